@@ -1,0 +1,128 @@
+"""`memory`: pages in a dict. The reference that other backends are compared with: obviously right."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
+from hicache_storage.storage import (
+    Capabilities,
+    HiCacheStorage,
+    PageInfo,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class MemorySettings(Settings):
+    """The config of `memory`."""
+
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """Payload and frame bytes to hold; a set beyond it is refused. None: as much as there is memory."""
+    timeout_s: PositiveSeconds = 30.0
+    """Every backend has it; nothing here can take long."""
+
+
+class MemoryStorage(HiCacheStorage):
+    """Pages of this process, until they are deleted. One lock, one dict a key space, no eviction."""
+
+    capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
+
+    def __init__(self, settings: MemorySettings | None = None) -> None:
+        self._settings = settings or MemorySettings()
+        self._lock = threading.Lock()
+        self._spaces: dict[KeySpace, dict[str, bytes]] = {}
+        self._nbytes = 0
+        self._refused = 0
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(MemorySettings.parse("memory", config))
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        with self._lock:
+            self._spaces.setdefault(space, {})
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self.ensure_open()
+        stored = self._spaces.get(space, {})
+        return [page_hash in stored for page_hash in hashes]
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self.ensure_open()
+        stored = self._spaces.get(space, {})
+        return [
+            _copied(stored.get(page_hash), page)
+            for page_hash, page in zip(hashes, pages, strict=True)
+        ]
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self.ensure_open()
+        return [
+            self._set(space, page_hash, page.tobytes())
+            for page_hash, page in zip(hashes, pages, strict=True)
+        ]
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self.ensure_open()
+        with self._lock:
+            stored = self._spaces.get(space, {})
+            self._nbytes -= sum(len(stored.pop(page_hash, b"")) for page_hash in hashes)
+        return [True] * len(hashes)
+
+    def spaces(self) -> Iterator[KeySpace]:
+        self.ensure_open()
+        with self._lock:
+            return iter(list(self._spaces))
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        with self._lock:
+            stored = list(self._spaces.get(space, {}).items())
+        return iter([PageInfo(page_hash, len(data)) for page_hash, data in stored])
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        with self._lock:
+            return StorageStats(
+                pages=sum(map(len, self._spaces.values())),
+                nbytes=self._nbytes,
+                capacity_nbytes=self._settings.capacity_nbytes,
+                counters={"refused_no_space": self._refused},
+            )
+
+    def close(self) -> None:
+        super().close()
+        with self._lock:
+            self._spaces.clear()
+
+    def _set(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        with self._lock:
+            stored = self._spaces.setdefault(space, {})
+            nbytes = self._nbytes + len(data) - len(stored.get(page_hash, b""))
+            capacity = self._settings.capacity_nbytes
+            if capacity is not None and nbytes > capacity:
+                self._refused += 1
+                return False
+            stored[page_hash] = data
+            self._nbytes = nbytes
+            return True
+
+
+def _copied(data: bytes | None, page: Page) -> bool:
+    if data is None or len(data) != page.nbytes:
+        return False
+    page.copy_from(data)
+    return True

@@ -1,0 +1,77 @@
+"""Every exception that the SDK raises, each named for what the caller can do about it.
+
+    HiCacheError
+    ├── ConfigError (ValueError)              change the configuration
+    ├── UnknownBackend (LookupError)          choose another name
+    ├── BackendNotInstalled (ImportError)     install the extra that it names
+    ├── StorageUnavailable (ConnectionError)  treat it as a miss, try again later
+    ├── StorageTimeout (TimeoutError)         treat it as a miss, try again later
+    ├── StorageClosed (RuntimeError)          open a new storage
+    ├── UnsupportedOperation                  look at the capabilities first
+    └── CorruptPage                           treat it as a miss, delete the page
+
+A miss is none of these: it is `False`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class HiCacheError(Exception):
+    """The root of all errors of this package."""
+
+
+class ConfigError(HiCacheError, ValueError):
+    """A configuration is wrong. The message names the field, never a secret."""
+
+
+class UnknownBackend(HiCacheError, LookupError):
+    """No backend has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        choices = sorted(known)
+        super().__init__(f"unknown storage backend {name!r}{did_you_mean(name, choices)}")
+
+
+class BackendNotInstalled(HiCacheError, ImportError):
+    """The backend exists, but a library that it needs does not."""
+
+
+class StorageUnavailable(HiCacheError, ConnectionError):
+    """The store cannot be reached."""
+
+
+class StorageTimeout(HiCacheError, TimeoutError):
+    """The store was reached and did not answer in time."""
+
+
+class StorageClosed(HiCacheError, RuntimeError):
+    """The storage was closed; nothing but `close` may be called on it."""
+
+
+class UnsupportedOperation(HiCacheError):
+    """The storage does not declare the capability that this operation needs."""
+
+
+class CorruptPage(HiCacheError):
+    """A stored page is not the one that was asked for.
+
+    `reason` is one of `corrupt`, `wrong_key`, `wrong_size`: the names of the page store's counters.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+def did_you_mean(name: str, choices: list[str]) -> str:
+    """The end of a message about an unknown name: the nearest choice, or all of them."""
+    close = difflib.get_close_matches(name, choices, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; choose one of {', '.join(choices)}" if choices else ""

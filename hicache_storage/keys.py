@@ -1,0 +1,318 @@
+"""The identity of a page: chained prefix hashes and key spaces.
+
+A page is addressed by (key space, page hash). The hash names the tokens, the key space everything else
+that must be equal for two pages' bytes to be interchangeable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+import struct
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+_MAX_NARROW = 0xFFFFFFFF
+_MAX_TOKEN = 2**63 - 1
+_DIGEST_NBYTES = 32
+_PAGE_HASH = re.compile(r"(?:[0-9a-f]{2}){16,64}")
+
+
+# --- page hashes ---------------------------------------------------------------------------------
+
+
+def page_hashes(
+    tokens: Sequence[int] | np.ndarray[Any, Any],
+    page_tokens: int,
+    prior: str | None = None,
+    *,
+    bigram: bool = False,
+) -> list[str]:
+    """The chained SHA-256 of each page of `tokens`, byte-identical to SGLang 0.5.23.
+
+    Each page's digest covers the digest before it, so equal hashes mean equal prefixes. A last page
+    that is not full is hashed like any other. Integer arrays are fastest; a list costs its conversion.
+
+    Args:
+        tokens: Token ids, 0 to 2**63 - 1. A page with an id above 2**32 - 1 is hashed wide.
+        page_tokens: Tokens in a page.
+        prior: The hash of the page before the first one, or a `namespace_seed`.
+        bigram: Hash pairs of neighbouring tokens, as EAGLE-style servers do; n + 1 tokens make n units.
+
+    Raises:
+        ValueError: A token out of range, a page size below 1, or a prior that is no SHA-256.
+
+    Source: sglang/srt/mem_cache/cpp_utils/hash_binding.cpp.
+    """
+    if page_tokens < 1:
+        raise ValueError(f"page_tokens must be at least 1, not {page_tokens}")
+    digest = _prior_digest(prior)
+    words = _words(tokens)
+    if words.dtype.itemsize == 4:
+        return _narrow_hashes(words, page_tokens, digest, bigram=bigram)
+    return _mixed_hashes(words, page_tokens, digest, bigram=bigram)
+
+
+def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) -> str | None:
+    """The prior of a chain's first page for a LoRA adapter, an extra key or a tenant's salt.
+
+    None where neither is given. Source: sglang/srt/mem_cache/utils.py, `storage_namespace_seed`.
+    """
+    if extra_key is None and cache_salt is None:
+        return None
+    digest = hashlib.sha256(b"sglang-cache-namespace-v1")
+    for part in (extra_key, cache_salt):
+        if part is None:
+            digest.update(b"\0")
+        else:
+            text = part.encode()
+            digest.update(b"\1" + struct.pack("<Q", len(text)) + text)
+    return digest.hexdigest()
+
+
+def check_page_hashes(hashes: Sequence[str]) -> None:
+    """Refuse anything but 16 to 64 bytes in lowercase hex, so that no store meets a hostile key.
+
+    Raises:
+        ValueError: Names the first bad hash.
+    """
+    for page_hash in hashes:
+        if not _PAGE_HASH.fullmatch(page_hash):
+            raise ValueError(f"a page hash is 16 to 64 bytes in lowercase hex, not {page_hash!r}")
+
+
+def _prior_digest(prior: str | None) -> bytes:
+    try:
+        digest = bytes.fromhex(prior or "")
+    except ValueError:
+        digest = b"?"
+    if len(digest) not in (0, _DIGEST_NBYTES):
+        raise ValueError(f"prior must be a SHA-256 in hex, not {prior!r}")
+    return digest
+
+
+def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
+    """The tokens as little-endian words: 4 bytes wide where all of them fit, 8 where one does not."""
+    import numpy as np  # noqa: PLC0415 - `import hicache_storage` stays quick
+
+    if isinstance(tokens, (list, tuple)):
+        try:  # three times as quick as numpy's own conversion
+            return np.frombuffer(struct.pack(f"<{len(tokens)}I", *tokens), dtype="<u4")
+        except struct.error:
+            pass
+    array: npt.NDArray[Any] = np.ascontiguousarray(tokens)
+    if array.ndim != 1:
+        raise ValueError(f"tokens must be one-dimensional, not of shape {array.shape}")
+    if not array.size:
+        return array.astype("<u4")
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"tokens must be integers from 0 to 2**63 - 1, not {array.dtype}")
+    unsigned = array.view(f"u{array.itemsize}")  # one pass finds both ends: negatives become huge
+    largest = int(unsigned.max())
+    if largest > (_MAX_TOKEN if array.dtype.kind == "u" else np.iinfo(array.dtype).max):
+        raise ValueError("tokens must be integers from 0 to 2**63 - 1")
+    return unsigned.astype("<u4" if largest <= _MAX_NARROW else "<u8", copy=False)
+
+
+def _narrow_hashes(
+    words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
+) -> list[str]:
+    """One hashlib call a page, over one small buffer: the prior digest and the page's words."""
+    sha256, join = hashlib.sha256, b"".join
+    units = _units(words, bigram=bigram) if len(words) > int(bigram) else words[:0]
+    body = units.data.cast("B") if units.size else memoryview(b"")
+    page_nbytes = page_tokens * units.itemsize * (2 if bigram else 1)
+    digests: list[bytes] = []
+    for start in range(0, len(body), page_nbytes):
+        digest = sha256(join((digest, body[start : start + page_nbytes]))).digest()
+        digests.append(digest)
+    return [digest.hex() for digest in digests]
+
+
+def _mixed_hashes(
+    words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
+) -> list[str]:
+    """The same where some token needs 8 bytes: each page is wide or narrow for itself."""
+    overlap = int(bigram)  # a bigram page ends with the first token of the next
+    hashes: list[str] = []
+    for start in range(0, len(words) - overlap, page_tokens):
+        page = words[start : start + page_tokens + overlap]
+        wide = int(page.max()) > _MAX_NARROW
+        body = _units(page if wide else page.astype("<u4"), bigram=bigram).tobytes()
+        digest = hashlib.sha256(digest + (b"\xff" if wide else b"") + body).digest()
+        hashes.append(digest.hex())
+    return hashes
+
+
+def _units(words: npt.NDArray[Any], *, bigram: bool) -> npt.NDArray[Any]:
+    """The logical units that a page counts, one a row: words, or pairs of neighbouring words."""
+    import numpy as np  # noqa: PLC0415
+
+    if not bigram:
+        return words
+    return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(words, 2))
+
+
+# --- key spaces ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """The rectangle of the model that a page's bytes hold: what they are, never who wrote them."""
+
+    layers: tuple[int, int]
+    """[start, end), absolute layer numbers."""
+    heads: tuple[int, int] | None = None
+    """[start, end) of KV heads; None where every rank holds the same bytes (MLA)."""
+    context: tuple[int, int] | None = None
+    """(rank, size) under context parallelism."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _range("layers", self.layers))
+        if self.heads is not None:
+            object.__setattr__(self, "heads", _range("heads", self.heads))
+        if self.context is not None:
+            rank, size = _pair("context", self.context)
+            if not 0 <= rank < size:
+                raise ValueError(
+                    f"context must be (rank, size) with rank < size, not {(rank, size)}"
+                )
+            object.__setattr__(self, "context", (rank, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySpace:
+    """Everything that must be equal for two pages' bytes to be interchangeable, the hash aside.
+
+    Any difference in any field is a different `id`, and every page of a key space has exactly
+    `stored_nbytes` bytes.
+    """
+
+    model: str
+    """Id as served, e.g. "meta-llama/Llama-3.1-8B-Instruct"."""
+    dtype: str
+    """Logical: "bfloat16", "float8_e4m3fn"; never the uint8 that it is stored as."""
+    layout: str
+    """Byte order inside a page: "layer_first", "page_first", "page_first_direct", "page_head"."""
+    page_tokens: int
+    page_nbytes: int
+    """Payload bytes of one page."""
+    shard: Shard
+    pool: str = "kv"
+    revision: str = ""
+    """Weights revision or fingerprint."""
+    tenant: str = ""
+    """Isolation domain."""
+    frame_nbytes: int = 0
+    """Bytes of the header in front of the payload; 0 where pages are stored bare."""
+
+    def __post_init__(self) -> None:
+        for name in ("model", "dtype", "layout", "pool", "revision", "tenant"):
+            _check_text(name, getattr(self, name), required=name not in ("revision", "tenant"))
+        for name, least in (("page_tokens", 1), ("page_nbytes", 1), ("frame_nbytes", 0)):
+            value = _whole(name, getattr(self, name))
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+            object.__setattr__(self, name, value)
+        if not isinstance(cast("Any", self.shard), Shard):
+            raise TypeError(f"shard must be a Shard, not {type(self.shard).__name__}")
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of one page as a storage sees it: frame and payload."""
+        return self.frame_nbytes + self.page_nbytes
+
+    @property
+    def id(self) -> str:
+        """32 hex digits that differ wherever any field differs; safe in any path, key or URL."""
+        return _space_id(self)
+
+    def manifest(self) -> dict[str, Any]:
+        """All fields, ready for JSON. `from_manifest` is the inverse."""
+        shard = {field.name: _jsonable(getattr(self.shard, field.name)) for field in fields(Shard)}
+        names = (field.name for field in fields(KeySpace) if field.name != "shard")
+        return {**{name: getattr(self, name) for name in names}, "shard": shard}
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> KeySpace:
+        """The key space that a manifest describes.
+
+        Raises:
+            ValueError: A field is missing, unknown or wrong.
+        """
+        try:
+            shard = {name: _tupled(value) for name, value in manifest["shard"].items()}
+            rest = {name: value for name, value in manifest.items() if name != "shard"}
+            return cls(shard=Shard(**shard), **rest)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the manifest of a key space: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _space_id(space: KeySpace) -> str:
+    digest = hashlib.sha256(b"hicache-key-space-v1")
+    for owner in (space, space.shard):
+        for field in fields(owner):
+            if field.name != "shard":
+                digest.update(_encoded(field.name) + _encoded(getattr(owner, field.name)))
+    return digest.hexdigest()[:32]
+
+
+def _encoded(value: str | int | tuple[int, ...] | None) -> bytes:
+    """A type tag, a length and the value: no two values share an encoding, alone or in a row."""
+    if isinstance(value, tuple):
+        body = b"".join(_encoded(item) for item in value)
+        return b"t" + struct.pack("<Q", len(body)) + body
+    tag = {type(None): b"n", int: b"i", str: b"s"}[type(value)]
+    body = b"" if value is None else str(value).encode()
+    return tag + struct.pack("<Q", len(body)) + body
+
+
+def _check_text(name: str, value: object, *, required: bool) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {type(value).__name__}")
+    if required and not value:
+        raise ValueError(f"{name} must not be empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be text that UTF-8 can hold, not {value!r}") from error
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not a bool")
+    try:
+        return operator.index(cast("Any", value))
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from error
+
+
+def _pair(name: str, value: object) -> tuple[int, int]:
+    if not isinstance(value, (tuple, list)) or len(cast("Any", value)) != 2:
+        raise TypeError(f"{name} must be a pair of integers, not {value!r}")
+    first, second = cast("tuple[object, object]", value)
+    return _whole(name, first), _whole(name, second)
+
+
+def _range(name: str, value: object) -> tuple[int, int]:
+    start, end = _pair(name, value)
+    if not 0 <= start < end:
+        raise ValueError(f"{name} must be [start, end) with 0 <= start < end, not {(start, end)}")
+    return start, end
+
+
+def _jsonable(value: tuple[int, int] | None) -> list[int] | None:
+    return None if value is None else list(value)
+
+
+def _tupled(value: object) -> Any:
+    return tuple(cast("list[int]", value)) if isinstance(value, list) else value

@@ -1,0 +1,116 @@
+"""A page: the bytes of one page of KV cache, wherever they lie in host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    import torch
+    from typing_extensions import Buffer
+
+    HostBuffer: TypeAlias = "Buffer | np.ndarray[Any, Any] | torch.Tensor"
+    """Contiguous host memory: memoryview, bytearray, numpy array, torch CPU tensor."""
+
+
+class Page:
+    """One page in host memory: contiguous byte segments in stored order (a scatter/gather list).
+
+    A page borrows memory and never copies it on its own: the buffers given to it must outlive it, and
+    stay whole for as long as a storage call that was handed the page is running. Empty buffers
+    contribute no segment.
+
+    Raises:
+        TypeError: A buffer that is no buffer, or does not lie in host memory.
+        ValueError: A buffer that is not C-contiguous.
+    """
+
+    __slots__ = ("_addresses", "nbytes", "segments")
+
+    segments: tuple[memoryview, ...]
+    nbytes: int
+
+    def __init__(self, *segments: HostBuffer) -> None:
+        views = [_bytes_of(segment) for segment in segments]
+        self.segments = tuple(view for view in views if view.nbytes)
+        self.nbytes = sum(view.nbytes for view in self.segments)
+        self._addresses: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def addresses(self) -> tuple[tuple[int, int], ...]:
+        """(address, nbytes) of each segment, for RDMA and native I/O. Valid while the buffers live."""
+        if self._addresses is None:
+            self._addresses = tuple((address_of(view), view.nbytes) for view in self.segments)
+        return self._addresses
+
+    def tobytes(self) -> bytes:
+        """The page in one piece: one copy, for stores that take one blob."""
+        return b"".join(self.segments)
+
+    def copy_from(self, data: HostBuffer) -> None:
+        """Fill the page from one piece.
+
+        Raises:
+            ValueError: `data` has another length than the page. Nothing was written then.
+        """
+        source = _bytes_of(data)
+        if source.nbytes != self.nbytes:
+            raise ValueError(f"a page of {self.nbytes} bytes cannot take {source.nbytes} bytes")
+        start = 0
+        for segment in self.segments:
+            end = start + segment.nbytes
+            segment[:] = source[start:end]
+            start = end
+
+    def __repr__(self) -> str:
+        return f"Page({self.nbytes} bytes in {len(self.segments)} segments)"
+
+
+def address_of(view: memoryview) -> int:
+    """The address of the first byte of a non-empty contiguous view, writable or not."""
+    if view.readonly:
+        import numpy as np  # noqa: PLC0415 - only read-only pages pay for it
+
+        return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _bytes_of(buffer: HostBuffer) -> memoryview:
+    """`buffer` as a flat view of bytes, without a copy."""
+    if (
+        type(buffer) is memoryview
+        and buffer.format == "B"
+        and buffer.ndim == 1
+        and buffer.c_contiguous
+    ):
+        return buffer
+    try:
+        view = memoryview(cast("Buffer", buffer))
+    except (TypeError, ValueError, BufferError):
+        view = memoryview(_unusual_bytes(buffer))
+    if not view.c_contiguous:
+        raise ValueError("a page segment must be C-contiguous; pass one segment per contiguous run")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _unusual_bytes(buffer: Any) -> Buffer:
+    """Bytes of tensors, and of arrays whose dtype has no buffer format (ml_dtypes' bfloat16)."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(buffer, torch.Tensor):
+        if buffer.device.type != "cpu":
+            raise TypeError(f"a page lies in host memory; this tensor is on {buffer.device}")
+        if not buffer.is_contiguous():
+            raise ValueError("a page segment must be C-contiguous; this tensor is not")
+        flat: Buffer = buffer.detach().flatten().view(torch.uint8).numpy()
+        return flat
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(buffer, numpy.ndarray):
+        if not buffer.flags.c_contiguous:
+            raise ValueError("a page segment must be C-contiguous; this array is not")
+        array: Buffer = buffer.reshape(-1).view(numpy.uint8)
+        return array
+    raise TypeError(f"a page segment must be a buffer, not {type(buffer).__name__}")

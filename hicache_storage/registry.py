@@ -1,0 +1,129 @@
+"""From a backend's name to a storage: built-ins, installed distributions, `dynamic`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, cast
+
+from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
+from hicache_storage.storage import HiCacheStorage
+
+ENTRY_POINT_GROUP = "hicache_storage.backends"
+DYNAMIC = "dynamic"
+_DYNAMIC_FIELDS = ("backend_name", "module_path", "class_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A name that a storage can be opened by, and where its class is."""
+
+    name: str
+    target: str
+    """`module:Class`, imported when the backend is opened and not before."""
+    distribution: str
+    extra: str | None = None
+    """The extra of `distribution` that brings what the backend needs."""
+
+    def load(self) -> type[HiCacheStorage]:
+        """Import the class.
+
+        Raises:
+            BackendNotInstalled: A library that it needs is missing; the message says what to install.
+            ConfigError: The target is no storage class.
+        """
+        module, _, name = self.target.partition(":")
+        try:
+            return _storage_class(importlib.import_module(module), name)
+        except ImportError as error:
+            wanted = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
+            raise BackendNotInstalled(
+                f"backend {self.name!r} needs {error.name or error}, which is not installed:"
+                f' pip install "{wanted}"'
+            ) from error
+
+
+_BUILT_INS = {
+    backend.name: backend
+    for backend in (
+        Backend("memory", "hicache_backends.memory:MemoryStorage", "hicache-storage"),
+        Backend("file", "hicache_backends.file:FileStorage", "hicache-storage"),
+    )
+}
+
+
+def backends() -> dict[str, Backend]:
+    """Every backend that can be named, built-ins first. Nothing is imported.
+
+    Raises:
+        ConfigError: Two distributions claim one name, or one claims a built-in's.
+    """
+    found = dict(_BUILT_INS)
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        owner = entry.dist.name if entry.dist else "an unknown distribution"
+        taken = found.get(entry.name)
+        if taken is not None and (taken.target, taken.distribution) != (entry.value, owner):
+            raise ConfigError(
+                f"backend {entry.name!r} is claimed by both {taken.distribution} and {owner}:"
+                " uninstall one of them"
+            )
+        extra = entry.extras[0] if entry.extras else None
+        target = entry.value.partition("[")[0].strip()
+        found[entry.name] = Backend(entry.name, target, owner, extra)
+    return found
+
+
+def open_storage(name: str, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
+    """Open the storage `name` as `config` says; the caller closes it.
+
+    `dynamic` takes `backend_name`, `module_path` and `class_name` as SGLang does, and the backend's own
+    fields under `config` or beside them.
+
+    Raises:
+        UnknownBackend: No such name; the message has the nearest one.
+        BackendNotInstalled: The message says what to install.
+        ConfigError: A field is wrong, missing or unknown.
+        StorageUnavailable: The store cannot be reached.
+    """
+    fields = dict(config or {})
+    if name == DYNAMIC:
+        return _dynamic_class(fields).from_config(_dynamic_config(fields))
+    known = backends()
+    if name not in known:
+        raise UnknownBackend(name, [*known, DYNAMIC])
+    return known[name].load().from_config(fields)
+
+
+def _dynamic_class(fields: Mapping[str, Any]) -> type[HiCacheStorage]:
+    missing = [name for name in _DYNAMIC_FIELDS if not isinstance(fields.get(name), str)]
+    if missing:
+        raise ConfigError(f"{DYNAMIC}: {missing[0]}: this field is required, as a string")
+    name, module_path, class_name = (fields[name] for name in _DYNAMIC_FIELDS)
+    try:
+        module = importlib.import_module(module_path)
+    except ImportError as error:
+        raise BackendNotInstalled(
+            f"{DYNAMIC}: module_path {module_path!r} of backend {name!r} cannot be imported: {error}"
+        ) from error
+    return _storage_class(module, class_name)
+
+
+def _dynamic_config(fields: Mapping[str, Any]) -> dict[str, Any]:
+    beside = {
+        key: value for key, value in fields.items() if key not in (*_DYNAMIC_FIELDS, "config")
+    }
+    below = fields.get("config", {})
+    if not isinstance(below, Mapping):
+        raise ConfigError(f"{DYNAMIC}: config: must be an object, not {type(below).__name__}")
+    return {**beside, **cast("Mapping[str, Any]", below)}
+
+
+def _storage_class(module: Any, name: str) -> type[HiCacheStorage]:
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, HiCacheStorage)):
+        raise ConfigError(
+            f"{module.__name__}:{name} is no storage: name a subclass of HiCacheStorage"
+        )
+    return found
