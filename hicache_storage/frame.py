@@ -1,4 +1,4 @@
-"""The header that the page store puts in front of a page, and the proof that a page is the one asked for.
+"""The header in front of a stored page, and the proof that a page read is the one asked for.
 
     offset  bytes  field
     0       4      magic "HiKV"

@@ -1,0 +1,70 @@
+"""How long a prefix is usable when several pools must all have their part of it.
+
+Source of the policies: sglang/srt/mem_cache/hicache_storage.py, `PoolHitPolicy`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+
+
+class HitPolicy(enum.Enum):
+    """Which pages of a pool a prefix needs."""
+
+    ALL_PAGES = "all_pages"
+    """Every page: attention KV, draft KV, indexers."""
+    TRAILING_PAGES = "trailing_pages"
+    """The last `window_pages` only: sliding windows, Mamba states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A pool of a request's pages as the page store sees it: target, draft and side pools alike."""
+
+    space: KeySpace
+    """As the engine knows it: bare, without a frame."""
+    hit_policy: HitPolicy = HitPolicy.ALL_PAGES
+    window_pages: int = 1
+    """For TRAILING_PAGES: how many pages in front of the prefix's end are needed."""
+
+    def __post_init__(self) -> None:
+        if self.space.frame_nbytes:
+            raise ValueError("a pool's key space is bare: the page store adds the frame")
+        if self.window_pages < 1:
+            raise ValueError(f"window_pages must be at least 1, not {self.window_pages}")
+
+
+def usable_lengths(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> list[bool]:
+    """For each prefix length from 0 to n: can it be used in every pool?
+
+    `present[p][i]` tells whether pool p has page i; each has n items. Length 0 is always usable. A list
+    and not a number, because with a trailing pool 5 pages can be usable where 4 are not.
+    """
+    if not pools:
+        raise ValueError("a prefix needs at least one pool")
+    pages = len(present[0])
+    usable = [True] * (pages + 1)
+    for pool, there in zip(pools, present, strict=True):
+        if pool.hit_policy is HitPolicy.ALL_PAGES:
+            first_missing = there.index(False) if False in there else pages
+            usable[first_missing + 1 :] = [False] * (pages - first_missing)
+        else:
+            missing_before = list(accumulate((not page for page in there), initial=0))
+            for end in range(1, pages + 1):
+                start = max(0, end - pool.window_pages)
+                usable[end] = usable[end] and missing_before[end] == missing_before[start]
+    return usable
+
+
+def usable_prefix(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> int:
+    """The longest prefix, in pages, that is usable in every pool."""
+    usable = usable_lengths(pools, present)
+    return len(usable) - 1 - usable[::-1].index(True)

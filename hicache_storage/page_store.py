@@ -1,0 +1,430 @@
+"""The layer between engines and storages: what every backend needs, written once.
+
+Frames and checksums, hit policies over several pools, splitting and parallelism, one deadline a call, a
+circuit breaker, and counters by reason. A failure is a counted miss: no method raises because of what a
+store did.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
+
+from hicache_storage.breaker import CircuitBreaker
+from hicache_storage.errors import (
+    CorruptPage,
+    HiCacheError,
+    StorageClosed,
+    StorageTimeout,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
+from hicache_storage.frame import check_frame, frame_nbytes, write_frame
+from hicache_storage.hit_policy import Pool, usable_lengths, usable_prefix
+from hicache_storage.keys import check_page_hashes
+from hicache_storage.page import Page
+from hicache_storage.transfer import Match, Outcome, Verdict
+from hicache_storage.workers import Workers, when_all_done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+    from typing import TypeAlias
+
+    from hicache_storage.frame import FramedPage
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import HostBuffer
+    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.transfer import Transfer
+
+    Piece: TypeAlias = Callable[[KeySpace, Sequence[str], Sequence[FramedPage]], list[Verdict]]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Below this a block of a batch is not worth a second thread.
+_LEAST_BLOCK_NBYTES = 256 << 10
+# Pages are checked while they are still in the processor's cache, and bounced in bounded memory.
+_PIECE_NBYTES = 8 << 20
+
+
+_STORE_FAILED = frozenset({Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.ERROR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageStoreSettings:
+    """How a page store treats its storage."""
+
+    checksum: Literal["xxh3", "none"] = "xxh3"
+    """With "none" the identity and length of a page are still checked."""
+    timeout_s: float = 10.0
+    """The deadline of a call, everything included."""
+    parallelism: int | None = None
+    """Concurrent calls to the storage in each direction; None: what the storage declares."""
+    breaker_failures: int = 3
+    """Failed calls in a row after which the store is left alone."""
+    breaker_cooldown_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.checksum not in ("xxh3", "none"):
+            raise ValueError(f"checksum must be 'xxh3' or 'none', not {self.checksum!r}")
+        for name in ("timeout_s", "parallelism", "breaker_failures", "breaker_cooldown_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+
+
+class PageStore:
+    """Pages of any number of pools in one storage. Thread-safe; does not own the storage.
+
+    Reads and writes have threads of their own, so that a backlog of one never delays the other.
+    """
+
+    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings | None = None) -> None:
+        self.storage = storage
+        self.settings = settings or PageStoreSettings()
+        self.frame_nbytes = frame_nbytes(storage.capabilities.alignment)
+        self.breaker = CircuitBreaker(
+            failures=self.settings.breaker_failures, cooldown_s=self.settings.breaker_cooldown_s
+        )
+        self._parallelism = self.settings.parallelism or storage.capabilities.parallelism
+        self._readers = Workers("hicache-read", self._parallelism)
+        self._writers = Workers("hicache-write", self._parallelism)
+        self._framed: dict[KeySpace, KeySpace] = {}
+        self._counters: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def open_space(self, space: KeySpace) -> None:
+        """Make `space` known. Before its first use; idempotent.
+
+        Raises:
+            ValueError: The space has a frame already.
+            UnsupportedOperation: Its pages are larger than the storage takes.
+            StorageUnavailable, StorageTimeout: The store does not answer.
+        """
+        Pool(space=space)
+        framed = replace(space, frame_nbytes=self.frame_nbytes)
+        limit = self.storage.capabilities.max_page_nbytes
+        if limit is not None and framed.stored_nbytes > limit:
+            raise UnsupportedOperation(
+                f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
+                f" {framed.stored_nbytes}: use a smaller page size"
+            )
+        future = self._writers.submit(lambda: self.storage.open_space(framed))
+        try:
+            future.result(self.settings.timeout_s)
+        except TimeoutError as error:
+            future.cancel()
+            raise StorageTimeout(
+                f"the store did not open a key space within {self.settings.timeout_s} s"
+            ) from error
+        self._framed[space] = framed
+
+    def match(self, hashes: Sequence[str], pools: Sequence[Pool]) -> Match:
+        """The longest prefix of `hashes` that the storage says it has in every pool.
+
+        Pools are asked one after another, each only for the prefix that those before it left.
+        """
+        check_page_hashes(hashes)
+        deadline_s = time.monotonic() + self.settings.timeout_s
+        prefix = len(hashes)
+        present: list[list[bool]] = []
+        for number, pool in enumerate(pools, start=1):
+            asked = hashes[:prefix]
+            there = self._exists(self._known(pool.space), asked, deadline_s)
+            present.append(there + [False] * (len(hashes) - len(asked)))
+            prefix = usable_prefix(pools[:number], present)
+        return Match(prefix, usable_lengths(pools, present), present)
+
+    def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        """Read pages and prove each of them. Only an OK page holds what was asked for.
+
+        Pages that turn out to be wrong are deleted, so that the next save heals them.
+
+        Raises:
+            ValueError: A transfer that does not fit its key space, or a malformed hash.
+        """
+        return self._run(transfers, self._load_piece, self._readers, "load", timeout_s)
+
+    def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        """Frame and store pages. The payloads must not change until `settled` is done.
+
+        Raises:
+            ValueError: A transfer that does not fit its key space, or a malformed hash.
+        """
+        return self._run(transfers, self._save_piece, self._writers, "save", timeout_s)
+
+    def register_buffer(self, buffer: HostBuffer) -> None:
+        """Announce host memory that pages and headers live in."""
+        self.storage.register_buffer(buffer)
+
+    def unregister_buffer(self, buffer: HostBuffer) -> None:
+        """The end of `register_buffer`."""
+        self.storage.unregister_buffer(buffer)
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start: `{load,save}_{verdict}` pages, bytes, healed pages, trips."""
+        with self._lock:
+            counters = dict(self._counters)
+        return {**counters, "breaker_opened": self.breaker.times_opened}
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the threads; the storage stays open. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline_s = time.monotonic() + timeout_s
+        for workers in (self._readers, self._writers):
+            if not workers.close(max(0.0, deadline_s - time.monotonic())):
+                logger.warning("a storage call still runs after %.0f s: left behind", timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- one call: admitted by the breaker, split into blocks, awaited until its deadline ------------
+
+    def _run(
+        self,
+        transfers: Sequence[Transfer],
+        piece: Piece,
+        workers: Workers,
+        counted_as: str,
+        timeout_s: float | None,
+    ) -> Outcome:
+        deadline_s = time.monotonic() + (timeout_s or self.settings.timeout_s)
+        for transfer in transfers:
+            self._check(transfer)
+        if not self.breaker.admit():
+            return self._turned_away(transfers, counted_as)
+        blocks = [self._submit(transfer, piece, workers, deadline_s) for transfer in transfers]
+        _await([future for futures in blocks for _, future in futures], deadline_s)
+        verdicts = [
+            [verdict for size, future in futures for verdict in _verdicts(future, size)]
+            for futures in blocks
+        ]
+        failed = any(verdict in _STORE_FAILED for per in verdicts for verdict in per)
+        self.breaker.record(succeeded=not failed)
+        self._count(counted_as, transfers, verdicts)
+        return Outcome(verdicts, when_all_done([f for futures in blocks for _, f in futures]))
+
+    def _submit(
+        self, transfer: Transfer, piece: Piece, workers: Workers, deadline_s: float
+    ) -> list[tuple[int, Future[list[Verdict]]]]:
+        """Queue the blocks of one transfer: the number of pages of each, and its verdicts to come."""
+        framed = self._known(transfer.space)
+        step = self._piece_pages(framed)
+
+        def block(part: slice) -> list[Verdict]:
+            hashes, pages = transfer.hashes[part], transfer.pages[part]
+            verdicts: list[Verdict] = []
+            for cut in _cuts(len(hashes), step):
+                if time.monotonic() > deadline_s:  # nobody waits any more: let the pages go
+                    return verdicts + [Verdict.TIMEOUT] * (len(hashes) - len(verdicts))
+                verdicts += piece(framed, hashes[cut], pages[cut])
+            return verdicts
+
+        cuts = _cuts(len(transfer.hashes), self._block_pages(framed, len(transfer.hashes)))
+        return [(part.stop - part.start, workers.submit(partial(block, part))) for part in cuts]
+
+    def _exists(self, framed: KeySpace, hashes: Sequence[str], deadline_s: float) -> list[bool]:
+        if not hashes or not self.breaker.admit():
+            return [False] * len(hashes)
+        parts = list(_cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes)))
+        futures = [
+            self._readers.submit(partial(self._exists_part, framed, hashes[part])) for part in parts
+        ]
+        _await(futures, deadline_s)
+        answers = [_answer(future) for future in futures]
+        self.breaker.record(succeeded=None not in answers)
+        with self._lock:
+            self._counters["match_failed"] += answers.count(None)
+        there: list[bool] = []
+        for part, answer in zip(parts, answers, strict=True):
+            there += answer or [False] * (part.stop - part.start)
+        return there
+
+    def _exists_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return _strict(self.storage.batch_exists(framed, hashes), len(hashes))
+
+    # --- one piece of a block, on a worker thread ----------------------------------------------------
+
+    def _load_piece(
+        self, framed: KeySpace, hashes: Sequence[str], pages: Sequence[FramedPage]
+    ) -> list[Verdict]:
+        stored = [page.stored for page in pages]
+        landing = self._landing(framed, stored)
+        found = _strict(self.storage.batch_get(framed, hashes, landing), len(hashes))
+        verdicts: list[Verdict] = []
+        for hit, page_hash, page, whole, landed in zip(
+            found, hashes, pages, stored, landing, strict=True
+        ):
+            if hit and landed is not whole:
+                whole.copy_from(landed.segments[0])
+            verdicts.append(self._proved(framed, page_hash, page) if hit else Verdict.MISS)
+        self._heal(framed, hashes, verdicts)
+        return verdicts
+
+    def _save_piece(
+        self, framed: KeySpace, hashes: Sequence[str], pages: Sequence[FramedPage]
+    ) -> list[Verdict]:
+        checksum = self.settings.checksum == "xxh3"
+        for page_hash, page in zip(hashes, pages, strict=True):
+            write_frame(page, framed, page_hash, checksum=checksum)
+        stored = [page.stored for page in pages]
+        landing = self._landing(framed, stored)
+        for whole, bounced in zip(stored, landing, strict=True):
+            if bounced is not whole:
+                _gather(whole, bounced.segments[0])
+        taken = _strict(self.storage.batch_set(framed, hashes, landing), len(hashes))
+        return [Verdict.OK if ok else Verdict.REFUSED for ok in taken]
+
+    def _landing(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
+        """The pages as the storage wants them: their own segments, or one bounce buffer each."""
+        if self.storage.capabilities.scatter_gather:
+            return stored
+        nbytes = framed.stored_nbytes
+        bounce = memoryview(bytearray(nbytes * len(stored)))
+        return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
+
+    def _proved(self, framed: KeySpace, page_hash: str, page: FramedPage) -> Verdict:
+        try:
+            check_frame(page, framed, page_hash, checksum=self.settings.checksum == "xxh3")
+        except CorruptPage as error:
+            logger.warning("a stored page is wrong and will be deleted: %s", error)
+            return Verdict(error.reason)
+        return Verdict.OK
+
+    def _heal(self, framed: KeySpace, hashes: Sequence[str], verdicts: list[Verdict]) -> None:
+        """Delete what was proved wrong: stores that keep the first bytes would keep it for ever."""
+        wrong = [
+            page_hash
+            for page_hash, verdict in zip(hashes, verdicts, strict=True)
+            if verdict not in (Verdict.OK, Verdict.MISS)
+        ]
+        if not wrong:
+            return
+        try:
+            deleted = _strict(self.storage.batch_delete(framed, wrong), len(wrong))
+        except Exception:
+            logger.warning("%d wrong pages could not be deleted", len(wrong), exc_info=True)
+            return
+        with self._lock:
+            self._counters["wrong_pages_deleted"] += sum(deleted)
+
+    # --- small parts ---------------------------------------------------------------------------------
+
+    def _known(self, space: KeySpace) -> KeySpace:
+        try:
+            return self._framed[space]
+        except KeyError:
+            raise ValueError(
+                f"key space of pool {space.pool!r} is not open: call open_space first"
+            ) from None
+
+    def _check(self, transfer: Transfer) -> None:
+        self._known(transfer.space)
+        check_page_hashes(transfer.hashes)
+        if len(transfer.pages) != len(transfer.hashes):
+            raise ValueError(f"{len(transfer.hashes)} hashes but {len(transfer.pages)} pages")
+        wanted = (self.frame_nbytes, transfer.space.page_nbytes)
+        for page in transfer.pages:
+            if (len(page.header), page.payload.nbytes) != wanted:
+                raise ValueError(
+                    f"pool {transfer.space.pool!r} needs a header of {wanted[0]} bytes and a payload of"
+                    f" {wanted[1]}, not {len(page.header)} and {page.payload.nbytes}"
+                )
+
+    def _block_pages(self, framed: KeySpace, pages: int) -> int:
+        """One block a thread, unless blocks would be too small or larger than the store takes."""
+        even = -(-pages // self._parallelism)
+        least = -(-_LEAST_BLOCK_NBYTES // framed.stored_nbytes)
+        return max(1, min(self.storage.capabilities.max_batch or pages, max(even, least)))
+
+    def _piece_pages(self, framed: KeySpace) -> int:
+        """How much of a block goes to the storage in one call."""
+        bounces = not self.storage.capabilities.scatter_gather
+        if self.settings.checksum == "none" and not bounces:
+            return self.storage.capabilities.max_batch or (1 << 30)
+        return max(1, _PIECE_NBYTES // framed.stored_nbytes)
+
+    def _turned_away(self, transfers: Sequence[Transfer], counted_as: str) -> Outcome:
+        verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for transfer in transfers]
+        self._count(counted_as, transfers, verdicts)
+        return Outcome(verdicts, when_all_done([]))
+
+    def _count(
+        self, name: str, transfers: Sequence[Transfer], verdicts: list[list[Verdict]]
+    ) -> None:
+        with self._lock:
+            for transfer, per_page in zip(transfers, verdicts, strict=True):
+                for verdict, pages in Counter(per_page).items():
+                    self._counters[f"{name}_{verdict.value}"] += pages
+                    if verdict is Verdict.OK:
+                        self._counters[f"{name}_nbytes"] += pages * transfer.space.page_nbytes
+
+
+def _gather(source: Page, target: memoryview) -> None:
+    start = 0
+    for segment in source.segments:
+        target[start : start + segment.nbytes] = segment
+        start += segment.nbytes
+
+
+def _cuts(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def _await(futures: Sequence[Future[T]], deadline_s: float) -> None:
+    """Wait for all of them until the deadline; what has not begun by then never does."""
+    for future in wait(futures, max(0.0, deadline_s - time.monotonic())).not_done:
+        future.cancel()
+
+
+def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:
+    if not future.done() or future.cancelled():
+        return [Verdict.TIMEOUT] * pages
+    error = future.exception()
+    return future.result() if error is None else [_blame(error)] * pages
+
+
+def _answer(future: Future[list[bool]]) -> list[bool] | None:
+    if not future.done() or future.cancelled():
+        return None
+    error = future.exception()
+    if error is not None:
+        _blame(error)
+        return None
+    return future.result()
+
+
+def _blame(error: BaseException) -> Verdict:
+    """The verdict for whatever a storage raised."""
+    if isinstance(error, StorageTimeout):
+        return Verdict.TIMEOUT
+    if isinstance(error, StorageUnavailable):
+        return Verdict.UNAVAILABLE
+    expected = isinstance(error, (StorageClosed, HiCacheError))
+    logger.warning("a storage call failed: %s", error, exc_info=None if expected else error)
+    return Verdict.ERROR
+
+
+def _strict(results: Sequence[object], length: int) -> list[bool]:
+    """A storage's answers, where only a real True is one.
+
+    Raises:
+        ValueError: There are not as many answers as questions: none of them can be trusted.
+    """
+    if len(results) != length:
+        raise ValueError(f"the storage gave {len(results)} answers to {length} questions")
+    return [result is True for result in results]
