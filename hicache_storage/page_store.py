@@ -8,7 +8,6 @@ store did.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter
 from concurrent.futures import wait
@@ -17,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from hicache_storage.breaker import CircuitBreaker
+from hicache_storage.counters import Counters
 from hicache_storage.errors import (
     CorruptPage,
     HiCacheError,
@@ -98,8 +98,7 @@ class PageStore:
         self._readers = Workers("hicache-read", self._parallelism)
         self._writers = Workers("hicache-write", self._parallelism)
         self._framed: dict[KeySpace, KeySpace] = {}
-        self._counters: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._counters = Counters()
         self._closed = False
 
     def open_space(self, space: KeySpace) -> None:
@@ -172,9 +171,7 @@ class PageStore:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: `{load,save}_{verdict}` pages, bytes, healed pages, trips."""
-        with self._lock:
-            counters = dict(self._counters)
-        return {**counters, "breaker_opened": self.breaker.times_opened}
+        return {**self._counters.snapshot(), "breaker_opened": self.breaker.times_opened}
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the threads; the storage stays open. Idempotent."""
@@ -247,8 +244,7 @@ class PageStore:
         _await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
         self.breaker.record(succeeded=None not in answers)
-        with self._lock:
-            self._counters["match_failed"] += answers.count(None)
+        self._counters.add("match_failed", answers.count(None))
         there: list[bool] = []
         for part, answer in zip(parts, answers, strict=True):
             there += answer or [False] * (part.stop - part.start)
@@ -319,8 +315,7 @@ class PageStore:
         except Exception:
             logger.warning("%d wrong pages could not be deleted", len(wrong), exc_info=True)
             return
-        with self._lock:
-            self._counters["wrong_pages_deleted"] += sum(deleted)
+        self._counters.add("wrong_pages_deleted", sum(deleted))
 
     # --- small parts ---------------------------------------------------------------------------------
 
@@ -366,12 +361,11 @@ class PageStore:
     def _count(
         self, name: str, transfers: Sequence[Transfer], verdicts: list[list[Verdict]]
     ) -> None:
-        with self._lock:
-            for transfer, per_page in zip(transfers, verdicts, strict=True):
-                for verdict, pages in Counter(per_page).items():
-                    self._counters[f"{name}_{verdict.value}"] += pages
-                    if verdict is Verdict.OK:
-                        self._counters[f"{name}_nbytes"] += pages * transfer.space.page_nbytes
+        for transfer, per_page in zip(transfers, verdicts, strict=True):
+            for verdict, pages in Counter(per_page).items():
+                self._counters.add(f"{name}_{verdict.value}", pages)
+            ok_nbytes = per_page.count(Verdict.OK) * transfer.space.page_nbytes
+            self._counters.add(f"{name}_nbytes", ok_nbytes)
 
 
 def _gather(source: Page, target: memoryview) -> None:

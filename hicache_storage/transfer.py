@@ -55,9 +55,13 @@ class Outcome:
 
     def arrived(self) -> int:
         """Leading pages that are OK in every transfer."""
+        whole = self.whole()
+        return whole.index(False) if False in whole else len(whole)
+
+    def whole(self) -> list[bool]:
+        """For each page: is it OK in every transfer?"""
         columns = zip(*self.verdicts, strict=True)
-        whole = (all(verdict is Verdict.OK for verdict in column) for column in columns)
-        return next((n for n, ok in enumerate(whole) if not ok), len(self.verdicts[0]))
+        return [all(verdict is Verdict.OK for verdict in column) for column in columns]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+# On a fresh machine `make demo` and `make test` do everything, set-up included.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick check lint format bench-file bench-page-hashes clean
+
+help: ## what there is to make
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@echo "setting up $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install 'pip>=25.1' && $(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.base
+	@echo "installing every extra and the development tools"
+	@$(PIP) install -c constraints.txt -e '.[all]' --group dev
+	@touch $@
+
+demo: $(VENV)/.base ## replay conversations over the file backend, every byte checked
+	@scratch=$$(mktemp -d) && trap "rm -r $$scratch" EXIT && \
+	$(BIN)/hicache replay --hicache-storage-backend file \
+	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
+
+test: $(VENV)/.all ## run all tests
+	@$(BIN)/python -m pytest
+
+quick: $(VENV)/.all ## run the tests that take less than tens of seconds
+	@$(BIN)/python -m pytest -q -m 'not slow'
+
+lint: $(VENV)/.all ## ruff, mypy and pyright
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
+
+check: lint test ## everything that a change must pass
+
+format: $(VENV)/.all ## let ruff format the code
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) $(VENV)-sglang .pytest_cache .mypy_cache .ruff_cache .hypothesis

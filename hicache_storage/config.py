@@ -1,0 +1,233 @@
+"""SGLang's own flags for choosing a storage, for any program: `add_arguments(parser)`.
+
+parser = argparse.ArgumentParser()
+add_arguments(parser)
+choice = StorageChoice.from_arguments(parser.parse_args())
+with choice.open() as storage:
+    ...
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from hicache_storage.storage import HiCacheStorage
+
+PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+
+_BACKEND = "--hicache-storage-backend"
+_EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags, with SGLang's names, defaults and meaning, in a group of their own."""
+    add = parser.add_argument_group("storage, as in SGLang").add_argument
+    add(_BACKEND, metavar="NAME", help="where pages are stored; `hicache backends` lists the names")
+    add(
+        _EXTRA_CONFIG,
+        metavar="JSON|@FILE",
+        help="the backend's config: JSON, or @ and a .json, .toml, .yaml or .yml file",
+    )
+    add(
+        "--hicache-storage-prefetch-policy",
+        choices=PREFETCH_POLICIES,
+        default="timeout",
+        help="how long a request waits for its pages (default: %(default)s)",
+    )
+    add(
+        "--hicache-write-policy",
+        choices=WRITE_POLICIES,
+        default="write_through",
+        help="when a page is written to the storage (default: %(default)s)",
+    )
+    add(
+        "--hicache-mem-layout",
+        choices=MEM_LAYOUTS,
+        default="page_first",
+        help="byte order inside a page (default: %(default)s)",
+    )
+    add(
+        "--page-size",
+        type=positive_int,
+        metavar="TOKENS",
+        help="tokens in a page (default: the engine's)",
+    )
+    add("--served-model-name", metavar="NAME", help="the model's name in keys")
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: 1, 2, 3, ..."""
+    import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
+
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageChoice:
+    """What the flags say. SGLang's own knobs are taken out of the extra config; the rest is the backend's."""
+
+    backend: str
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    """The backend's fields. Not in the `repr`: it may hold secrets."""
+    prefetch_policy: str = "timeout"
+    write_policy: str = "write_through"
+    mem_layout: str = "page_first"
+    page_tokens: int | None = None
+    served_model_name: str | None = None
+    prefetch_threshold_tokens: int = 256
+    prefetch_timeout_base_s: float = 1.0
+    prefetch_timeout_per_ki_token_s: float = 0.25
+    pass_prefix_keys: bool = False
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """The choice that flags of `add_arguments` make.
+
+        Raises:
+            ConfigError: No backend was named, or the extra config is wrong.
+        """
+        if not arguments.hicache_storage_backend:
+            raise ConfigError(f"{_BACKEND} is required; `hicache backends` lists the names")
+        config = load_extra_config(arguments.hicache_storage_backend_extra_config)
+        return cls(
+            backend=arguments.hicache_storage_backend,
+            prefetch_policy=arguments.hicache_storage_prefetch_policy,
+            write_policy=arguments.hicache_write_policy,
+            mem_layout=arguments.hicache_mem_layout,
+            page_tokens=arguments.page_size,
+            served_model_name=arguments.served_model_name,
+            **_take_knobs(config),
+            config=config,
+        )
+
+    def open(self) -> HiCacheStorage:
+        """Open the storage; the caller closes it. Raises what `registry.open_storage` raises."""
+        from hicache_storage.registry import open_storage  # noqa: PLC0415 - flags alone are quick
+
+        return open_storage(self.backend, self.config)
+
+
+def load_extra_config(text: str | None) -> dict[str, Any]:
+    """The fields of inline JSON, or of `@file` by its extension; none where there is no text.
+
+    Raises:
+        ConfigError: Names the file and the reason. What was given is never repeated: it may be a secret.
+    """
+    if not text:
+        return {}
+    if not text.startswith("@"):
+        return _fields(_parsed(json.loads, text, "JSON", _EXTRA_CONFIG), _EXTRA_CONFIG)
+    path = Path(text[1:]).expanduser()
+    where = f"{_EXTRA_CONFIG}: {path}"
+    if path.suffix not in _PARSERS:
+        raise ConfigError(f"{where}: must end in one of {', '.join(_PARSERS)}")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where}: is not UTF-8 text") from None
+    name, parse = _PARSERS[path.suffix]
+    return _fields(_parsed(parse, content, name, where), where)
+
+
+def _parsed(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any:
+    try:
+        return parse(text)
+    except json.JSONDecodeError as error:
+        at = f" at line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"{where}: is not {name}: {error.msg.lower()}{at}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: is not {name}: {error}") from None
+
+
+def _toml(text: str) -> Any:
+    import tomllib  # noqa: PLC0415 - only @file.toml needs it
+
+    return tomllib.loads(text)
+
+
+def _yaml(text: str) -> Any:
+    import yaml  # noqa: PLC0415 - only @file.yaml needs it
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:  # its own text quotes the file, secrets and all
+        mark = error.problem_mark
+        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{error.problem}{at}") from None
+    except yaml.YAMLError:
+        raise ValueError("it holds a character that YAML does not allow") from None
+
+
+_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    ".json": ("JSON", json.loads),
+    ".toml": ("TOML", _toml),
+    ".yaml": ("YAML", _yaml),
+    ".yml": ("YAML", _yaml),
+}
+
+
+def _fields(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: must be an object of fields, not {type(value).__name__}")
+    fields = cast("dict[Any, Any]", value)
+    strange = next((key for key in fields if not isinstance(key, str)), None)
+    if strange is not None:
+        raise ConfigError(f"{where}: a field's name must be a string, not {strange!r}")
+    return fields
+
+
+# --- SGLang's own knobs in the extra config (hybrid_cache_controller.py) ---------------------------
+
+
+def _take_knobs(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove SGLang's own fields from `config`; those that were there, checked, by our names."""
+    return {
+        name: check(knob, config.pop(knob))
+        for knob, (name, check) in _KNOBS.items()
+        if knob in config
+    }
+
+
+def _number(knob: str, value: Any, *, whole: bool = False) -> float:
+    wanted = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise ConfigError(
+            f"{_EXTRA_CONFIG}: {knob}: must be {'an integer' if whole else 'a number'},"
+            f" not {type(value).__name__}"
+        )
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{_EXTRA_CONFIG}: {knob}: must not be negative or infinite, not {value}")
+    return value
+
+
+def _flag(knob: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(
+            f"{_EXTRA_CONFIG}: {knob}: must be true or false, not {type(value).__name__}"
+        )
+    return value
+
+
+_KNOBS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "prefetch_threshold": ("prefetch_threshold_tokens", partial(_number, whole=True)),
+    "prefetch_timeout_base": ("prefetch_timeout_base_s", _number),
+    "prefetch_timeout_per_ki_token": ("prefetch_timeout_per_ki_token_s", _number),
+    "hicache_storage_pass_prefix_keys": ("pass_prefix_keys", _flag),
+}

@@ -1,0 +1,21 @@
+"""The controller: prefetch and writeback between host memory (L2) and storage (L3)."""
+
+from __future__ import annotations
+
+from hicache_storage.controller.controller import CacheController
+from hicache_storage.controller.host_cache import CachePool, HostCache
+from hicache_storage.controller.lease import Lease, Reservation
+from hicache_storage.controller.policies import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.controller.prefetch import Prefetch
+
+__all__ = [
+    "CacheController",
+    "CachePool",
+    "ControllerSettings",
+    "HostCache",
+    "Lease",
+    "Prefetch",
+    "PrefetchPolicy",
+    "Reservation",
+    "WritePolicy",
+]

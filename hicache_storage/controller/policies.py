@@ -1,0 +1,76 @@
+"""When a prefetch stops waiting, and when a page is written to L3.
+
+Names, defaults and formulas are SGLang's (sglang/srt/mem_cache/unified_radix_cache.py).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class PrefetchPolicy(enum.Enum):
+    """How long a request waits for its pages; what has arrived by then is used."""
+
+    BEST_EFFORT = "best_effort"
+    """Not at all."""
+    WAIT_COMPLETE = "wait_complete"
+    """Until everything that was found has arrived or failed."""
+    TIMEOUT = "timeout"
+    """Until it is complete, but no longer than its size justifies."""
+
+
+class WritePolicy(enum.Enum):
+    """When a page of L2 is written to L3."""
+
+    WRITE_THROUGH = "write_through"
+    """As soon as it is in L2."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """When it is used a second time."""
+    WRITE_BACK = "write_back"
+    """When L2 evicts it."""
+
+    @property
+    def uses(self) -> int | None:
+        """Uses of a page, its arrival included, that make it worth writing; None: its eviction does."""
+        return {"write_through": 1, "write_through_selective": 2}.get(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """How a controller moves pages between L2 and L3."""
+
+    prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    prefetch_threshold_tokens: int = 256
+    """Fewer tokens than this are not worth a trip to L3."""
+    prefetch_timeout_base_s: float = 1.0
+    prefetch_timeout_per_ki_token_s: float = 0.25
+    batch_pages: int = 128
+    """Pages of one load or save; a prefetch can stop between two loads."""
+    prefetch_threads: int = 1
+    write_queue_pages: int | None = None
+    """Pages that may wait to be written; more are dropped. None: as many as L2 has."""
+
+    def __post_init__(self) -> None:
+        positive = ["batch_pages", "prefetch_threads"]
+        positive += ["write_queue_pages"] * (self.write_queue_pages is not None)
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in (
+            "prefetch_threshold_tokens",
+            "prefetch_timeout_base_s",
+            "prefetch_timeout_per_ki_token_s",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, and is {getattr(self, name)}")
+
+    def patience_s(self, pages: int, page_tokens: int) -> float | None:
+        """How long a request waits for `pages` pages from when it first asks; None: to the end."""
+        if self.prefetch_policy is PrefetchPolicy.WAIT_COMPLETE:
+            return None
+        if self.prefetch_policy is PrefetchPolicy.BEST_EFFORT:
+            return 0.0
+        per_page_s = page_tokens / 1024 * self.prefetch_timeout_per_ki_token_s
+        return self.prefetch_timeout_base_s + pages * per_page_s

@@ -1,0 +1,542 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pages import hash_of, space
+from stores import Gate, HookedStorage, failing
+
+from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
+from hicache_storage.frame import FRAME_NBYTES, FramedPage
+from hicache_storage.hit_policy import HitPolicy, Pool
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.storage import Capabilities
+from hicache_storage.transfer import Transfer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NBYTES = 96
+TARGET = space(page_nbytes=NBYTES)
+DRAFT = space(page_nbytes=NBYTES, pool="draft")
+HASHES = [hash_of(n) for n in range(8)]
+
+
+def framed(fill: int, *, header_nbytes: int = FRAME_NBYTES) -> FramedPage:
+    half = NBYTES // 2
+    payload = Page(bytearray([fill]) * half, bytearray([fill + 100]) * half)
+    return FramedPage(memoryview(bytearray(header_nbytes)), payload)
+
+
+def bytes_of(fill: int) -> bytes:
+    return bytes([fill]) * (NBYTES // 2) + bytes([fill + 100]) * (NBYTES // 2)
+
+
+def filled(count: int = 8) -> list[FramedPage]:
+    return [framed(number + 1) for number in range(count)]
+
+
+def empty(count: int = 8) -> list[FramedPage]:
+    return [framed(0) for _ in range(count)]
+
+
+def transfer(pages: list[FramedPage], hashes: list[str] | None = None) -> Transfer:
+    return Transfer(TARGET, HASHES[: len(pages)] if hashes is None else hashes, pages)
+
+
+@pytest.fixture
+def storage() -> HookedStorage:
+    return HookedStorage()
+
+
+@pytest.fixture
+def open_store(storage: HookedStorage) -> Iterator[Callable[..., PageStore]]:
+    opened: list[PageStore] = []
+
+    def open_it(on: HookedStorage = storage, **settings: Any) -> PageStore:
+        store = PageStore(on, PageStoreSettings(**settings))
+        opened.append(store)
+        for known in (TARGET, DRAFT):
+            store.open_space(known)
+        return store
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+class TestSaveAndLoad:
+    def test_what_was_saved_is_loaded(self, open_store: Callable[..., PageStore]) -> None:
+        store = open_store()
+        assert [[Verdict.OK] * 8] == store.save([transfer(filled())]).verdicts
+        pages = empty()
+
+        outcome = store.load([transfer(pages)])
+
+        assert outcome.arrived() == 8
+        assert outcome.settled.done()
+        assert [bytes_of(n + 1) for n in range(8)] == [page.payload.tobytes() for page in pages]
+
+    def test_a_missing_page_is_a_miss_and_no_other_page_is_touched(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        hashes = [hash_of(n) for n in (0, 1, 3)]
+        store.save([transfer([framed(1), framed(2), framed(4)], hashes)])
+        pages = empty(4)
+
+        outcome = store.load([transfer(pages)])
+
+        assert [[Verdict.OK, Verdict.OK, Verdict.MISS, Verdict.OK]] == outcome.verdicts
+        assert outcome.arrived() == 2
+        assert [1, 2, 0, 4] == [page.payload.segments[0][0] for page in pages]
+
+    def test_target_and_draft_of_one_hash_do_not_meet(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer([framed(1)]), Transfer(DRAFT, HASHES[:1], [framed(2)])])
+        target, draft = framed(0), framed(0)
+
+        store.load([transfer([target]), Transfer(DRAFT, HASHES[:1], [draft])])
+
+        assert (bytes_of(1), bytes_of(2)) == (target.payload.tobytes(), draft.payload.tobytes())
+
+    def test_an_arrived_prefix_ends_at_the_first_page_missing_in_any_pool(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(3)), Transfer(DRAFT, HASHES[:2], filled(2))])
+
+        outcome = store.load([transfer(empty(3)), Transfer(DRAFT, HASHES[:3], empty(3))])
+
+        assert outcome.arrived() == 2
+
+    def test_a_refused_page_says_so_and_the_others_are_stored(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(parallelism=1)
+        storage.hooks["batch_set"] = lambda answer: [
+            number != 1 and ok for number, ok in enumerate(answer())
+        ]
+
+        assert [[Verdict.OK, Verdict.REFUSED, Verdict.OK]] == store.save(
+            [transfer(filled(3))]
+        ).verdicts
+
+    def test_framing_copies_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The storage sees the caller's own memory: the header and each segment of the payload."""
+        seen: list[tuple[int, ...]] = []
+        page = framed(7)
+        store = open_store()
+        inner_set = storage.inner.batch_set
+
+        def spy(key_space: Any, hashes: Any, pages: list[Page]) -> list[bool]:
+            seen.extend(tuple(address for address, _ in each.addresses) for each in pages)
+            return inner_set(key_space, hashes, pages)
+
+        storage.inner.batch_set = spy  # type: ignore[method-assign,assignment]
+        store.save([transfer([page])])
+
+        (header,) = Page(page.header).addresses
+        assert [(header[0], *(address for address, _ in page.payload.addresses))] == seen
+
+    def test_a_store_without_scatter_gather_gets_pages_of_one_segment(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(scatter_gather=False))
+        store = open_store(storage)
+        pages = empty(4)
+
+        store.save([transfer(filled(4))])
+        outcome = store.load([transfer(pages)])
+
+        assert {1} == set(storage.segments)
+        assert outcome.arrived() == 4
+        assert [bytes_of(n + 1) for n in range(4)] == [page.payload.tobytes() for page in pages]
+
+    def test_a_store_with_alignment_gets_an_aligned_header(self) -> None:
+        with PageStore(HookedStorage(Capabilities(alignment=4096))) as store:
+            assert store.frame_nbytes == 4096
+
+    @pytest.mark.parametrize(
+        ("made", "complaint"),
+        [
+            (lambda: Transfer(TARGET, HASHES[:2], [framed(1)]), "2 hashes but 1 pages"),
+            (lambda: Transfer(TARGET, ["XYZ"], [framed(1)]), "lowercase hex"),
+            (lambda: Transfer(TARGET, ["../../etc/passwd"], [framed(1)]), "lowercase hex"),
+            (lambda: Transfer(space(page_nbytes=7), HASHES[:1], [framed(1)]), "not open"),
+            (lambda: transfer([framed(1, header_nbytes=64)]), "header of 128 bytes"),
+            (
+                lambda: transfer([FramedPage(memoryview(bytearray(128)), Page(bytearray(5)))]),
+                "payload of 96",
+            ),
+        ],
+    )
+    def test_a_transfer_that_does_not_fit_is_refused_before_the_storage_sees_it(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        made: Callable[[], Transfer],
+        complaint: str,
+    ) -> None:
+        store = open_store()
+
+        for call in (store.load, store.save):
+            with pytest.raises(ValueError, match=complaint):
+                call([made()])
+
+        assert not storage.batches
+
+
+class TestProof:
+    """KV-404, KV-403: what comes back wrong is a counted miss, is deleted, and heals."""
+
+    def damaged(
+        self, storage: HookedStorage, store: PageStore, damage: Callable[[bytes], bytes]
+    ) -> None:
+        store.save([transfer([framed(1)])])
+        (key_space,) = (known for known in storage.inner._spaces if known.pool == "kv")
+        pages = storage.inner._spaces[key_space]
+        pages[HASHES[0]] = damage(pages[HASHES[0]])
+
+    @pytest.mark.parametrize("offset", [0, 5, 30, 50, 119, 127, 128, 200, 128 + NBYTES - 1])
+    def test_a_flipped_bit_is_found_deleted_and_healed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], offset: int
+    ) -> None:
+        store = open_store()
+
+        def flip(data: bytes) -> bytes:
+            return data[:offset] + bytes([data[offset] ^ 4]) + data[offset + 1 :]
+
+        self.damaged(storage, store, flip)
+
+        assert [[Verdict.CORRUPT]] == store.load([transfer([framed(0)])]).verdicts
+        assert store.stats()["load_corrupt"] == 1
+        assert store.stats()["wrong_pages_deleted"] == 1
+        assert [[Verdict.MISS]] == store.load([transfer([framed(0)])]).verdicts
+        store.save([transfer([framed(1)])])
+        assert store.load([transfer([framed(0)])]).arrived() == 1
+
+    def test_another_page_under_this_name_is_a_wrong_key(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
+        pages[HASHES[0]] = pages[HASHES[1]]
+
+        assert [[Verdict.WRONG_KEY]] == store.load([transfer([framed(0)])]).verdicts
+
+    def test_without_a_checksum_identity_is_still_proved(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(checksum="none")
+        store.save([transfer(filled(2))])
+        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
+        pages[HASHES[0]] = pages[HASHES[1]]
+
+        outcome = store.load([transfer(empty(2))])
+
+        assert [[Verdict.WRONG_KEY, Verdict.OK]] == outcome.verdicts
+
+    def test_a_page_without_a_checksum_is_no_hit_for_who_insists_on_one(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        open_store(checksum="none").save([transfer([framed(1)])])
+
+        outcome = open_store(checksum="xxh3").load([transfer([framed(0)])])
+
+        assert [[Verdict.CORRUPT]] == outcome.verdicts
+
+    def test_a_wrong_page_that_cannot_be_deleted_is_still_no_hit(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        self.damaged(storage, store, lambda data: data[:-1] + b"?")
+        storage.hooks["batch_delete"] = failing(OSError("read-only"))
+
+        assert [[Verdict.CORRUPT]] == store.load([transfer([framed(0)])]).verdicts
+
+
+class TestMatch:
+    def test_the_prefix_is_what_every_pool_has(self, open_store: Callable[..., PageStore]) -> None:
+        store = open_store()
+        store.save([transfer(filled(6)), Transfer(DRAFT, HASHES[:4], filled(4))])
+
+        match = store.match(HASHES, [Pool(space=TARGET), Pool(space=DRAFT)])
+
+        assert match.pages == 4
+
+    def test_a_later_pool_is_asked_only_for_what_the_earlier_ones_left(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(3))])
+        storage.batches.clear()
+
+        store.match(HASHES, [Pool(space=TARGET), Pool(space=DRAFT)])
+
+        assert [("batch_exists", 8), ("batch_exists", 3)] == storage.batches
+
+    def test_a_trailing_pool_needs_its_last_pages_only(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(6)), Transfer(DRAFT, HASHES[2:4], filled(2))])
+        side = Pool(space=DRAFT, hit_policy=HitPolicy.TRAILING_PAGES, window_pages=2)
+
+        match = store.match(HASHES, [Pool(space=TARGET), side])
+
+        assert match.pages == 4
+        assert [0, 4] == [length for length, usable in enumerate(match.usable) if usable]
+
+    @pytest.mark.parametrize("error", [StorageUnavailable("gone"), ValueError("bug")])
+    def test_a_store_that_fails_has_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], error: Exception
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled())])
+        storage.hooks["batch_exists"] = failing(error)
+
+        assert store.match(HASHES, [Pool(space=TARGET)]).pages == 0
+        assert store.stats()["match_failed"] == 1
+
+    def test_an_empty_prefix_asks_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        assert open_store().match([], [Pool(space=TARGET)]).pages == 0
+        assert not storage.batches
+
+
+class TestSplitting:
+    def test_no_call_is_larger_than_the_store_takes(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=3))
+        store = open_store(storage)
+
+        store.save([transfer(filled())])
+        store.match(HASHES, [Pool(space=TARGET)])
+        outcome = store.load([transfer(empty())])
+
+        assert outcome.arrived() == 8
+        assert {3, 2} == {size for _, size in storage.batches}
+
+    def test_small_pages_are_not_spread_thin(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        open_store(parallelism=4).save([transfer(filled())])
+
+        assert [("batch_set", 8)] == storage.batches
+
+    def test_large_pages_are_spread_over_the_threads(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """Four blocks are inside the storage at the same time."""
+        large = space(page_nbytes=1 << 20)
+        storage = HookedStorage(Capabilities(parallelism=4))
+        meeting = threading.Barrier(4)
+
+        def meet(answer: Callable[[], Any]) -> Any:
+            meeting.wait(20)
+            return answer()
+
+        storage.hooks["batch_set"] = meet
+        store = open_store(storage)
+        store.open_space(large)
+        pages = [
+            FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
+            for _ in range(8)
+        ]
+
+        assert [[Verdict.OK] * 8] == store.save([Transfer(large, HASHES, pages)]).verdicts
+        assert [("batch_set", 2)] * 4 == storage.batches
+
+    def test_reads_go_on_while_every_writer_is_busy(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=20)
+        store.save([transfer(filled(1))])
+        gate = Gate()
+        storage.hooks["batch_set"] = gate
+        writer = threading.Thread(target=lambda: store.save([transfer(filled())]))
+        writer.start()
+        assert gate.entered.wait(20)
+
+        assert store.load([transfer([framed(0)])]).arrived() == 1
+
+        gate.open()
+        writer.join(20)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "verdict"),
+        [
+            (StorageUnavailable("refused"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+            (RuntimeError("bug"), Verdict.ERROR),
+            (SystemExit(1), Verdict.ERROR),
+        ],
+    )
+    def test_what_a_storage_raises_becomes_a_verdict(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        error: BaseException,
+        verdict: Verdict,
+    ) -> None:
+        store = open_store()
+        storage.hooks["batch_get"] = storage.hooks["batch_set"] = failing(error)
+
+        assert [[verdict] * 2] == store.load([transfer(empty(2))]).verdicts
+        assert [[verdict] * 2] == store.save([transfer(filled(2))]).verdicts
+        assert store.stats()[f"load_{verdict.value}"] == 2
+
+    @pytest.mark.parametrize("answers", [[], [True], [True] * 3, True])
+    def test_answers_of_the_wrong_length_are_not_believed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], answers: Any
+    ) -> None:
+        store = open_store()
+        storage.hooks["batch_get"] = lambda _: answers
+
+        assert [[Verdict.ERROR] * 2] == store.load([transfer(empty(2))]).verdicts
+
+    @pytest.mark.parametrize("answer", [1, "yes", None])
+    def test_only_a_real_true_is_a_hit(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], answer: Any
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        storage.hooks["batch_get"] = lambda true_answer: [true_answer()[0], answer]
+
+        assert [[Verdict.OK, Verdict.MISS]] == store.load([transfer(empty(2))]).verdicts
+
+    def test_a_hit_that_was_not_read_is_not_believed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """A storage that lies leaves yesterday's header, of another page, in the slot."""
+        store = open_store()
+        slot = framed(1)
+        store.save([transfer([slot])])
+        storage.hooks["batch_get"] = lambda _: [True]
+
+        outcome = store.load([transfer([slot], [HASHES[5]])])
+
+        assert [[Verdict.WRONG_KEY]] == outcome.verdicts
+
+
+class TestDeadline:
+    def test_a_call_that_overruns_times_out_and_its_pages_stay_in_quarantine(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        gate = Gate()
+        storage.hooks["batch_get"] = gate
+
+        outcome = store.load([transfer(empty(2))], timeout_s=0.05)
+
+        assert [[Verdict.TIMEOUT] * 2] == outcome.verdicts
+        assert not outcome.settled.done()
+        gate.open()
+        assert outcome.settled.result(20) is None
+
+    def test_a_block_that_had_not_begun_never_begins(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(parallelism=1)
+        gate = Gate()
+        storage.hooks["batch_set"] = gate
+        first = store.save([transfer(filled(1))], timeout_s=0.05)
+
+        second = store.save([transfer(filled(2), HASHES[4:6])], timeout_s=0.05)
+
+        assert [[Verdict.TIMEOUT] * 2] == second.verdicts
+        assert second.settled.done()
+        gate.open()
+        first.settled.result(20)
+        assert storage.calls["batch_set"] == 1
+
+    def test_opening_a_space_has_a_deadline(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate = Gate()
+
+        def slow(_: object) -> None:
+            gate(lambda: None)
+
+        monkeypatch.setattr(storage, "open_space", slow)
+        with PageStore(storage, PageStoreSettings(timeout_s=0.05)) as store:
+            with pytest.raises(StorageTimeout, match=r"within 0\.05 s"):
+                store.open_space(TARGET)
+            gate.open()
+
+
+class TestBreaker:
+    def test_a_store_that_keeps_failing_is_left_alone_then_probed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=2, breaker_cooldown_s=0.05)
+        storage.hooks["batch_set"] = failing(StorageUnavailable("down"))
+        for _ in range(2):
+            store.save([transfer(filled(1))])
+        assert [[Verdict.BREAKER_OPEN]] == store.save([transfer(filled(1))]).verdicts
+        assert storage.calls["batch_set"] == 2
+        assert store.match(HASHES, [Pool(space=TARGET)]).pages == 0
+        assert storage.calls["batch_exists"] == 0
+
+        storage.hooks.clear()
+        while store.breaker.state != "half_open":
+            pass
+
+        assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+        assert store.breaker.state == "closed"
+        assert store.stats()["breaker_opened"] == 1
+
+    def test_misses_and_refusals_do_not_open_it(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        storage.hooks["batch_set"] = lambda _: [False]
+
+        store.save([transfer(filled(1))])
+        store.load([transfer(empty(1))])
+
+        assert store.breaker.state == "closed"
+
+
+class TestOpening:
+    def test_a_space_larger_than_the_store_takes_is_refused(self) -> None:
+        storage = HookedStorage(Capabilities(max_page_nbytes=NBYTES + FRAME_NBYTES - 1))
+        with PageStore(storage) as store, pytest.raises(UnsupportedOperation, match="smaller"):
+            store.open_space(TARGET)
+
+    def test_a_space_at_the_limit_is_taken(self) -> None:
+        storage = HookedStorage(Capabilities(max_page_nbytes=NBYTES + FRAME_NBYTES))
+        with PageStore(storage) as store:
+            store.open_space(TARGET)
+            assert store.save([transfer([framed(1)])]).arrived() == 1
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("checksum", "md5"), ("timeout_s", 0), ("parallelism", 0), ("breaker_failures", -1)],
+    )
+    def test_wrong_settings_are_refused(self, field: str, value: Any) -> None:
+        with pytest.raises(ValueError, match=field):
+            PageStoreSettings(**{field: value})
+
+    def test_closing_ends_its_threads(self, storage: HookedStorage) -> None:
+        before = set(threading.enumerate())
+        store = PageStore(storage)
+        assert set(threading.enumerate()) - before
+
+        store.close()
+        store.close()
+
+        assert not set(threading.enumerate()) - before

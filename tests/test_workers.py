@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, wait
+
+import pytest
+
+from hicache_storage.workers import Workers, when_all_done
+
+
+def test_tasks_give_their_results() -> None:
+    workers = Workers("test", 2)
+
+    results = [workers.submit(lambda n=n: n * n) for n in range(20)]  # type: ignore[misc]
+
+    assert [n * n for n in range(20)] == [future.result(10) for future in results]
+    assert workers.close(10)
+
+
+def test_as_many_tasks_run_at_once_as_there_are_threads() -> None:
+    workers = Workers("test", 3)
+    meeting = threading.Barrier(3)
+
+    together = [workers.submit(lambda: meeting.wait(10)) for _ in range(3)]
+
+    assert {0, 1, 2} == {future.result(10) for future in together}
+    assert workers.close(10)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_a_thread_survives_whatever_a_task_raises(error: BaseException) -> None:
+    workers = Workers("test", 1)
+
+    def fail() -> None:
+        raise error
+
+    failed = workers.submit(fail)
+    after = workers.submit(lambda: "alive")
+
+    assert error is failed.exception(10)
+    assert after.result(10) == "alive"
+    assert workers.close(10)
+
+
+def test_a_task_that_has_not_begun_can_be_cancelled() -> None:
+    workers = Workers("test", 1)
+    go_on = threading.Event()
+    running = workers.submit(lambda: go_on.wait(30))
+    ran = threading.Event()
+    queued = workers.submit(ran.set)
+
+    assert queued.cancel()
+    go_on.set()
+
+    assert running.result(10)
+    assert workers.close(10)
+    assert not ran.is_set()
+
+
+def test_close_gives_up_on_a_task_that_hangs() -> None:
+    workers = Workers("test", 1)
+    go_on = threading.Event()
+    workers.submit(lambda: go_on.wait(30))
+
+    assert not workers.close(0.05)
+
+    go_on.set()
+    assert workers.close(10)
+
+
+def test_a_task_that_hangs_does_not_keep_the_interpreter_alive() -> None:
+    code = (
+        "import threading; from hicache_storage.workers import Workers;"
+        "begun = threading.Event(); never = threading.Event();"
+        "Workers('test', 1).submit(lambda: (begun.set(), never.wait()));"
+        "begun.wait()"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+
+
+def test_when_all_done_waits_for_the_last() -> None:
+    first, second = Future[int](), Future[int]()
+    done = when_all_done([first, second])
+
+    first.set_result(1)
+    assert not done.done()
+    second.set_exception(ValueError())
+
+    assert done.done()
+
+
+def test_when_all_done_of_nothing_is_done() -> None:
+    assert when_all_done([]).done()
+
+
+def test_an_idle_thread_holds_no_result() -> None:
+    """A page that a task returned is freed as soon as its future is."""
+    import weakref
+
+    class Thing:
+        pass
+
+    workers = Workers("test", 1)
+    future = workers.submit(Thing)
+    wait([future], 10)
+    thing = weakref.ref(future.result())
+    workers.submit(lambda: None).result(10)
+    del future
+
+    assert thing() is None
+    assert workers.close(10)
