@@ -64,6 +64,8 @@ class Entry:
     uses: int = 1
     queued: bool = False
     """It is waiting to be written, or being written."""
+    leaving: bool = False
+    """It is being written so that it can be evicted."""
 
 
 class HostCache:
@@ -85,6 +87,7 @@ class HostCache:
         self._idle: OrderedDict[str, Entry] = OrderedDict()
         self._changed = threading.Condition()
         self._evicted = 0
+        self._leaving = 0
 
     @property
     def evicted_pages(self) -> int:
@@ -104,6 +107,7 @@ class HostCache:
                     break
                 entry.uses += 1
                 self._pin(entry)
+                self._stay(entry)
                 found.append(entry)
         return found
 
@@ -119,10 +123,10 @@ class HostCache:
         something to become idle.
         """
         with self._changed:
-            self._changed.wait_for(self._has_room, timeout_s)
+            self._changed.wait_for(lambda: self._has_room(pages), timeout_s)
             got: list[Slots] = []
             dirty: list[Entry] = []
-            while len(got) + len(dirty) < pages:
+            while len(got) + self._leaving < pages:
                 slots = self._take()
                 if slots is not None:
                     got.append(slots)
@@ -158,6 +162,8 @@ class HostCache:
                 entry.pins -= 1
                 if not entry.pins:
                     self._idle[entry.page_hash] = entry
+                    if self._stay(entry):  # written to be evicted: the next to go
+                        self._idle.move_to_end(entry.page_hash, last=False)
             self._changed.notify_all()
 
     def claim_for_writing(self, entries: Iterable[Entry], uses: int) -> list[Entry]:
@@ -211,8 +217,16 @@ class HostCache:
         entry.pins += 1
         self._idle.pop(entry.page_hash, None)
 
-    def _has_room(self) -> bool:
-        return bool(self._idle) or all(pool.host.free_slots for pool in self.pools)
+    def _stay(self, entry: Entry) -> bool:
+        """Whether `entry` was on its way out, which it is no longer."""
+        was_leaving, entry.leaving = entry.leaving, False
+        self._leaving -= was_leaving
+        return was_leaving
+
+    def _has_room(self, pages: int) -> bool:
+        if all(pool.host.free_slots for pool in self.pools):
+            return True
+        return bool(self._idle) and self._leaving < pages
 
     def _take(self) -> Slots | None:
         """One slot in every pool, or none in any."""
@@ -226,17 +240,19 @@ class HostCache:
         return tuple(taken)
 
     def _evict(self, dirty: list[Entry]) -> bool:
-        """Drop the page that was idle longest; ones that must be written first go to `dirty` instead."""
-        while self._idle:
-            _, entry = self._idle.popitem(last=False)
-            if entry.stored or self._write_back is None:
-                self._drop(entry)
-                self._evicted += 1
-                return True
+        """Let the page go that was idle longest; it is sent to `dirty` where it must be written first."""
+        if not self._idle:
+            return False
+        _, entry = self._idle.popitem(last=False)
+        if entry.stored or self._write_back is None:
+            self._drop(entry)
+            self._evicted += 1
+        else:
             entry.pins += 1
-            entry.queued = True
+            entry.queued = entry.leaving = True
+            self._leaving += 1
             dirty.append(entry)
-        return False
+        return True
 
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.page_hash]

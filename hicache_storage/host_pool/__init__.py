@@ -1,0 +1,21 @@
+"""L2: pages in host memory, in an engine's layout.
+
+A pool holds one array a plane (K and V, or the one latent of MLA), shaped as SGLang 0.5.23 shapes it
+(pool_host/mha.py, mla.py). S slots of P tokens, L layers, H heads, D dims:
+
+    layout             array of a plane   bytes of its page    segments of a page
+    layer_first        (L, S*P, H, D)     (L, P, H, D)         one a plane and layer
+    page_first         (S*P, L, H, D)     (P, L, H, D)         one a plane
+    page_first_direct  (S, L, P, H, D)    (L, P, H, D)         one a plane
+    page_head          (S, H, P, L, D)    (H, P, L, D)         one a plane
+
+The planes follow each other in memory and in the page: equal K and V are one array with a leading 2.
+"""
+
+from __future__ import annotations
+
+from hicache_storage.host_pool.memory import HugePages
+from hicache_storage.host_pool.pool import HostPool
+from hicache_storage.host_pool.shape import LAYOUTS, PageShape
+
+__all__ = ["LAYOUTS", "HostPool", "HugePages", "PageShape"]

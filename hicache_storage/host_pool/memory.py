@@ -1,0 +1,122 @@
+"""The memory of a host pool: mapped, filled in and, for CUDA, pinned once."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hicache_storage.page import address_of
+
+logger = logging.getLogger(__name__)
+
+HugePages = Literal["none", "transparent", "2MiB", "1GiB"]
+
+_HUGE_NBYTES: dict[str, int] = {"2MiB": 2 << 20, "1GiB": 1 << 30}
+_MAP_HUGETLB = 0x40000
+_MAP_HUGE_SHIFT = 26
+_MADV_POPULATE_WRITE = 23
+_POPULATE_NBYTES = 256 << 20
+
+
+def mapped(nbytes: int, huge_pages: HugePages) -> memoryview:
+    """Fresh zeroed memory at a page boundary, every page of it there."""
+    if huge_pages not in get_args(HugePages):
+        choices = ", ".join(get_args(HugePages))
+        raise ValueError(f"unknown huge_pages {huge_pages!r}; choose one of {choices}")
+    if not nbytes:
+        return memoryview(b"")
+    if huge_pages in _HUGE_NBYTES:
+        memory = _reserved(nbytes, huge_pages)
+    else:
+        _check_room(nbytes)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge_pages == "transparent":
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    _populate(memory)
+    return memoryview(memory)[:nbytes]
+
+
+def _reserved(nbytes: int, huge_pages: HugePages) -> mmap.mmap:
+    unit = _HUGE_NBYTES[huge_pages]
+    count = -(-nbytes // unit)
+    size = (unit.bit_length() - 1) << _MAP_HUGE_SHIFT
+    try:
+        return mmap.mmap(
+            -1, count * unit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB | size
+        )
+    except OSError as error:
+        raise MemoryError(
+            f"the kernel has no {count} huge pages of {huge_pages} left ({error.strerror}): reserve"
+            f" them in /sys/kernel/mm/hugepages/hugepages-{unit >> 10}kB/nr_hugepages, or use"
+            " huge_pages='transparent'"
+        ) from error
+
+
+def _check_room(nbytes: int) -> None:
+    """Refuse what would wake the kernel's out-of-memory killer: it leaves no message."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    sizes = {name: size for name, _, size in (line.partition(":") for line in lines)}
+    available = int(sizes["MemAvailable"].split()[0]) << 10
+    if nbytes > available:
+        raise MemoryError(
+            f"a host pool of {nbytes} bytes does not fit: {available} bytes are available;"
+            " lower the number of slots"
+        )
+
+
+def _populate(memory: mmap.mmap) -> None:
+    """Take the page faults now rather than in the first request, a part at a time for Ctrl-C."""
+    try:
+        for start in range(0, len(memory), _POPULATE_NBYTES):
+            nbytes = min(_POPULATE_NBYTES, len(memory) - start)
+            memory.madvise(_MADV_POPULATE_WRITE, start, nbytes)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel before 5.14 does not know it, and faults later
+            raise MemoryError(f"no memory for {len(memory)} bytes: {error.strerror}") from error
+
+
+def load_torch() -> Any:
+    """torch, or an ImportError that says how to get it."""
+    try:
+        import torch  # noqa: PLC0415 - seconds, for those who ask for tensors
+    except ImportError as error:
+        message = 'this needs torch: pip install "hicache-storage[torch]"'
+        raise ImportError(message, name="torch") from error
+    return torch
+
+
+def cuda_runtime(pin: bool | None) -> Any:  # noqa: FBT001 - the caller's word, three-valued
+    """torch's CUDA runtime where memory is to be pinned, else None."""
+    torch = load_torch() if pin else sys.modules.get("torch")
+    if pin is False or torch is None:
+        return None
+    if torch.cuda.is_available():
+        return torch.cuda.cudart()
+    if pin:
+        raise RuntimeError("pin=True needs CUDA, and torch sees none: leave pin out")
+    return None
+
+
+def pin_memory(memory: memoryview, cuda: Any, *, must: bool) -> bool:
+    """Lock `memory` for CUDA's copies; whether that was done.
+
+    Raises:
+        RuntimeError: CUDA refused, and it `must` be done.
+    """
+    code = int(cuda.cudaHostRegister(address_of(memory), memory.nbytes, 0))
+    if code and must:
+        raise RuntimeError(
+            f"CUDA could not pin {memory.nbytes} bytes: cudaHostRegister gave {code}"
+        )
+    if code:
+        logger.warning("%s bytes are not pinned: cudaHostRegister gave %s", memory.nbytes, code)
+    return not code
+
+
+def unpin_memory(memory: memoryview, cuda: Any) -> None:
+    """Undo `pin_memory`."""
+    cuda.cudaHostUnregister(address_of(memory))

@@ -1,0 +1,230 @@
+"""Slots for pages in host memory."""
+
+from __future__ import annotations
+
+import collections
+import operator
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_storage.frame import FramedPage
+from hicache_storage.host_pool.memory import (
+    cuda_runtime,
+    load_torch,
+    mapped,
+    pin_memory,
+    unpin_memory,
+)
+from hicache_storage.host_pool.shape import (
+    STORAGE_TYPES,
+    array_shape,
+    check_layout,
+    segment_runs,
+)
+from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    import numpy.typing as npt
+    import torch
+
+    from hicache_storage.host_pool.memory import HugePages
+    from hicache_storage.host_pool.shape import PageShape
+
+
+class HostPool:
+    """Slots for pages in memory that is mapped, filled in and, for CUDA, pinned once.
+
+    Thread-safe. Which page is in which slot is the caller's to know, and so is its identity. Views that
+    were handed out keep the memory alive, also after `close`; only pinning ends there.
+    """
+
+    def __init__(
+        self,
+        shape: PageShape,
+        *,
+        slots: int,
+        layout: str = "page_first",
+        frame_nbytes: int = 0,
+        huge_pages: HugePages = "none",
+        pin: bool | None = None,
+    ) -> None:
+        """Map the memory of `slots` pages, and of a header of `frame_nbytes` each.
+
+        Args:
+            shape: What a page holds.
+            slots: How many pages.
+            layout: One of `LAYOUTS`.
+            frame_nbytes: The page store's `frame_nbytes`; 0: no headers.
+            huge_pages: For the pages; "2MiB" and "1GiB" must have been reserved in the kernel.
+            pin: Lock the pages for CUDA copies. None: if torch is loaded and sees CUDA.
+
+        Raises:
+            ValueError: An argument is out of range, or the layout does not go with the shape.
+            MemoryError: The machine has no room, or not as many huge pages.
+            RuntimeError: `pin=True` where there is no CUDA, or CUDA refused.
+            ImportError: `pin=True` without torch.
+        """
+        check_layout(layout, shape)
+        for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        cuda = cuda_runtime(pin)
+        self.shape = shape
+        self.slots = slots
+        self.layout = layout
+        self.frame_nbytes = frame_nbytes
+        self._lock = threading.Lock()
+        self._free = collections.deque(range(slots))
+        self._used = bytearray(slots)
+        self._end_slot = slots  # 0 once closed
+        self._runs = segment_runs(layout, shape, slots)
+        self._pages = mapped(slots * shape.nbytes, huge_pages)
+        self._headers = mapped(slots * frame_nbytes, "none")
+        self._pinning = None
+        if cuda is not None and pin_memory(self._pages, cuda, must=bool(pin)):
+            self._pinning = weakref.finalize(self, unpin_memory, self._pages, cuda)
+            self._pinning.atexit = False  # the driver frees what is left, and may be gone by then
+
+    @property
+    def pinned(self) -> bool:
+        """The pages are locked in memory for CUDA."""
+        return self._pinning is not None and self._pinning.alive
+
+    @property
+    def free_slots(self) -> int:
+        """How many slots `allocate` could give."""
+        return len(self._free)
+
+    @property
+    def buffers(self) -> tuple[memoryview, ...]:
+        """The memory that pages and headers lie in, whole, for `register_buffer`."""
+        return tuple(memory for memory in (self._pages, self._headers) if memory.nbytes)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` slots, those that were freed first; None where there are not as many.
+
+        Raises:
+            ValueError: A negative count.
+        """
+        if count < 0:
+            raise ValueError(f"count must be at least 0, not {count}")
+        with self._lock:
+            if count > len(self._free):
+                return None
+            slots = [self._free.popleft() for _ in range(count)]
+            for slot in slots:
+                self._used[slot] = 1
+            return slots
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Give slots back.
+
+        Raises:
+            ValueError: A slot is not in use, or is named twice. Nothing is freed then.
+        """
+        freed = [operator.index(slot) for slot in slots]
+        with self._lock:
+            for number, slot in enumerate(freed):
+                if not (0 <= slot < self.slots and self._used[slot]):
+                    for undone in freed[:number]:
+                        self._used[undone] = 1
+                    raise ValueError(f"slot {slot} is not in use: freed twice, or never allocated")
+                self._used[slot] = 0
+            self._free.extend(freed)
+
+    def page(self, slot: int) -> Page:
+        """The memory of a slot, in stored order. Borrowed: whoever allocated the slot may write it.
+
+        Raises:
+            ValueError: No such slot, or the pool was closed.
+        """
+        if not 0 <= slot < self._end_slot:
+            raise ValueError(self._refusal(slot))
+        memory = self._pages
+        return Page(
+            *[
+                memory[start + slot * nbytes : start + slot * nbytes + nbytes]
+                for start, nbytes in self._runs
+            ]
+        )
+
+    def framed_page(self, slot: int) -> FramedPage:
+        """The same with the slot's header, for the page store.
+
+        Raises:
+            ValueError: No such slot, the pool was closed, or has no headers.
+        """
+        size = self.frame_nbytes
+        if not size:
+            raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
+        payload = self.page(slot)
+        return FramedPage(self._headers[slot * size : slot * size + size], payload)
+
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """The same memory as one numpy array a plane, shaped as the layout says.
+
+        In the dtype where numpy has it, else in unsigned integers as wide.
+        """
+        import numpy as np  # noqa: PLC0415 - not everyone who opens a pool looks inside
+
+        storage = np.dtype(STORAGE_TYPES[self.shape.dtype])
+        return tuple(
+            np.frombuffer(self._plane(plane), storage).reshape(self._array_shape(plane))
+            for plane in range(len(self.shape.planes))
+        )
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The same memory as one tensor a plane, in its dtype, shaped as the layout says.
+
+        Raises:
+            ImportError: There is no torch.
+        """
+        import numpy as np  # noqa: PLC0415
+
+        torch = load_torch()
+        dtype = getattr(torch, self.shape.dtype)
+        # Through numpy, which holds the memory: a tensor made of the buffer itself would not.
+        return tuple(
+            torch.from_numpy(np.frombuffer(self._plane(plane), np.uint8))
+            .view(dtype)
+            .view(self._array_shape(plane))
+            for plane in range(len(self.shape.planes))
+        )
+
+    def close(self) -> None:
+        """Unpin and let go of the memory; it is unmapped with the last view of it. Idempotent."""
+        with self._lock:
+            self._end_slot = 0
+            if self._pinning is not None:
+                self._pinning()
+            self._pages = self._headers = memoryview(b"")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _plane(self, plane: int) -> memoryview:
+        if not self._end_slot:
+            raise ValueError(self._refusal(0))
+        sizes = [self.slots * nbytes for nbytes in self.shape.plane_nbytes]
+        start = sum(sizes[:plane])
+        return self._pages[start : start + sizes[plane]]
+
+    def _array_shape(self, plane: int) -> tuple[int, ...]:
+        return array_shape(self.layout, self.shape, plane, self.slots)
+
+    def _refusal(self, slot: int) -> str:
+        if not self._end_slot:
+            return "this host pool was closed: open a new one"
+        return f"there is no slot {slot}: this host pool has slots 0 to {self.slots - 1}"

@@ -1,0 +1,127 @@
+"""What a page holds, and where a layout puts its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hicache_storage.errors import did_you_mean
+
+LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+
+_LAYOUTS_OF_UNEQUAL_PLANES = ("page_first", "page_first_direct")
+
+STORAGE_TYPES = {  # logical dtype: what numpy holds it in
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",  # numpy has no such type: the same width stands in
+    "float8_e4m3fn": "|u1",
+    "float8_e4m3fnuz": "|u1",
+    "float8_e5m2": "|u1",
+    "float8_e5m2fnuz": "|u1",
+    "int8": "|i1",
+    "uint8": "|u1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageShape:
+    """What one page holds, whatever the order of its bytes."""
+
+    page_tokens: int
+    layers: int
+    dtype: str
+    """Logical, as in the key space: "bfloat16", "float8_e4m3fn"."""
+    planes: tuple[tuple[int, int], ...]
+    """(heads, dim) of K and of V; one (1, dim) plane for MLA."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_TYPES:
+            hint = did_you_mean(self.dtype, sorted(STORAGE_TYPES))
+            raise ValueError(f"unknown dtype {self.dtype!r}{hint}")
+        sizes = [("page_tokens", self.page_tokens), ("layers", self.layers)]
+        for heads, dim in self.planes:
+            sizes += [("heads", heads), ("dim", dim)]
+        for name, size in sizes:
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
+        plane_heads = [heads for heads, _ in self.planes]
+        if plane_heads != [1] and not (len(plane_heads) == 2 and len(set(plane_heads)) == 1):
+            raise ValueError(
+                f"planes are K and V with as many heads, or one of 1 head, not {self.planes}"
+            )
+
+    @classmethod
+    def mha(
+        cls,
+        *,
+        page_tokens: int,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        dtype: str,
+        v_head_dim: int | None = None,
+    ) -> PageShape:
+        """A page with K and V of every head: MHA, GQA, MQA. `heads` are this shard's KV heads."""
+        planes = ((heads, head_dim), (heads, head_dim if v_head_dim is None else v_head_dim))
+        return cls(page_tokens=page_tokens, layers=layers, dtype=dtype, planes=planes)
+
+    @classmethod
+    def mla(cls, *, page_tokens: int, layers: int, kv_dim: int, dtype: str) -> PageShape:
+        """A page with one latent a token and layer; `kv_dim` is `kv_lora_rank` and rope dims."""
+        return cls(page_tokens=page_tokens, layers=layers, dtype=dtype, planes=((1, kv_dim),))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return int(STORAGE_TYPES[self.dtype][-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one page."""
+        return sum(self.plane_nbytes)
+
+    @property
+    def plane_nbytes(self) -> tuple[int, ...]:
+        """Bytes of each plane in one page."""
+        unit = self.page_tokens * self.layers * self.itemsize
+        return tuple(unit * heads * dim for heads, dim in self.planes)
+
+
+def check_layout(layout: str, shape: PageShape) -> None:
+    """Raise ValueError where there is no such layout, or SGLang does not have it for `shape`."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
+    if layout == "page_head" and len(shape.planes) == 1:
+        raise ValueError("layout 'page_head' splits heads, and MLA has none: use 'page_first'")
+    if len(set(shape.planes)) == 2 and layout not in _LAYOUTS_OF_UNEQUAL_PLANES:
+        raise ValueError(
+            f"layout {layout!r} needs K and V of one dim, not {shape.planes}: use"
+            f" {' or '.join(_LAYOUTS_OF_UNEQUAL_PLANES)}"
+        )
+
+
+def array_shape(layout: str, shape: PageShape, plane: int, slots: int) -> tuple[int, ...]:
+    """The array that a plane of a whole pool is."""
+    heads, dim = shape.planes[plane]
+    tokens, layers = shape.page_tokens, shape.layers
+    return {
+        "layer_first": (layers, slots * tokens, heads, dim),
+        "page_first": (slots * tokens, layers, heads, dim),
+        "page_first_direct": (slots, layers, tokens, heads, dim),
+        "page_head": (slots, heads, tokens, layers, dim),
+    }[layout]
+
+
+def segment_runs(layout: str, shape: PageShape, slots: int) -> list[tuple[int, int]]:
+    """(start, nbytes) of each segment of slot 0, in stored order.
+
+    In every layout a segment of slot n begins n times its size later.
+    """
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for nbytes in shape.plane_nbytes:
+        parts = shape.layers if layout == "layer_first" else 1
+        for _ in range(parts):
+            runs.append((start, nbytes // parts))
+            start += slots * nbytes // parts
+    return runs
