@@ -28,6 +28,7 @@ PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
+_MAX_DIGITS = 18
 _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
@@ -72,14 +73,14 @@ def positive_int(text: str) -> int:
     """An argparse type: 1, 2, 3, ..."""
     import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
 
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
     return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageChoice:
-    """What the flags say. SGLang's own knobs are taken out of the extra config; the rest is the backend's."""
+    """What the flags say. The extra config without SGLang's own knobs is the backend's."""
 
     backend: str
     config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
@@ -186,7 +187,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def _fields(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: must be an object of fields, not {type(value).__name__}")
-    fields = cast("dict[Any, Any]", value)
+    fields: dict[Any, Any] = cast("Any", value)
     strange = next((key for key in fields if not isinstance(key, str)), None)
     if strange is not None:
         raise ConfigError(f"{where}: a field's name must be a string, not {strange!r}")

@@ -34,8 +34,12 @@ class UnknownBackend(HiCacheError, LookupError):
     """No backend has this name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        choices = sorted(known)
-        super().__init__(f"unknown storage backend {name!r}{did_you_mean(name, choices)}")
+        self.name = name
+        self.choices = sorted(known)
+        super().__init__(name, self.choices)  # `args` are what pickle calls __init__ with
+
+    def __str__(self) -> str:
+        return f"unknown storage backend {self.name!r}{did_you_mean(self.name, self.choices)}"
 
 
 class BackendNotInstalled(HiCacheError, ImportError):
@@ -65,8 +69,12 @@ class CorruptPage(HiCacheError):
     """
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(reason, detail)
         self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
 
 
 def did_you_mean(name: str, choices: list[str]) -> str:

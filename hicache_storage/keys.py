@@ -108,14 +108,15 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
             return np.frombuffer(struct.pack(f"<{len(tokens)}I", *tokens), dtype="<u4")
         except struct.error:
             pass
-    array: npt.NDArray[Any] = np.ascontiguousarray(tokens)
+    array: npt.NDArray[Any] = np.asarray(tokens)
     if array.ndim != 1:
         raise ValueError(f"tokens must be one-dimensional, not of shape {array.shape}")
     if not array.size:
         return array.astype("<u4")
     if array.dtype.kind not in "iu":
         raise ValueError(f"tokens must be integers from 0 to 2**63 - 1, not {array.dtype}")
-    unsigned = array.view(f"u{array.itemsize}")  # one pass finds both ends: negatives become huge
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    unsigned = array.view(f"<u{array.itemsize}")  # one pass finds both ends: negatives become huge
     largest = int(unsigned.max())
     if largest > (_MAX_TOKEN if array.dtype.kind == "u" else np.iinfo(array.dtype).max):
         raise ValueError("tokens must be integers from 0 to 2**63 - 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -63,14 +64,14 @@ def backends() -> dict[str, Backend]:
     found = dict(_BUILT_INS)
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         owner = entry.dist.name if entry.dist else "an unknown distribution"
+        target = entry.value.partition("[")[0].strip()
         taken = found.get(entry.name)
-        if taken is not None and (taken.target, taken.distribution) != (entry.value, owner):
+        if taken is not None and (taken.target, taken.distribution) != (target, owner):
             raise ConfigError(
                 f"backend {entry.name!r} is claimed by both {taken.distribution} and {owner}:"
                 " uninstall one of them"
             )
         extra = entry.extras[0] if entry.extras else None
-        target = entry.value.partition("[")[0].strip()
         found[entry.name] = Backend(entry.name, target, owner, extra)
     return found
 
@@ -101,6 +102,8 @@ def _dynamic_class(fields: Mapping[str, Any]) -> type[HiCacheStorage]:
     if missing:
         raise ConfigError(f"{DYNAMIC}: {missing[0]}: this field is required, as a string")
     name, module_path, class_name = (fields[name] for name in _DYNAMIC_FIELDS)
+    if not all(part.isidentifier() for part in module_path.split(".")):
+        raise ConfigError(f"{DYNAMIC}: module_path: must be a dotted name, not {module_path!r}")
     try:
         module = importlib.import_module(module_path)
     except ImportError as error:
@@ -122,8 +125,8 @@ def _dynamic_config(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _storage_class(module: Any, name: str) -> type[HiCacheStorage]:
     found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, HiCacheStorage)):
-        raise ConfigError(
-            f"{module.__name__}:{name} is no storage: name a subclass of HiCacheStorage"
-        )
-    return found
+    if isinstance(found, type) and issubclass(found, HiCacheStorage):
+        if not inspect.isabstract(found):
+            return found
+        raise ConfigError(f"{module.__name__}:{name} does not implement the whole HiCacheStorage")
+    raise ConfigError(f"{module.__name__}:{name} is no storage: name a subclass of HiCacheStorage")

@@ -57,4 +57,13 @@ class Settings(BaseModel):
         given = detail["input"]
         shown = f", not {given!r}" if isinstance(given, (bool, int, float)) else ""
         prefix = f"{name}: " if name else ""
-        return f"{prefix}{detail['msg'].removeprefix('Value error, ').lower()}{shown}"
+        return f"{prefix}{_untold(detail)}{shown}"
+
+
+def _untold(detail: ErrorDetails) -> str:
+    """What is wrong, as a clause, without what pydantic quotes from text that was given."""
+    message = detail["msg"].removeprefix("Value error, ")
+    for quoted in detail.get("ctx", {}).values():
+        if isinstance(quoted, str) and quoted and quoted in str(detail["input"]):
+            message = message.replace(quoted, "***")
+    return message[:1].lower() + message[1:]

@@ -208,9 +208,14 @@ class HiCacheStorage(abc.ABC):
             ValueError: It would claim more.
         """
         narrowed = replace(self.capabilities, **claims)
-        for claim in ("retention", "durability", "shared", "enumerable"):
-            if getattr(narrowed, claim) > getattr(type(self).capabilities, claim):
+        widest = type(self).capabilities
+        for claim in ("retention", "durability", "shared", "enumerable", "scatter_gather"):
+            if getattr(narrowed, claim) > getattr(widest, claim):
                 raise ValueError(f"an instance may not widen {claim} beyond its class's")
+        for limit in ("max_batch", "max_page_nbytes"):
+            most, wanted = getattr(widest, limit), getattr(narrowed, limit)
+            if most is not None and (wanted is None or wanted > most):
+                raise ValueError(f"an instance may not widen {limit} beyond its class's {most}")
         vars(self)["capabilities"] = narrowed
 
     def __enter__(self) -> Self:

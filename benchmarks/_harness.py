@@ -1,0 +1,191 @@
+"""Interleaved measurements, and tables of medians with their spread.
+
+Candidates take turns in one process (A B C, B C A, C A B, ...), so that a machine that drifts drifts for
+all of them. A ratio is the median of the ratios within each round, never of figures of different times.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class Candidate(Protocol):
+    """One way to do the work."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, turn: int) -> None:
+        """What comes before the work. Not timed."""
+
+    def run(self) -> None:
+        """The work. Timed."""
+
+    def check(self) -> None:
+        """Prove that the work was done, and clear up. Not timed. Raises where it was not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One table: candidates that did the same work."""
+
+    title: str
+    unit: str
+    work: float
+    """Units of work in one run: GB moved, or millions of pages hashed."""
+    seconds: Mapping[str, Sequence[float]]
+    """For each candidate, each round's time in order."""
+    baselines: Sequence[str]
+    """The candidates that the others are compared with."""
+
+    def rates(self, name: str) -> list[float]:
+        """Units a second, round by round."""
+        return [self.work / taken_s for taken_s in self.seconds[name]]
+
+    def ratio(self, name: str, baseline: str) -> float:
+        """How many times as fast as `baseline`: the median over the rounds."""
+        pairs = zip(self.seconds[baseline], self.seconds[name], strict=True)
+        return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a figure should reach. Printed as met or not; nothing fails because of it."""
+
+    text: str
+    least: float
+    reached: float
+
+    @property
+    def met(self) -> bool:
+        return self.reached >= self.least
+
+
+@dataclass(slots=True)
+class Report:
+    """What one run of a benchmark found."""
+
+    facts: dict[str, str]
+    sections: list[Section] = field(default_factory=list[Section])
+    aims: list[Aim] = field(default_factory=list[Aim])
+
+    def add(self, section: Section) -> Section:
+        """Keep a section, and print it."""
+        self.sections.append(section)
+        console.print(table(section))
+        return section
+
+    def print_facts(self) -> None:
+        for name, value in self.facts.items():
+            console.print(f"{name:>9}  {value}", highlight=False, markup=False)
+        console.print()
+
+    def print_aims(self) -> None:
+        for aim in self.aims:
+            mark = "met    " if aim.met else "NOT MET"
+            console.print(f"{mark}  {aim.reached:6.2f} (aim {aim.least:.2f})  {aim.text}")
+
+    def write(self, path: Path) -> None:
+        """All of it as JSON, every single time included."""
+        whole = asdict(self)
+        for aim, plain in zip(self.aims, whole["aims"], strict=True):
+            plain["met"] = aim.met
+        path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[float]]:
+    """Let all candidates run `rounds` times, each round begun by another one.
+
+    A round before them is not counted: it warms up, and checks that every candidate does the work.
+    """
+    seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds + 1):
+            first = turn % len(candidates)
+            for candidate in (*candidates[first:], *candidates[:first]):
+                taken_s = _timed(candidate, turn)
+                if turn:
+                    seconds[candidate.name].append(taken_s)
+    finally:
+        gc.enable()
+    return seconds
+
+
+def table(section: Section) -> Table:
+    """Medians, spread and ratios of one section."""
+    shown = Table(title=section.title, title_justify="left", title_style="bold")
+    shown.add_column("candidate")
+    shown.add_column(section.unit, justify="right")
+    shown.add_column(r"\[min .. max]", justify="right")
+    for baseline in section.baselines:
+        shown.add_column(f"x {baseline}", justify="right")
+    for name in section.seconds:
+        rates = section.rates(name)
+        shown.add_row(
+            name,
+            f"{statistics.median(rates):.2f}",
+            rf"\[{min(rates):.2f} .. {max(rates):.2f}]",
+            *[f"{section.ratio(name, baseline):.2f}" for baseline in section.baselines],
+        )
+    return shown
+
+
+def machine_facts(path: Path | None = None, *, distributions: Sequence[str] = ()) -> dict[str, str]:
+    """What the figures depend on: processor, kernel, file system, versions."""
+    facts = {
+        "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+    if path is not None:
+        facts["storage"] = _file_system(path)
+    facts["versions"] = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("hicache-storage", *distributions)
+    )
+    return facts
+
+
+def _timed(candidate: Candidate, turn: int) -> float:
+    candidate.prepare(turn)
+    start_s = time.perf_counter()
+    candidate.run()
+    taken_s = time.perf_counter() - start_s
+    candidate.check()
+    return taken_s
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _file_system(path: Path) -> str:
+    """The type and mount point of the file system that `path` is on."""
+    mounts: list[tuple[str, str]] = []
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, mount_point, kind, *_ = line.split()
+        if path.resolve().is_relative_to(mount_point):
+            mounts.append((mount_point, kind))
+    mount_point, kind = max(mounts, key=lambda mount: len(mount[0]))
+    return f"{kind} at {mount_point}"

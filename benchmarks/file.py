@@ -1,0 +1,391 @@
+"""The `file` backend against the machine's own limit and against SGLang's `HiCacheFile`, in one process.
+
+    python benchmarks/file.py [--quick] [--power] [--json FILE] [--path DIRECTORY]
+
+`make bench-file` makes an environment that has SGLang's file backend; elsewhere its rows are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import _sglang
+import numpy as np
+from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _plain import Memcpy, OpenFiles, PlainFiles, RecycledRing, SyncedFiles, UnlinkedRing
+from _store import Memory
+from _stores import HiCacheFileStore, OurFileStore, OurPageStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from _harness import Candidate
+    from _store import Store
+
+    StoreFactory: TypeAlias = Callable[[Path, Memory, Memory], Store]
+
+BATCH_PAGES = 128
+KIB, MIB = 1 << 10, 1 << 20
+ROUNDS = {64 * KIB: 21, 1 * MIB: 9, 4 * MIB: 5}
+CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 256}
+# Room for what a store adds to a page: frame and trailer.
+OVERHEAD_NBYTES = 256
+
+OURS = ("ours: FileStorage", "ours: page store, none", "ours: page store, xxh3")
+PEER = "HiCacheFile"
+GET_LIMIT = "preadv"
+SET_LIMIT = PlainFiles.name
+FULL_LIMIT = RecycledRing.name
+SYNCED_LIMIT = SyncedFiles.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What all sections of one page size share."""
+
+    report: Report
+    root: Path
+    rounds: int
+    source: Memory
+    landing: Memory
+
+    @property
+    def page_nbytes(self) -> int:
+        return self.source.page_nbytes
+
+    @property
+    def capacity_pages(self) -> int:
+        return CAPACITY_PAGES.get(self.page_nbytes, 4 * BATCH_PAGES)
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self.capacity_pages * (self.page_nbytes + OVERHEAD_NBYTES)
+
+    def directory(self) -> Path:
+        """A new empty directory."""
+        return Path(tempfile.mkdtemp(dir=self.root))
+
+    def open(self, factory: StoreFactory, directory: Path) -> Store:
+        return factory(directory, self.source, self.landing)
+
+    def measure(
+        self, title: str, candidates: Sequence[Candidate], baselines: Sequence[str]
+    ) -> Section:
+        seconds = interleave(candidates, self.rounds)
+        return self.report.add(
+            Section(
+                title=f"{title}, {BATCH_PAGES} pages of {size_text(self.page_nbytes)}",
+                unit="GB/s",
+                work=BATCH_PAGES * self.page_nbytes / 1e9,
+                seconds=seconds,
+                baselines=[name for name in baselines if name in seconds],
+            )
+        )
+
+
+class Get:
+    """Reads one batch again and again."""
+
+    def __init__(self, factory: StoreFactory, bench: Bench) -> None:
+        self.store = bench.open(factory, bench.directory())
+        self.name = self.store.name
+        self._source = bench.source
+        self._hashes = page_hashes_of(self.name, 0)
+        self.store.prepare_set(self._hashes)
+        self.store.set()
+
+    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every turn is the same
+        self.store.prepare_get(self._hashes)
+
+    def run(self) -> None:
+        self.store.get()
+
+    def check(self) -> None:
+        compare(self.store, self._source)
+
+
+class SetInEmpty:
+    """Writes each batch into a new store, which was opened on an empty directory."""
+
+    def __init__(self, factory: StoreFactory, bench: Bench) -> None:
+        self._factory = factory
+        self._bench = bench
+        self._open()
+        self.name = self.store.name
+        self._hashes = page_hashes_of(self.name, 0)
+        self._retire()
+
+    def prepare(self, turn: int) -> None:
+        self._hashes = page_hashes_of(self.name, turn)
+        self._bench.source.stamp(turn)
+        self._open()
+        self.store.prepare_set(self._hashes)
+
+    def run(self) -> None:
+        self.store.set()
+
+    def check(self) -> None:
+        read_back(self.store, self._hashes, self._bench.source)
+        self._retire()
+
+    def _open(self) -> None:
+        self._directory = self._bench.directory()
+        self.store = self._bench.open(self._factory, self._directory)
+
+    def _retire(self) -> None:
+        self.store.close()
+        shutil.rmtree(self._directory)
+
+
+class SetMore:
+    """Writes each batch into the same store: below its capacity, or at it."""
+
+    def __init__(self, factory: StoreFactory, bench: Bench, *, full: bool) -> None:
+        self._bench = bench
+        self._full = full
+        self._directory = bench.directory()
+        self.store = bench.open(factory, self._directory)
+        self.name = self.store.name
+        self._hashes: list[str] = []
+        for batch in self._filling():
+            self.store.prepare_set(batch)
+            self.store.set()
+            self._remove_batch()
+
+    def prepare(self, turn: int) -> None:
+        self._hashes = page_hashes_of(self.name, turn)
+        self._bench.source.stamp(turn)
+        self.store.prepare_set(self._hashes)
+
+    def run(self) -> None:
+        self.store.set()
+
+    def check(self) -> None:
+        read_back(self.store, self._hashes, self._bench.source)
+        self._remove_batch()
+        used_nbytes = sum(path.stat().st_size for path in page_files(self._directory))
+        if self._full and used_nbytes > self._bench.capacity_nbytes:
+            raise RuntimeError(f"{self.name} holds {used_nbytes} bytes: more than its capacity")
+
+    def close(self) -> None:
+        self.store.close()
+        shutil.rmtree(self._directory)
+
+    def _filling(self) -> list[list[str]]:
+        """Batches that fill the store, or touch each fan-out directory that a store may make."""
+        if self._full:
+            batches = self._bench.capacity_pages // BATCH_PAGES + 1
+            return [page_hashes_of(self.name, -number) for number in range(1, batches + 1)]
+        heads = [f"{byte:02x}" for byte in range(256)]
+        tails = page_hashes_of(self.name, -1) + page_hashes_of(self.name, -2)
+        hashes = [head + tail[2:] for head, tail in zip(heads, tails, strict=True)]
+        return [hashes[:BATCH_PAGES], hashes[BATCH_PAGES:]]
+
+    def _remove_batch(self) -> None:
+        if not self._full:
+            for path in page_files(self._directory):
+                path.unlink()
+
+
+def bench_get(bench: Bench) -> None:
+    """Pages that the kernel has cached, read into memory that is there."""
+    factories: list[StoreFactory] = [
+        Memcpy,
+        OpenFiles,
+        partial(OpenFiles, threads=2),
+        PlainFiles,
+        *peers(),
+        *ours(),
+    ]
+    gets = [Get(factory, bench) for factory in factories]
+    section = bench.measure("get", gets, (GET_LIMIT, PEER))
+    for get in gets:
+        get.store.close()
+    if bench.page_nbytes == MIB:
+        for name, least in zip(OURS, (0.85, 0.85, 0.6), strict=True):
+            aim(bench, section, name, GET_LIMIT, least)
+    for name in OURS:
+        aim(bench, section, name, PEER, 1.0)
+
+
+def bench_set_in_empty(bench: Bench) -> None:
+    """The first batch of a store's life, its directories included."""
+    factories: list[StoreFactory] = [PlainFiles, *peers(), *ours()]
+    candidates = [SetInEmpty(factory, bench) for factory in factories]
+    section = bench.measure("set, empty store", candidates, (SET_LIMIT, PEER))
+    for name in OURS:
+        aim(bench, section, name, PEER, 1.0)
+
+
+def bench_set_below_capacity(bench: Bench) -> None:
+    """A batch of new pages in a store that has been in use, with room to spare."""
+    factories: list[StoreFactory] = [Memcpy, PlainFiles, *peers(), *ours()]
+    section = bench_set_more(bench, factories, "set, room to spare", SET_LIMIT, full=False)
+    for name in OURS:
+        aim(bench, section, name, SET_LIMIT, 0.8)
+        aim(bench, section, name, PEER, 1.0)
+
+
+def bench_set_at_capacity(bench: Bench) -> None:
+    """A batch of new pages in a full store: for each of them another one goes."""
+    capacity = {"capacity_nbytes": bench.capacity_nbytes}
+    factories: list[StoreFactory] = [
+        partial(RecycledRing, capacity_pages=bench.capacity_pages),
+        partial(UnlinkedRing, capacity_pages=bench.capacity_pages),
+        *peers(**capacity),
+        *ours(**capacity),
+    ]
+    section = bench_set_more(bench, factories, "set, at capacity", FULL_LIMIT, full=True)
+    for name in OURS:
+        aim(bench, section, name, PEER, 5.0)
+
+
+def bench_set_synced(bench: Bench) -> None:
+    """Data and names on disk before a set returns: what `durability = "power"` promises."""
+    factories: list[StoreFactory] = [SyncedFiles, *ours(durability="power")]
+    bench_set_more(bench, factories, "set, synced", SYNCED_LIMIT, full=False)
+
+
+def bench_set_more(
+    bench: Bench, factories: Sequence[StoreFactory], title: str, limit: str, *, full: bool
+) -> Section:
+    candidates = [SetMore(factory, bench, full=full) for factory in factories]
+    section = bench.measure(title, candidates, (limit, PEER))
+    for candidate in candidates:
+        candidate.close()
+    return section
+
+
+def peers(capacity_nbytes: int | None = None) -> list[StoreFactory]:
+    """SGLang's file backend, without and with the copies that its controller makes."""
+    if not _sglang.is_installed():
+        return []
+    return [
+        partial(HiCacheFileStore, capacity_nbytes=capacity_nbytes, host_pool=host_pool)
+        for host_pool in (False, True)
+    ]
+
+
+def ours(**settings: object) -> list[StoreFactory]:
+    """The backend alone, and below the page store without and with checksums."""
+    return [
+        partial(OurFileStore, **settings),
+        partial(OurPageStore, checksum="none", **settings),
+        partial(OurPageStore, checksum="xxh3", **settings),
+    ]
+
+
+def aim(bench: Bench, section: Section, name: str, baseline: str, least: float) -> None:
+    """Note whether `name` is at least `least` times as fast as `baseline`, where both ran."""
+    if baseline in section.seconds:
+        text = f"{section.title}: {name} / {baseline}"
+        bench.report.aims.append(Aim(text, least, section.ratio(name, baseline)))
+
+
+def page_hashes_of(name: str, turn: int) -> list[str]:
+    """Page hashes of one batch, different for every candidate and turn."""
+    return [
+        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest()
+        for number in range(BATCH_PAGES)
+    ]
+
+
+def page_files(directory: Path) -> list[Path]:
+    """Every file below `directory` that is named after a page hash."""
+    return [
+        Path(folder, name)
+        for folder, _, names in os.walk(directory)
+        for name in names
+        if len(name.partition("_")[0]) == hashlib.sha256().digest_size * 2
+    ]
+
+
+def read_back(store: Store, hashes: Sequence[str], source: Memory) -> None:
+    store.prepare_get(hashes)
+    store.get()
+    compare(store, source)
+
+
+def compare(store: Store, source: Memory) -> None:
+    if not np.array_equal(store.landed(), source.rows):
+        raise RuntimeError(f"{store.name} did not bring back what was set")
+
+
+def size_text(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [int(part) * KIB for part in text.split(",")],
+        default=list(ROUNDS),
+        metavar="KIB,KIB",
+        help="page sizes in KiB, multiples of 32 (default: 64,1024,4096)",
+    )
+    parser.add_argument("--rounds", type=int, help="rounds of each section (default: by page size)")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
+    parser.add_argument("--power", action="store_true", help="also measure synced writes")
+    parser.add_argument(
+        "--path", type=Path, help="where to put the files (default: a new directory)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.sizes = [size for size in options.sizes if size < 4 * MIB]
+        options.rounds = options.rounds or 3
+    if any(size % (32 * KIB) or not size for size in options.sizes):
+        parser.error("--sizes: a page has a multiple of 32 KiB")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
+    try:
+        libraries = ["torch", "numpy", *(["sglang"] if _sglang.is_installed() else [])]
+        report = Report(machine_facts(root, distributions=libraries))
+        report.print_facts()
+        if not _sglang.is_installed():
+            console.print(f"SGLang {_sglang.WHEEL_VERSION} is not here: `make bench-file` has it")
+        for page_nbytes in options.sizes:
+            run(report, root, page_nbytes, options)
+    finally:
+        shutil.rmtree(root)
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+def run(report: Report, root: Path, page_nbytes: int, options: argparse.Namespace) -> None:
+    """All sections of one page size."""
+    bench = Bench(
+        report=report,
+        root=root,
+        rounds=options.rounds or ROUNDS.get(page_nbytes, 5),
+        source=Memory(BATCH_PAGES, page_nbytes),
+        landing=Memory(BATCH_PAGES, page_nbytes),
+    )
+    bench.source.fill(page_nbytes)
+    bench_get(bench)
+    bench_set_in_empty(bench)
+    bench_set_below_capacity(bench)
+    bench_set_at_capacity(bench)
+    if options.power:
+        bench_set_synced(bench)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

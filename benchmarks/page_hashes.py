@@ -1,0 +1,112 @@
+"""`page_hashes` against the bare hashlib loop that no implementation of the same digests can avoid.
+
+python benchmarks/page_hashes.py [--rounds N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from _harness import Aim, Report, Section, interleave, machine_facts
+
+from hicache_storage.keys import page_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+TOKENS = 131_072
+PAGE_TOKENS = 64
+LIMIT = "hashlib alone"
+
+
+class Hashing:
+    """Hashes one prompt; what comes out is compared with the reference."""
+
+    def __init__(self, name: str, work: Callable[[], list[str]], expected: list[str]) -> None:
+        self.name = name
+        self._work = work
+        self._expected = expected
+        self._found: list[str] = []
+
+    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every turn is the same
+        self._found = []
+
+    def run(self) -> None:
+        self._found = self._work()
+
+    def check(self) -> None:
+        if self._found != self._expected:
+            raise RuntimeError(f"{self.name} gives other hashes")
+
+
+def limit_of(blocks: Sequence[bytes]) -> list[str]:
+    """One SHA-256 and one hex string a page, of buffers that lie ready: none of it can be left out."""
+    sha256 = hashlib.sha256
+    return [sha256(block).hexdigest() for block in blocks]
+
+
+def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
+    """What each page hashes, digest of the page before included: by the definition, token by token."""
+    words = [token.to_bytes(4, "little") for token in tokens]
+    if bigram:
+        words = [first + second for first, second in pairwise(words)]
+    blocks: list[bytes] = []
+    digest = b""
+    for start in range(0, len(words), PAGE_TOKENS):
+        blocks.append(digest + b"".join(words[start : start + PAGE_TOKENS]))
+        digest = hashlib.sha256(blocks[-1]).digest()
+    return blocks
+
+
+def bench(report: Report, rounds: int, *, bigram: bool) -> Section:
+    """All kinds of input, over one prompt."""
+    narrow = np.random.default_rng(1).integers(0, 150_000, TOKENS, dtype=np.int32)
+    tokens: list[int] = narrow.tolist()
+    blocks = chained(tokens, bigram=bigram)
+    expected = limit_of(blocks)
+    inputs: dict[str, Any] = {
+        "int32 array": narrow,
+        "int64 array": narrow.astype(np.int64),
+        "list": tokens,
+    }
+    candidates = [Hashing(LIMIT, partial(limit_of, blocks), expected)]
+    for name, given in inputs.items():
+        work = partial(page_hashes, given, PAGE_TOKENS, bigram=bigram)
+        candidates.append(Hashing(name, work, expected))
+    return report.add(
+        Section(
+            title=f"page_hashes, {TOKENS} tokens{' in pairs' if bigram else ''}, pages of {PAGE_TOKENS}",
+            unit="million pages/s",
+            work=len(blocks) / 1e6,
+            seconds=interleave(candidates, rounds),
+            baselines=[LIMIT],
+        )
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=101)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    options = parser.parse_args(arguments)
+    report = Report(machine_facts(distributions=["numpy"]))
+    report.print_facts()
+    single = bench(report, options.rounds, bigram=False)
+    bench(report, options.rounds, bigram=True)
+    text = "page_hashes of an int32 array / hashlib alone, at most 1.3 times its time"
+    report.aims.append(Aim(text, 1 / 1.3, single.ratio("int32 array", LIMIT)))
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,336 @@
+"""`hicache replay`: a trace of requests through the cache and a storage, every byte verified."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_storage import config
+from hicache_storage.errors import ConfigError
+from hicache_storage.replay.models import (
+    PRESETS,
+    PoolShape,
+    check_pools,
+    parse_pool,
+    parse_scale,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from rich.progress import Progress
+
+    from hicache_storage.replay.driver import Replay, ReplaySettings
+    from hicache_storage.replay.trace import Request
+
+SUMMARY = "Replay a trace of requests through the cache and a storage, and verify every byte."
+
+_PAGE_TOKENS = 64
+_CONVERSATIONS = 75
+_CORRUPT = 1
+_FILE_WIDTH = 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    config.add_arguments(parser)
+    _add_trace_arguments(parser)
+    _add_cache_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("trace").add_argument
+    add(
+        "--trace", type=Path, metavar="FILE[.gz]", help="in the Mooncake format; default: synthetic"
+    )
+    add("--requests", type=config.positive_int, metavar="N", help="stop after N requests")
+    add("--seed", type=int, metavar="N", help="of the synthetic trace (default: 0)")
+    add(
+        "--conversations",
+        type=config.positive_int,
+        metavar="N",
+        help=f"in the synthetic trace (default: {_CONVERSATIONS}, or enough for --requests)",
+    )
+    add(
+        "--speed",
+        type=_speed,
+        metavar="X",
+        help="X times real time (default: as fast as possible)",
+    )
+
+
+def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cache")
+    shapes = group.add_mutually_exclusive_group()
+    shapes.add_argument(
+        "--model",
+        choices=PRESETS,
+        default="llama-3.1-8b",
+        help="KV shape of a known model and a draft of one layer (default: %(default)s)",
+    )
+    shapes.add_argument(
+        "--pool",
+        action="append",
+        metavar="NAME:SHAPE",
+        help="instead of --model, once a pool: kv:mha,layers=32,heads=8,dim=128,dtype=bfloat16"
+        " draft:mla,layers=1,dim=576",
+    )
+    add = group.add_argument
+    add(
+        "--scale-bytes",
+        type=_scale,
+        default="1/64",
+        metavar="FACTOR",
+        help="make pages smaller: 1/64, 0.015625 and 64 mean the same; 1 is real size (default: 1/64)",
+    )
+    add(
+        "--host-size",
+        type=_nbytes,
+        default="256MiB",
+        metavar="BYTES",
+        help='L2, e.g. "2GiB", shared by all pools (default: %(default)s)',
+    )
+    add(
+        "--checksum",
+        choices=("xxh3", "none"),
+        default="xxh3",
+        help="of pages in the storage (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay; 0, 1 where a page was corrupt, or 128 and the number of the signal that ended it."""
+    choice = config.StorageChoice.from_arguments(arguments)
+    _check_output(arguments.json)
+    requests = _requests(arguments)
+    settings = _settings(arguments, choice)
+    from hicache_storage.replay.driver import Replay  # noqa: PLC0415 - wrong flags are refused at once
+
+    with (
+        _warnings(),
+        _Stop() as stop,
+        choice.open() as storage,
+        Replay(storage, settings) as replay,
+    ):
+        began_s = time.monotonic()
+        with _progress() as progress:
+            task = progress.add_task("replaying", total=len(requests))
+            replay.run(
+                requests,
+                stop=stop.event,
+                progress=lambda tally: progress.update(task, completed=tally.requests),
+            )
+        report = {
+            "backend": choice.backend,
+            "trace": str(arguments.trace or "synthetic"),
+            "trace_requests": len(requests),
+            "elapsed_s": time.monotonic() - began_s,
+            "interrupted": stop.signal is not None,
+            **_run_facts(replay),
+            **replay.figures(),
+        }
+    _publish(report, arguments.json)
+    if stop.signal is not None:
+        return 128 + stop.signal
+    return _CORRUPT if report["corrupt_pages"] else 0
+
+
+# --- what the flags say ----------------------------------------------------------------------------
+
+
+def _requests(arguments: argparse.Namespace) -> Sequence[Request]:
+    from hicache_storage.replay.trace import read_trace, synthetic_trace  # noqa: PLC0415
+
+    if arguments.trace is not None:
+        for name in ("seed", "conversations"):
+            if getattr(arguments, name) is not None:
+                raise ConfigError(f"--{name} is for the synthetic trace: leave it or --trace out")
+        return read_trace(arguments.trace, arguments.requests)
+    conversations = arguments.conversations
+    if conversations is None and arguments.requests is None:
+        conversations = _CONVERSATIONS
+    return synthetic_trace(
+        arguments.seed or 0, conversations=conversations, limit=arguments.requests
+    )
+
+
+def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> ReplaySettings:
+    from hicache_storage.controller import (  # noqa: PLC0415
+        ControllerSettings,
+        PrefetchPolicy,
+        WritePolicy,
+    )
+    from hicache_storage.replay.driver import ReplaySettings  # noqa: PLC0415
+
+    preset = PRESETS[arguments.model]
+    pools = check_pools([parse_pool(text) for text in arguments.pool or ()] or preset.pools)
+    return ReplaySettings(
+        model=choice.served_model_name or ("custom" if arguments.pool else preset.model),
+        pools=tuple(
+            PoolShape(pool.name, pool.shape.scaled(arguments.scale_bytes)) for pool in pools
+        ),
+        page_tokens=choice.page_tokens or _PAGE_TOKENS,
+        layout=choice.mem_layout,
+        host_nbytes=arguments.host_size,
+        checksum=arguments.checksum,
+        controller=ControllerSettings(
+            prefetch_policy=PrefetchPolicy(choice.prefetch_policy),
+            write_policy=WritePolicy(choice.write_policy),
+            prefetch_threshold_tokens=choice.prefetch_threshold_tokens,
+            prefetch_timeout_base_s=choice.prefetch_timeout_base_s,
+            prefetch_timeout_per_ki_token_s=choice.prefetch_timeout_per_ki_token_s,
+        ),
+        speed=arguments.speed,
+    )
+
+
+def _check_output(path: Path | None) -> None:
+    """Refuse before the run what could not be written after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"--json {path}: is a directory, not a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--json {path}: there is no directory {path.parent}")
+
+
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text!r}")
+    return value
+
+
+def _scale(text: str) -> float:
+    try:
+        return parse_scale(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _nbytes(text: str) -> int:
+    from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except (ValidationError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"must be a size like 512MiB or 2GiB, not {text!r}"
+        ) from None
+
+
+# --- what people see -------------------------------------------------------------------------------
+
+
+class _Stop:
+    """Turns the first SIGINT or SIGTERM into an event; the second one does what it always did."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.signal = number
+        self.event.set()
+        self.__exit__()
+
+
+class _OneLine(logging.Handler):
+    """Warnings on stderr, a line each, without tracebacks; the same complaint once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg not in self._said:
+            self._said.add(record.msg)
+            text = " ".join(record.getMessage().split())
+            sys.stderr.write(f"hicache: {record.levelname.lower()}: {text}\n")
+
+
+@contextmanager
+def _warnings() -> Generator[None, None, None]:
+    handler = _OneLine()
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@contextmanager
+def _progress() -> Generator[Progress, None, None]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+def _run_facts(replay: Replay) -> dict[str, Any]:
+    """The settings that figures depend on, for the report."""
+    settings = replay.settings
+    return {
+        "model": settings.model,
+        "page_tokens": settings.page_tokens,
+        "layout": settings.layout,
+        "checksum": settings.checksum,
+        "prefetch_policy": settings.controller.prefetch_policy.value,
+        "write_policy": settings.controller.write_policy.value,
+        "host_pages": settings.slots,
+        "pools": [
+            {
+                "name": shape.name,
+                "shape": str(shape.shape),
+                "page_nbytes": pool.space.page_nbytes,
+                "space": pool.space.id,
+            }
+            for shape, pool in zip(settings.pools, replay.pools, strict=True)
+        ],
+    }
+
+
+def _publish(report: dict[str, Any], path: Path | None) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from hicache_storage.replay.report import tables  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    for table in tables(report):
+        with console.capture() as captured:
+            console.print(table)
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from None

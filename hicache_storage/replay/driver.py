@@ -1,0 +1,256 @@
+"""Plays the engine: asks for prefixes, proves what comes, computes and commits what does not."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from hicache_storage.controller import CacheController, CachePool, ControllerSettings
+from hicache_storage.errors import ConfigError
+from hicache_storage.host_pool import HostPool
+from hicache_storage.keys import page_hashes
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.replay.content import PageContent
+from hicache_storage.replay.report import Flow, Tally, figures
+from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hicache_storage.controller import Lease, Reservation
+    from hicache_storage.replay.models import PoolShape
+    from hicache_storage.replay.trace import Request
+    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.transfer import Outcome, Transfer
+
+# Longer than any storage call may take: when it is over, waiting longer helps nobody.
+_ROOM_TIMEOUT_S = 30.0
+_DRAIN_TIMEOUT_S = 60.0
+_STOPPED_DRAIN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """What a replay runs with.
+
+    Raises:
+        ConfigError: Pages that do not fill a block, or a host size that holds no page.
+    """
+
+    model: str
+    """As in keys."""
+    pools: tuple[PoolShape, ...]
+    """The target first."""
+    page_tokens: int = 64
+    layout: str = "page_first"
+    host_nbytes: int = 1 << 30
+    """L2: shared by the pools so that each has the same number of slots."""
+    checksum: Literal["xxh3", "none"] = "xxh3"
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    speed: float | None = None
+    """Times real time; None: each request as soon as the one before is done."""
+
+    def __post_init__(self) -> None:
+        if BLOCK_TOKENS % self.page_tokens:
+            raise ConfigError(
+                f"--page-size must divide the trace's blocks of {BLOCK_TOKENS} tokens,"
+                f" and {self.page_tokens} does not"
+            )
+        if not self.slots:
+            raise ConfigError(
+                f"--host-size of {self.host_nbytes} bytes holds no page of {self.page_nbytes} bytes:"
+                " give more, or make pages smaller with --scale-bytes or --page-size"
+            )
+
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of a page in all pools."""
+        return sum(pool.shape.page(self.page_tokens).nbytes for pool in self.pools)
+
+    @property
+    def slots(self) -> int:
+        """Pages that L2 holds."""
+        return self.host_nbytes // self.page_nbytes
+
+
+class Replay:
+    """One run over one storage, which stays the caller's. A context manager; used from one thread.
+
+    Requests run one after another. As fast as possible, the write queue is let run dry whenever it could
+    keep the next prefetch from its slots: what is found depends on the trace and on the size of L2 then,
+    not on how quick the storage is.
+    """
+
+    def __init__(self, storage: HiCacheStorage, settings: ReplaySettings) -> None:
+        """Allocate L2, open the key spaces, start the controller.
+
+        Raises:
+            ConfigError: Shapes and layout that do not go together, or more L2 than there is memory.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
+        """
+        self.settings = settings
+        self.tally = Tally()
+        self._storage = storage
+        self._ideal = InfiniteCache()
+        self._unsettled_pages = 0
+        self._stopped = False
+        with ExitStack() as opened:
+            self._store = _TimedPageStore(storage, PageStoreSettings(checksum=settings.checksum))
+            opened.callback(self._store.close)
+            self.pools = _cache_pools(settings, self._store.frame_nbytes, opened)
+            self._contents = [PageContent(pool.space) for pool in self.pools]
+            self._controller = CacheController(self._store, self.pools, settings.controller)
+            opened.callback(self._close_controller)
+            self._controller.start()
+            self._opened = opened.pop_all()
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        *,
+        stop: threading.Event | None = None,
+        progress: Callable[[Tally], None] | None = None,
+    ) -> bool:
+        """Replay `requests` until `stop`, and let writes finish; whether all of them were replayed."""
+        stop = stop or threading.Event()
+        speed = self.settings.speed
+        began_s = time.monotonic()
+        first_s: float | None = None
+        for number, request in enumerate(requests):
+            first_s = request.arrival_s if first_s is None else first_s
+            if speed:
+                due_s = began_s + (request.arrival_s - first_s) / speed
+                stop.wait(max(0.0, due_s - time.monotonic()))
+            if stop.is_set():
+                break
+            self._serve(f"request-{number}", request)
+            if progress:
+                progress(self.tally)
+        self._stopped = stop.is_set()
+        self._controller.drain(_STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S)
+        return not self._stopped
+
+    def figures(self) -> dict[str, Any]:
+        """Everything counted so far, ready for JSON."""
+        counters = self._store.stats()
+        return figures(
+            self.tally,
+            page_tokens=self.settings.page_tokens,
+            read=Flow(nbytes=counters.get("load_nbytes", 0), busy_s=self._store.load_s),
+            write=Flow(nbytes=counters.get("save_nbytes", 0), busy_s=self._store.save_s),
+            controller=self._controller.stats(),
+            store=counters,
+            storage=self._storage.stats().counters,
+        )
+
+    def close(self) -> None:
+        """Stop the controller and give L2 back. Idempotent."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close_controller(self) -> None:
+        self._controller.close(drain=not self._stopped)
+
+    # --- one request ---------------------------------------------------------------------------------
+
+    def _serve(self, request_id: str, request: Request) -> None:
+        hashes = page_hashes(block_tokens(request.blocks), self.settings.page_tokens)
+        if self.settings.speed is None:
+            self._settle(len(hashes))
+        began_s = time.perf_counter()
+        with self._controller.prefetch(request_id, hashes).result() as lease:
+            self.tally.prefetch_s.append(time.perf_counter() - began_s)
+            self._verify(hashes, lease)
+            found, loaded = lease.pages, lease.loaded
+        # An engine has its prefix in device memory by now: host memory is free for what it computes.
+        self._compute(hashes[found:])
+        self.tally.ideal_block_hits += self._ideal.hits(request)
+        self.tally.place(len(hashes), found, loaded, BLOCK_TOKENS // self.settings.page_tokens)
+
+    def _settle(self, pages: int) -> None:
+        """Wait for the writes that could keep the next `pages` from being loaded."""
+        self._unsettled_pages += pages
+        if self._unsettled_pages > self.settings.slots:
+            self._controller.drain(_DRAIN_TIMEOUT_S)
+            self._unsettled_pages = pages
+
+    def _verify(self, hashes: Sequence[str], lease: Lease) -> None:
+        """Compare every byte of the usable prefix, in every pool, with what was written."""
+        whole = [True] * lease.pages
+        for pool, content, slots in zip(self.pools, self._contents, lease.slots, strict=True):
+            for number, slot in enumerate(slots):
+                if not content.matches(hashes[number], pool.host.page(slot)):
+                    self.tally.corrupt_pages += 1
+                    whole[number] = False
+            self.tally.verified_nbytes += len(slots) * pool.space.page_nbytes
+        self.tally.paired_pages += sum(whole)
+
+    def _compute(self, hashes: Sequence[str]) -> None:
+        """Make the pages that were not found, as many at a time as L2 has room for."""
+        while hashes:
+            fresh = self._controller.reserve(hashes, timeout_s=_ROOM_TIMEOUT_S)
+            if not fresh.pages:
+                self.tally.unreserved_pages += len(hashes)
+                return
+            self._fill(fresh)
+            self._controller.commit(fresh)
+            hashes = hashes[fresh.pages :]
+
+    def _fill(self, fresh: Reservation) -> None:
+        for pool, content, slots in zip(self.pools, self._contents, fresh.slots, strict=True):
+            for page_hash, slot in zip(fresh.hashes, slots, strict=True):
+                content.write(page_hash, pool.host.page(slot))
+
+
+class _TimedPageStore(PageStore):
+    """A page store that knows how long it was busy, where calls of one direction never overlap."""
+
+    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
+        super().__init__(storage, settings)
+        self.load_s = 0.0
+        self.save_s = 0.0
+
+    def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        began_s = time.perf_counter()
+        outcome = super().load(transfers, timeout_s=timeout_s)
+        self.load_s += time.perf_counter() - began_s
+        return outcome
+
+    def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        began_s = time.perf_counter()
+        outcome = super().save(transfers, timeout_s=timeout_s)
+        self.save_s += time.perf_counter() - began_s
+        return outcome
+
+
+def _cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
+    memory_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if settings.host_nbytes > memory_nbytes:
+        raise ConfigError(
+            f"--host-size of {settings.host_nbytes} bytes: this machine has {memory_nbytes}"
+        )
+    pools: list[CachePool] = []
+    for pool in settings.pools:
+        try:
+            space = pool.space(
+                model=settings.model, layout=settings.layout, page_tokens=settings.page_tokens
+            )
+            host = HostPool(
+                pool.shape.page(settings.page_tokens),
+                slots=settings.slots,
+                layout=settings.layout,
+                frame_nbytes=frame_nbytes,
+            )
+        except (ValueError, MemoryError) as error:
+            raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error
+        pools.append(CachePool(space=space, host=opened.enter_context(host)))
+    return pools

@@ -1,0 +1,196 @@
+"""KV shapes of models: well-known ones by name, others by `--pool NAME:SHAPE`, smaller ones by scale.
+
+The presets come from the models' public `config.json` (`num_hidden_layers`, `num_key_value_heads`,
+`head_dim`; for MLA `kv_lora_rank` + `qk_rope_head_dim`), unsharded. Each has a draft of one layer of the
+target's own shape, as EAGLE heads (SafeAILab/EAGLE) and MTP layers (`num_nextn_predict_layers`) have.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.host_pool import PageShape
+    from hicache_storage.keys import KeySpace
+
+TARGET = "kv"
+
+_MAX_DIGITS = 9
+_FIELDS = {"mha": ("layers", "heads", "dim"), "mla": ("layers", "dim")}
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's KV cache is made of."""
+
+    kind: str
+    """`mha`: K and V of `heads` x `dim`; `mla`: one latent vector of `dim`."""
+    layers: int
+    heads: int
+    dim: int
+    dtype: str = "bfloat16"
+
+    def page(self, page_tokens: int) -> PageShape:
+        """The shape of a page of a host pool.
+
+        Raises:
+            ConfigError: A dtype that host pools do not know.
+        """
+        from hicache_storage.host_pool import PageShape  # noqa: PLC0415 - presets are listed without it
+
+        try:
+            if self.kind == "mla":
+                return PageShape.mla(
+                    page_tokens=page_tokens, layers=self.layers, kv_dim=self.dim, dtype=self.dtype
+                )
+            return PageShape.mha(
+                page_tokens=page_tokens,
+                layers=self.layers,
+                heads=self.heads,
+                head_dim=self.dim,
+                dtype=self.dtype,
+            )
+        except ValueError as error:
+            raise ConfigError(f"pool shape {self}: {error}") from error
+
+    def scaled(self, factor: float) -> KVShape:
+        """About `factor` times the bytes: fewer dims first, then fewer heads, then fewer layers."""
+        shrunk = self
+        for name in ("dim", "heads", "layers"):
+            size = getattr(self, name)
+            smaller = max(1, round(size * min(1.0, factor)))
+            factor = factor * size / smaller
+            shrunk = replace(shrunk, **{name: smaller})
+        return shrunk
+
+    def __str__(self) -> str:
+        sizes = ",".join(f"{name}={getattr(self, name)}" for name in _FIELDS[self.kind])
+        return f"{self.kind},{sizes},dtype={self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """A named pool of a model."""
+
+    name: str
+    shape: KVShape
+
+    def space(self, *, model: str, layout: str, page_tokens: int) -> KeySpace:
+        """The identity of its pages: the whole model, unsharded."""
+        from hicache_storage.keys import KeySpace, Shard  # noqa: PLC0415
+
+        shape = self.shape
+        heads = (0, shape.heads) if shape.kind == "mha" else None
+        return KeySpace(
+            model=model,
+            dtype=shape.dtype,
+            layout=layout,
+            page_tokens=page_tokens,
+            page_nbytes=shape.page(page_tokens).nbytes,
+            shard=Shard(layers=(0, shape.layers), heads=heads),
+            pool=self.name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model known by name."""
+
+    model: str
+    """Its id on Hugging Face."""
+    target: KVShape
+
+    @property
+    def pools(self) -> tuple[PoolShape, ...]:
+        """The target and its draft."""
+        return PoolShape(TARGET, self.target), PoolShape("draft", replace(self.target, layers=1))
+
+
+PRESETS = {
+    "llama-3.1-8b": Preset("meta-llama/Llama-3.1-8B-Instruct", KVShape("mha", 32, 8, 128)),
+    "llama-3.1-70b": Preset("meta-llama/Llama-3.1-70B-Instruct", KVShape("mha", 80, 8, 128)),
+    "qwen3-8b": Preset("Qwen/Qwen3-8B", KVShape("mha", 36, 8, 128)),
+    "qwen3-32b": Preset("Qwen/Qwen3-32B", KVShape("mha", 64, 8, 128)),
+    "glm-4.5": Preset("zai-org/GLM-4.5", KVShape("mha", 92, 8, 128)),
+    "deepseek-v3": Preset("deepseek-ai/DeepSeek-V3", KVShape("mla", 61, 1, 512 + 64)),
+}
+
+
+def parse_pool(text: str) -> PoolShape:
+    """The pool of `NAME:mha,layers=L,heads=H,dim=D[,dtype=T]` or `NAME:mla,layers=L,dim=D[,dtype=T]`.
+
+    Raises:
+        ConfigError: Names the part that is wrong.
+    """
+    where = f"--pool {text}"
+    name, colon, shape = text.partition(":")
+    if not (name and colon and shape):
+        raise ConfigError(f"{where}: must be NAME:SHAPE, e.g. kv:mha,layers=32,heads=8,dim=128")
+    kind, *assignments = shape.split(",")
+    if kind not in _FIELDS:
+        raise ConfigError(f"{where}: unknown kind {kind!r}{did_you_mean(kind, sorted(_FIELDS))}")
+    values = _assignments(assignments, [*_FIELDS[kind], "dtype"], where)
+    missing = next((field for field in _FIELDS[kind] if field not in values), None)
+    if missing:
+        raise ConfigError(f"{where}: {missing}: this field is required, as in {missing}=8")
+    sizes = {field: _size(field, values[field], where) for field in _FIELDS[kind]}
+    heads = sizes.get("heads", 1)
+    dtype = values.get("dtype", "bfloat16")
+    return PoolShape(name, KVShape(kind, sizes["layers"], heads, sizes["dim"], dtype))
+
+
+def check_pools(pools: Sequence[PoolShape]) -> tuple[PoolShape, ...]:
+    """The pools of one cache, the target first.
+
+    Raises:
+        ConfigError: No pool is the target, or two have one name.
+    """
+    names = [pool.name for pool in pools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ConfigError(f"--pool {twice}: is given twice: each pool has its own name")
+    if TARGET not in names:
+        raise ConfigError(f"--pool: the target model's pool, named {TARGET!r}, is missing")
+    return tuple(sorted(pools, key=lambda pool: pool.name != TARGET))
+
+
+def parse_scale(text: str) -> float:
+    """What bytes are multiplied by: `1/64`, `0.015625` and `64` all make pages 64 times smaller.
+
+    Raises:
+        ValueError: Anything that is no number greater than 0.
+    """
+    above, _, below = text.partition("/")
+    try:
+        factor = float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        factor = 0.0
+    if not (factor > 0 and math.isfinite(factor)):
+        raise ValueError(f"must be a number like 1/64, 0.015625 or 64, not {text!r}")
+    return factor if factor <= 1 else 1 / factor
+
+
+def _assignments(texts: Sequence[str], known: list[str], where: str) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise ConfigError(f"{where}: unknown field {name!r}{did_you_mean(name, known)}")
+        if not value:
+            raise ConfigError(f"{where}: {name}: must have a value, as in {name}=8")
+        if name in values:
+            raise ConfigError(f"{where}: {name}: is given twice")
+        values[name] = value
+    return values
+
+
+def _size(name: str, text: str, where: str) -> int:
+    if not (text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
+        raise ConfigError(f"{where}: {name}: must be a whole number from 1 on, not {text!r}")
+    return int(text)

@@ -1,0 +1,233 @@
+"""Traces of requests: files in the Mooncake format, or made up from a seed.
+
+The format (kvcache-ai/Mooncake, FAST25-release/traces): a JSON object a line with `timestamp` (ms),
+`input_length`, `output_length` (tokens) and `hash_ids`, the prefix-chained ids of the prompt's blocks of
+512 tokens. The last block of a prompt may be partly filled; it counts as a whole one, as in the
+figures published with the trace.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+import random
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+BLOCK_TOKENS = 512
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_MAX_BLOCK_ID = 2**63 // BLOCK_TOKENS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt of a trace."""
+
+    arrival_s: float
+    """Since the trace began."""
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """Ids of its blocks; equal ids at equal places mean equal prefixes."""
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[Request]:
+    """The first `limit` requests of a file in the Mooncake format, gzipped or not.
+
+    Raises:
+        ConfigError: Names the file and the line that is wrong.
+    """
+    requests: list[Request] = []
+    try:
+        for number, line in enumerate(_lines(path), start=1):
+            if len(requests) == limit:
+                break
+            if line.strip():
+                requests.append(_request(line, f"{path}: line {number}"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text, gzipped or plain") from None
+    except (EOFError, zlib.error):
+        raise ConfigError(f"{path}: the gzip file is damaged or ends too early") from None
+    except OSError as error:
+        reason = error.strerror or str(error).lower()
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    if not requests:
+        raise ConfigError(f"{path}: holds no request")
+    return requests
+
+
+def block_tokens(blocks: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The prompt's token ids: 512 for each block, never the same for two ids."""
+    import numpy as np  # noqa: PLC0415 - traces are read without it
+
+    narrow = max(blocks, default=0) < 2**32 // BLOCK_TOKENS
+    ids = np.array(blocks, dtype=np.uint32 if narrow else np.int64)
+    tokens: npt.NDArray[Any] = ids[:, None] * BLOCK_TOKENS + _offsets()
+    return tokens.reshape(-1)
+
+
+@lru_cache(maxsize=1)
+def _offsets() -> npt.NDArray[Any]:
+    import numpy as np  # noqa: PLC0415
+
+    return np.arange(BLOCK_TOKENS, dtype=np.uint32)
+
+
+class InfiniteCache:
+    """The best that any cache can do on a trace: it begins empty, and forgets nothing."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def hits(self, request: Request) -> int:
+        """Leading blocks of `request` that came before; from now on all of its blocks did."""
+        new = (n for n, block in enumerate(request.blocks) if block not in self._seen)
+        hits = next(new, len(request.blocks))
+        self._seen.update(request.blocks)
+        return hits
+
+
+# --- one line ------------------------------------------------------------------------------------
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == _GZIP_MAGIC
+    with (
+        gzip.open(path, "rt", encoding="utf-8") if is_gzip else path.open(encoding="utf-8") as text
+    ):
+        yield from text
+
+
+def _request(line: str, where: str) -> Request:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg.lower() if isinstance(error, json.JSONDecodeError) else error
+        raise ConfigError(f"{where}: is not JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: must be an object, not {type(value).__name__}")
+    record: dict[str, Any] = cast("Any", value)
+    for name in ("timestamp", "input_length", "output_length", "hash_ids"):
+        if name not in record:
+            raise ConfigError(f"{where}: {name}: this field is required")
+    timestamp_ms = record["timestamp"]
+    if not (_is_number(timestamp_ms) and 0 <= timestamp_ms < float("inf")):
+        raise ConfigError(
+            f"{where}: timestamp: must be milliseconds from 0 on, not {timestamp_ms!r}"
+        )
+    return Request(
+        timestamp_ms / 1000,
+        _tokens(record, "input_length", where),
+        _tokens(record, "output_length", where),
+        _blocks(record["hash_ids"], where),
+    )
+
+
+def _tokens(record: dict[str, Any], name: str, where: str) -> int:
+    value = record[name]
+    if type(value) is not int or value < 0:
+        raise ConfigError(f"{where}: {name}: must be a whole number from 0 on, not {value!r}")
+    return value
+
+
+def _blocks(value: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}: hash_ids: must be a list, not {type(value).__name__}")
+    ids: list[Any] = cast("Any", value)
+    wrong = next((i for i in ids if type(i) is not int or not 0 <= i <= _MAX_BLOCK_ID), None)
+    if wrong is not None or None in ids:
+        raise ConfigError(
+            f"{where}: hash_ids: must be whole numbers from 0 to {_MAX_BLOCK_ID}, not {wrong!r}"
+        )
+    return tuple(ids)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# --- a synthetic trace -----------------------------------------------------------------------------
+
+_ARRIVAL_GAP_S = 4.0
+_THINKING_S = 45.0
+_MORE_TURNS = 0.75
+_SYSTEM_PROMPT_BLOCKS = (1, 2, 4, 6)
+
+
+def synthetic_trace(
+    seed: int, *, conversations: int | None = None, limit: int | None = None
+) -> list[Request]:
+    """Conversations of several turns that overlap in time; the same for the same arguments.
+
+    Each begins with one of a few system prompts that many share. A turn's prompt is everything said
+    before, the answers included, and a new question: its full blocks come again in the next turn, its
+    last one does not. Without `conversations` they go on until there are `limit` requests.
+    """
+    chooser = random.Random(seed)
+    fresh = count()
+    systems = [tuple(islice(fresh, blocks)) for blocks in _SYSTEM_PROMPT_BLOCKS]
+    starts = _starts(chooser, conversations)
+    turns: list[tuple[float, int, _Conversation]] = []
+    requests: list[Request] = []
+    upcoming = next(starts, None)
+    for order in count():
+        if len(requests) == limit:
+            break
+        if upcoming is not None and (not turns or upcoming <= turns[0][0]):
+            begun = _Conversation(chooser.choice(systems))
+            heapq.heappush(turns, (upcoming, order, begun))
+            upcoming = next(starts, None)
+        if not turns:
+            break
+        at_s, _, conversation = heapq.heappop(turns)
+        requests.append(conversation.turn(at_s, chooser, fresh))
+        if chooser.random() < _MORE_TURNS:
+            later_s = at_s + chooser.expovariate(1 / _THINKING_S)
+            heapq.heappush(turns, (later_s, order, conversation))
+    return requests
+
+
+def _starts(chooser: random.Random, conversations: int | None) -> Iterator[float]:
+    at_s = 0.0
+    for _ in count() if conversations is None else range(conversations):
+        yield at_s
+        at_s += chooser.expovariate(1 / _ARRIVAL_GAP_S)
+
+
+class _Conversation:
+    """The text of one conversation so far, as full blocks and the tokens beyond them."""
+
+    def __init__(self, system: tuple[int, ...]) -> None:
+        self._blocks = list(system)
+        self._beyond = 0
+
+    def turn(self, at_s: float, chooser: random.Random, fresh: Iterator[int]) -> Request:
+        self._say(_length(chooser, 500), fresh)
+        tail = (next(fresh),) if self._beyond else ()
+        asked = len(self._blocks) * BLOCK_TOKENS + self._beyond
+        request = Request(at_s, asked, _length(chooser, 350), (*self._blocks, *tail))
+        self._say(request.output_tokens, fresh)
+        return request
+
+    def _say(self, tokens: int, fresh: Iterator[int]) -> None:
+        full, self._beyond = divmod(self._beyond + tokens, BLOCK_TOKENS)
+        self._blocks += islice(fresh, full)
+
+
+def _length(chooser: random.Random, median: int) -> int:
+    """Tokens of a message: most are short, a few are pages long."""
+    return max(1, min(32 * median, round(median * chooser.lognormvariate(0.0, 1.0))))

@@ -1,0 +1,452 @@
+"""The `file` backend: what is on the disk, what is believed of it, and what a batch answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.file import FileStorage
+from hicache_backends.file._page_file import TRAILER_NBYTES
+from pages import blank, hash_of, page, space
+
+from hicache_storage import (
+    ConfigError,
+    Durability,
+    Page,
+    Retention,
+    StorageClosed,
+    StorageUnavailable,
+    open_storage,
+)
+from hicache_storage.keys import KeySpace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPACE = space()
+HASHES = [hash_of(number) for number in range(8)]
+
+
+@pytest.fixture(params=["disk", "shm"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A directory on the disk's file system, and one on tmpfs."""
+    if request.param == "disk":
+        yield tmp_path / "root"
+        return
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no tmpfs here")
+    path = Path("/dev/shm") / f"hicache-{os.getpid()}-{tmp_path.name}"
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def storage(root: Path) -> Iterator[FileStorage]:
+    with opened(root) as storage:
+        storage.open_space(SPACE)
+        yield storage
+
+
+def opened(root: Path, **config: Any) -> FileStorage:
+    return FileStorage.from_config({"path": str(root), **config})
+
+
+def stored(storage: FileStorage, numbers: range) -> None:
+    hashes = [hash_of(number) for number in numbers]
+    assert [True] * len(hashes) == storage.batch_set(SPACE, hashes, [page(seed=n) for n in numbers])
+
+
+def file_of(root: Path, key_space: KeySpace, page_hash: str) -> Path:
+    return root / "spaces" / key_space.id / page_hash[:2] / page_hash
+
+
+def got(storage: FileStorage, page_hash: str) -> bytes | None:
+    target = blank()
+    return target.tobytes() if storage.batch_get(SPACE, [page_hash], [target]) == [True] else None
+
+
+class TestLayout:
+    def test_a_page_lies_at_the_start_of_its_file(self, storage: FileStorage, root: Path) -> None:
+        stored(storage, range(1))
+        data = file_of(root, SPACE, HASHES[0]).read_bytes()
+
+        assert page().tobytes() == data[:-TRAILER_NBYTES]
+        assert b"HiPg" == data[4096:4100]
+
+    def test_the_manifest_is_the_key_space(self, storage: FileStorage, root: Path) -> None:
+        manifest = json.loads((root / "spaces" / SPACE.id / "manifest.json").read_text())
+
+        assert SPACE == KeySpace.from_manifest(manifest)
+
+    def test_two_writes_of_one_page_never_share_a_nonce(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        trailers = set[bytes]()
+        for _ in range(3):
+            stored(storage, range(1))
+            trailers.add(file_of(root, SPACE, HASHES[0]).read_bytes()[-TRAILER_NBYTES:])
+            storage.batch_delete(SPACE, HASHES[:1])
+
+        assert 3 == len(trailers)
+
+    def test_a_manifest_in_the_wrong_place_is_no_key_space(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        strange = root / "spaces" / ("0" * 32)
+        strange.mkdir()
+        shutil.copy(root / "spaces" / SPACE.id / "manifest.json", strange)
+
+        assert [SPACE] == list(storage.spaces())
+
+    def test_a_vanished_key_space_comes_back_with_the_next_set(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        shutil.rmtree(root / "spaces" / SPACE.id)
+        stored(storage, range(2))
+
+        assert [SPACE] == list(storage.spaces())
+
+    def test_a_vanished_writer_directory_comes_back_with_the_next_set(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        shutil.rmtree(root / "writers")
+        stored(storage, range(2))
+
+        assert [True, True] == storage.batch_exists(SPACE, HASHES[:2])
+
+    def test_a_vanished_root_is_unavailable_and_works_again_when_it_is_back(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        away = root.with_name(root.name + "-away")
+        stored(storage, range(1))
+        root.rename(away)
+        try:
+            with pytest.raises(StorageUnavailable):
+                storage.batch_set(SPACE, HASHES[1:2], [page()])
+            assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+        finally:
+            away.rename(root)
+
+        assert page().tobytes() == got(storage, HASHES[0])
+        stored(storage, range(1, 2))
+
+
+class TestPages:
+    @pytest.mark.parametrize("segments", [1, 2, 3, 512, 1024, 1500])
+    def test_any_segmentation_is_read_back_in_any_other(
+        self, storage: FileStorage, segments: int
+    ) -> None:
+        pieces = [bytearray(random.Random(n).randbytes(n % 7 + 1)) for n in range(segments)]
+        whole = Page(*pieces)
+        key_space = space(page_nbytes=whole.nbytes)
+        target = Page(*[bytearray(1) for _ in range(whole.nbytes)])
+
+        assert [True] == storage.batch_set(key_space, HASHES[:1], [whole])
+        assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
+        assert whole.tobytes() == target.tobytes()
+
+    @pytest.mark.parametrize("nbytes", [1, 63, 4095, 4097, (1 << 20) + 1, 64 << 20])
+    def test_any_size(self, storage: FileStorage, nbytes: int) -> None:
+        key_space = space(page_nbytes=nbytes)
+        source, target = page(nbytes), blank(nbytes)
+
+        assert [True] == storage.batch_set(key_space, HASHES[:1], [source])
+        assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
+        assert source.tobytes() == target.tobytes()
+
+    def test_a_page_of_another_size_is_refused(self, storage: FileStorage) -> None:
+        stored(storage, range(1))
+
+        assert [False] == storage.batch_set(SPACE, HASHES[1:2], [page(4095)])
+        assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank(4097)])
+
+    def test_each_item_of_a_batch_has_its_own_verdict(self, storage: FileStorage) -> None:
+        stored(storage, range(0, 3, 2))
+        targets = [blank() for _ in range(3)]
+
+        assert [True, False, True] == storage.batch_get(SPACE, HASHES[:3], targets)
+        assert [page(seed=0).tobytes(), page(seed=2).tobytes()] == [
+            targets[0].tobytes(),
+            targets[2].tobytes(),
+        ]
+
+    def test_duplicates_in_a_batch_are_each_answered(self, storage: FileStorage) -> None:
+        twice = [HASHES[0], HASHES[0]]
+        targets = [blank(), blank()]
+
+        assert [True, True] == storage.batch_set(SPACE, twice, [page(), page()])
+        assert [True, True] == storage.batch_get(SPACE, twice, targets)
+        assert [True, True] == storage.batch_delete(SPACE, twice)
+        assert page().tobytes() == targets[1].tobytes()
+
+    def test_empty_batches(self, storage: FileStorage) -> None:
+        assert [] == storage.batch_set(SPACE, [], [])
+        assert [] == storage.batch_get(SPACE, [], [])
+        assert [] == storage.batch_exists(SPACE, [])
+        assert [] == storage.batch_delete(SPACE, [])
+
+    def test_a_present_page_is_not_written_again(self, storage: FileStorage, root: Path) -> None:
+        stored(storage, range(1))
+        before = file_of(root, SPACE, HASHES[0]).read_bytes()
+
+        assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(seed=99)])
+        assert before == file_of(root, SPACE, HASHES[0]).read_bytes()
+
+    def test_hashes_that_begin_alike_are_different_pages(self, storage: FileStorage) -> None:
+        alike = ["00" * 31 + "01", "00" * 31 + "02", "00" * 16]
+        assert [True] * 3 == storage.batch_set(SPACE, alike, [page(seed=n) for n in range(3)])
+        targets = [blank() for _ in alike]
+
+        assert [True] * 3 == storage.batch_get(SPACE, alike, targets)
+        assert [page(seed=n).tobytes() for n in range(3)] == [t.tobytes() for t in targets]
+
+    def test_no_joined_copy_is_made(self, storage: FileStorage) -> None:
+        """The allocations of a batch are far below one page."""
+        nbytes = 8 << 20
+        key_space = space(page_nbytes=nbytes)
+        source = Page(*[memoryview(bytearray(nbytes // 64)) for _ in range(64)])
+        target = Page(*[memoryview(bytearray(nbytes // 64)) for _ in range(64)])
+        storage.open_space(key_space)
+        tracemalloc.start()
+        try:
+            assert [True] == storage.batch_set(key_space, HASHES[:1], [source])
+            assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert peak < nbytes // 16
+
+    def test_a_page_costs_few_system_calls(
+        self, storage: FileStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored(storage, range(4))  # their directories are there
+        storage.batch_delete(SPACE, HASHES[:4])
+        calls = list[str]()
+        for name in ("open", "pread", "preadv", "pwritev", "rename", "utime", "close", "stat"):
+            real = getattr(os, name)
+
+            def counted(*args: Any, real: Any = real, name: str = name, **kwargs: Any) -> Any:
+                calls.append(name)
+                return real(*args, **kwargs)
+
+            monkeypatch.setattr(os, name, counted)
+        assert [True] == storage.batch_set(SPACE, HASHES[:1], [page()])
+        written, calls[:] = list(calls), []
+        assert [True] == storage.batch_get(SPACE, HASHES[:1], [blank()])
+
+        assert ["open", "pread", "preadv", "close"] == calls
+        page_calls = ["open", "open", "pwritev", "utime", "close", "rename"]
+        assert page_calls == [name for name in written if name != "pread"]
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: data[:-1],
+            lambda data: data[:100],
+            lambda data: data + b"x",
+            lambda data: b"",
+            lambda data: bytes(len(data)),
+            lambda data: data[:4096],
+            lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+            lambda data: data[:4100] + bytes([data[4100] ^ 1]) + data[4101:],
+        ],
+        ids=["short", "stub", "long", "empty", "zeros", "bare", "last-bit", "head-bit"],
+    )
+    @pytest.mark.parametrize("first", ["get", "set"])
+    def test_a_damaged_file_is_a_miss_and_heals(
+        self, storage: FileStorage, root: Path, damage: Any, first: str
+    ) -> None:
+        stored(storage, range(2))
+        path = file_of(root, SPACE, HASHES[0])
+        path.write_bytes(damage(path.read_bytes()))
+        if first == "get":
+            assert None is got(storage, HASHES[0])
+            assert not path.exists()
+            assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+        stored(storage, range(1))
+
+        assert page().tobytes() == got(storage, HASHES[0])
+        assert page(seed=1).tobytes() == got(storage, HASHES[1])
+        assert 1 == storage.stats().counters["healed"]
+        assert 2 * (4096 + TRAILER_NBYTES) == storage.stats().nbytes or first == "get"
+
+    def test_a_page_under_another_name_is_a_miss(self, storage: FileStorage, root: Path) -> None:
+        stored(storage, range(2))
+        shutil.copy(file_of(root, SPACE, HASHES[0]), file_of(root, SPACE, HASHES[1]))
+
+        assert None is got(storage, HASHES[1])
+
+    def test_a_page_of_another_key_space_is_a_miss(self, storage: FileStorage, root: Path) -> None:
+        other = space(revision="other")
+        stored(storage, range(1))
+        assert [True] == storage.batch_set(other, HASHES[:1], [page(seed=5)])
+        shutil.copy(file_of(root, other, HASHES[0]), file_of(root, SPACE, HASHES[0]))
+
+        assert None is got(storage, HASHES[0])
+
+    def test_a_directory_in_a_page_s_place_harms_nobody(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        file_of(root, SPACE, HASHES[0]).mkdir(parents=True)
+
+        assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+        assert None is got(storage, HASHES[0])
+        assert [False, True] == storage.batch_set(SPACE, HASHES[:2], [page(), page()])
+        assert [False] == storage.batch_delete(SPACE, HASHES[:1])
+
+
+class TestScope:
+    def test_clear_removes_its_pages_and_nothing_else(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        other = space(pool="draft")
+        stored(storage, range(3))
+        assert [True] == storage.batch_set(other, HASHES[:1], [page()])
+        fan = file_of(root, SPACE, HASHES[0]).parent
+        strangers = [
+            root / "notes",
+            root / "spaces" / "notes",
+            root / "spaces" / SPACE.id / "notes",
+            fan / "notes",
+            fan / ("0" * 64 if fan.name != "00" else "1" * 64),
+            root / "writers" / "notes",
+        ]
+        for path in strangers:
+            path.write_text("foreign")
+
+        assert 3 == storage.clear(SPACE)
+        assert [] == list(storage.scan(SPACE))
+        assert [True] == storage.batch_exists(other, HASHES[:1])
+        assert ["foreign"] * len(strangers) == [path.read_text() for path in strangers]
+
+    def test_scan_lists_pages_of_the_right_size_only(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        stored(storage, range(3))
+        os.truncate(file_of(root, SPACE, HASHES[1]), 10)
+        (file_of(root, SPACE, HASHES[0]).parent / "notes").write_text("foreign")
+
+        found = sorted(info.page_hash for info in storage.scan(SPACE))
+        assert sorted([HASHES[0], HASHES[2]]) == found
+        assert {4096} == {info.nbytes for info in storage.scan(SPACE)}
+
+    def test_delete_of_an_absent_page_is_true(self, storage: FileStorage) -> None:
+        assert [True] == storage.batch_delete(SPACE, HASHES[:1])
+
+
+class TestLifecycle:
+    def test_pages_survive_reopening(self, storage: FileStorage, root: Path) -> None:
+        stored(storage, range(3))
+        storage.close()
+        with opened(root) as again:
+            assert page(seed=2).tobytes() == got(again, HASHES[2])
+            assert [SPACE] == list(again.spaces())
+            assert 3 * (4096 + TRAILER_NBYTES) == again.stats().nbytes
+
+    def test_after_close_everything_raises(self, storage: FileStorage) -> None:
+        storage.close()
+        storage.close()
+        calls: list[Any] = [
+            lambda: storage.batch_exists(SPACE, []),
+            lambda: storage.batch_get(SPACE, [], []),
+            lambda: storage.batch_set(SPACE, [], []),
+            lambda: storage.batch_delete(SPACE, []),
+            lambda: storage.open_space(SPACE),
+            storage.spaces,
+            lambda: storage.scan(SPACE),
+            lambda: storage.clear(SPACE),
+            storage.stats,
+        ]
+        for call in calls:
+            with pytest.raises(StorageClosed):
+                call()
+
+    def test_opening_fifty_times_leaves_nothing_behind(self, root: Path) -> None:
+        def use() -> None:
+            with opened(root, capacity_nbytes="1MiB") as storage:
+                stored(storage, range(4))
+                assert page().tobytes() == got(storage, HASHES[0])
+
+        use()
+        fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        for _ in range(50):
+            use()
+
+        assert fds == len(os.listdir("/proc/self/fd"))
+        assert threads == threading.active_count()
+        assert [] == os.listdir(root / "writers")
+
+    def test_pages_not_begun_in_time_are_misses(self, root: Path) -> None:
+        with opened(root, timeout_s=1e-9) as storage:
+            assert [False, False] == storage.batch_set(SPACE, HASHES[:2], [page(), page()])
+            assert [False, False] == storage.batch_get(SPACE, HASHES[:2], [blank(), blank()])
+            assert storage.stats().counters["timeouts"] >= 3
+            assert 0 == storage.stats().nbytes
+
+    def test_a_lost_ledger_is_found_again(self, storage: FileStorage, root: Path) -> None:
+        stored(storage, range(3))
+        storage.close()
+        for content in (None, b"", b"odd", b"\xff" * 16 + b"x", bytes(8) + b"\x01" * 8):
+            if content is None:
+                (root / "usage").unlink()
+            else:
+                (root / "usage").write_bytes(content)
+            with opened(root) as again:
+                assert 3 * (4096 + TRAILER_NBYTES) == again.stats().nbytes
+
+
+class TestSettings:
+    def test_the_registry_opens_it(self, tmp_path: Path) -> None:
+        with open_storage("file", {"path": str(tmp_path / "a" / "b")}) as storage:
+            assert isinstance(storage, FileStorage)
+
+    @pytest.mark.parametrize(
+        ("config", "named"),
+        [
+            ({}, "path"),
+            ({"path": ""}, "path"),
+            ({"path": "\0"}, "path"),
+            ({"path": "ROOT", "capacity_nbytes": 0}, "capacity_nbytes"),
+            ({"path": "ROOT", "durability": "fsync"}, "durability"),
+            ({"path": "ROOT", "capacity": 1}, "capacity"),
+            ({"path": "ROOT", "touch_interval_s": -1}, "touch_interval_s"),
+            ({"path": "ROOT", "timeout_s": 0}, "timeout_s"),
+        ],
+    )
+    def test_a_wrong_field_is_named(
+        self, tmp_path: Path, config: dict[str, Any], named: str
+    ) -> None:
+        config = {key: str(tmp_path) if value == "ROOT" else value for key, value in config.items()}
+        with pytest.raises(ConfigError, match=named):
+            FileStorage.from_config(config)
+
+    def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="path"):
+            opened(tmp_path / "file")
+
+    def test_it_declares_what_it_was_configured_for(self, tmp_path: Path) -> None:
+        with opened(tmp_path / "a", parallelism=2) as plain:
+            assert Retention.UNTIL_DELETED is plain.capabilities.retention
+            assert Durability.CRASH is plain.capabilities.durability
+            assert (1, 2) == (plain.capabilities.alignment, plain.capabilities.parallelism)
+        with opened(tmp_path / "b", min_free_nbytes="1MiB", durability="power") as narrow:
+            assert Retention.UNTIL_PRESSURE is narrow.capabilities.retention
+            assert Durability.POWER is narrow.capabilities.durability
+
+    def test_the_home_directory_is_expanded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with FileStorage.from_config({"path": "~/cache"}):
+            assert (tmp_path / "cache" / "spaces").is_dir()

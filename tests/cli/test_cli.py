@@ -1,0 +1,130 @@
+"""The command line as a whole: quick, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_REPLAY = ["replay", "--hicache-storage-backend", "memory"]
+_EXTRA = "--hicache-storage-backend-extra-config"
+_HEAVY = {"numpy", "torch", "pydantic", "rich", "yaml", "xxhash", "hicache_backends"}
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["replay", "--help"], ["backends", "--help"]])
+def test_help_imports_nothing_heavy(argv: list[str]) -> None:
+    program = (
+        "import sys\nfrom hicache_storage.cli import main\n"
+        f"try: main({argv!r})\nexcept SystemExit as end: assert end.code == 0\n"
+        "print(*sorted(sys.modules))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+
+    loaded = {name.partition(".")[0] for name in ran.stdout.splitlines()[-1].split()}
+    assert "hicache_storage" in loaded
+    assert not _HEAVY & loaded
+
+
+def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+
+    assert ended.value.code == 0
+    assert {"backends", "replay"} <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        ([], "VERB"),
+        (["repaly"], "invalid choice: 'repaly'"),
+        (["backends", "extra"], "unknown argument 'extra'"),
+        (["replay"], "--hicache-storage-backend is required"),
+        (["replay", "--hicache-storage-backend", "memroy"], "did you mean 'memory'?"),
+        (["replay", "--hicache-storage-backend"], "expected one argument"),
+        ([*_REPLAY, "--page-siz", "64"], "did you mean '--page-size'?"),
+        ([*_REPLAY, "--page-size", "x"], "--page-size: must be a whole number"),
+        ([*_REPLAY, "--page-size", "48"], "must divide the trace's blocks"),
+        ([*_REPLAY, "--requests", "0"], "--requests: must be a whole number"),
+        ([*_REPLAY, "--conversations", "-1"], "--conversations"),
+        ([*_REPLAY, "--seed", "x"], "--seed: invalid int value"),
+        ([*_REPLAY, "--speed", "0"], "--speed: must be a number greater than 0"),
+        ([*_REPLAY, "--speed", "nan"], "--speed: must be a number greater than 0"),
+        ([*_REPLAY, "--scale-bytes", "0"], "--scale-bytes: must be a number like 1/64"),
+        ([*_REPLAY, "--host-size", "much"], "--host-size: must be a size like 512MiB"),
+        ([*_REPLAY, "--host-size", "-1GiB"], "--host-size"),
+        ([*_REPLAY, "--host-size", "1KiB"], "holds no page"),
+        ([*_REPLAY, "--host-size", "9999PiB"], "this machine has"),
+        ([*_REPLAY, "--checksum", "md5"], "--checksum: invalid choice: 'md5'"),
+        ([*_REPLAY, "--model", "llama"], "--model: invalid choice: 'llama'"),
+        ([*_REPLAY, "--pool", "kv:mha,layers=2"], "heads: this field is required"),
+        ([*_REPLAY, "--pool", "draft:mla,layers=1,dim=8"], "'kv', is missing"),
+        ([*_REPLAY, "--pool", "kv:mla,layers=1,dim=8,dtype=int3"], "int3"),
+        ([*_REPLAY, "--pool", "kv:mla,layers=1,dim=8", "--model", "qwen3-8b"], "not allowed with"),
+        ([*_REPLAY, "--model", "deepseek-v3", "--hicache-mem-layout", "page_head"], "page_head"),
+        ([*_REPLAY, "--hicache-mem-layout", "page_last"], "--hicache-mem-layout"),
+        ([*_REPLAY, "--served-model-name", "\udc80"], "UTF-8"),
+        ([*_REPLAY, "--trace", "/no/such.jsonl"], "/no/such.jsonl: cannot be read"),
+        ([*_REPLAY, "--json", "/no/such/file.json"], "there is no directory /no/such"),
+        ([*_REPLAY, "--json", "/"], "is a directory"),
+        ([*_REPLAY, _EXTRA, "{"], "is not JSON"),
+        ([*_REPLAY, _EXTRA, "@/no/such.toml"], "/no/such.toml: cannot be read"),
+        ([*_REPLAY, _EXTRA, '{"prefetch_threshold": "9"}'], "prefetch_threshold: must be an int"),
+        ([*_REPLAY, _EXTRA, '{"capacty_nbytes": 9}'], "did you mean 'capacity_nbytes'?"),
+        (["replay", "--hicache-storage-backend", "dynamic"], "backend_name"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(argv)
+
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("hicache: ")
+    assert printed.err.count("\n") == 1
+    assert printed.err.endswith("\n")
+    assert reason in printed.err
+
+
+def test_a_wrong_trace_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0}\n')
+
+    assert main([*_REPLAY, "--trace", str(trace)]) == 2
+    assert capsys.readouterr().err == (
+        f"hicache: {trace}: line 1: input_length: this field is required\n"
+    )
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--conversations"])
+def test_flags_of_the_synthetic_trace_do_not_go_with_a_file(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_REPLAY, "--trace", "t", flag, "3"]) == 2
+    assert f"{flag} is for the synthetic trace" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As in `hicache backends --json | head -c 0`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "hicache_storage.cli", "backends", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0

@@ -1,0 +1,79 @@
+"""`hicache backends`: what can be used, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed distribution with one backend that lacks a library, and one that is broken."""
+    info = tmp_path / "hicache_acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hicache-acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[hicache_storage.backends]\nlacking = acme_lacking:Storage [s3]\nbroken = acme_broken:S\n"
+    )
+    (tmp_path / "acme_lacking.py").write_text("import no_such_library\n")
+    (tmp_path / "acme_broken.py").write_text("raise RuntimeError('[red]boom')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    assert main(["backends", "--json"]) == 0
+    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+
+
+def test_json_has_capabilities_and_origin(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = _listed(capsys)["memory"]
+
+    assert memory["installed"] is True
+    assert memory["problem"] is None
+    assert memory["capabilities"]["retention"] == "until-deleted"
+    assert memory["distribution"] == "hicache-storage"
+    assert memory["target"] == "hicache_backends.memory:MemoryStorage"
+
+
+def test_the_table_has_every_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "memory" in printed
+    assert "file" in printed
+    assert "until-deleted" in printed
+
+
+@pytest.mark.usefixtures("plug_ins")
+def test_what_is_missing_comes_with_the_line_that_installs_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lacking = _listed(capsys)["lacking"]
+
+    assert lacking["installed"] is False
+    assert lacking["capabilities"] == {}
+    assert "no_such_library" in lacking["problem"]
+    assert 'pip install "hicache-acme[s3]"' in lacking["problem"]
+
+
+@pytest.mark.usefixtures("plug_ins")
+def test_a_broken_plug_in_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = _listed(capsys)
+
+    assert listed["broken"]["problem"] == "[red]boom"
+    assert listed["memory"]["installed"] is True
+
+
+@pytest.mark.usefixtures("plug_ins")
+def test_the_table_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends"]) == 0
+
+    assert "[red]boom" in capsys.readouterr().out

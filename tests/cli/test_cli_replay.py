@@ -1,0 +1,287 @@
+"""`hicache replay` as people run it: output, exit codes, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_REPLAY = [
+    *("replay", "--hicache-storage-backend", "memory"),
+    *("--scale-bytes", "1/1024", "--host-size", "4MiB"),
+]
+_SHORT = [*_REPLAY, "--requests", "12"]
+_COMMAND = [sys.executable, "-m", "hicache_storage.cli"]
+
+_STORES = """
+from hicache_backends.memory import MemoryStorage
+class Failing(MemoryStorage):
+    def batch_set(self, space, hashes, pages):
+        raise OSError("the disk\\nis gone")
+class Flipping(MemoryStorage):
+    def batch_get(self, space, hashes, pages):
+        found = super().batch_get(space, hashes, pages)
+        for page in pages:
+            page.segments[-1][-1] ^= 1
+        return found
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes rich take a file for a terminal."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _report(tmp_path: Path, *argv: str) -> dict[str, Any]:
+    file = tmp_path / "report.json"
+    assert main([*_SHORT, "--json", str(file), *argv]) == 0
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def _signalled(tmp_path: Path, number: int) -> tuple[int, str, str, dict[str, Any]]:
+    """A run that would take hours, ended by a signal: exit code, output, errors, figures."""
+    file = tmp_path / "report.json"
+    with subprocess.Popen(
+        [*_COMMAND, *_SHORT, "--speed", "0.001", "--json", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline_s = time.monotonic() + 60
+        while not _catches(process.pid, signal.SIGTERM):  # nobody but the replay catches it
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err, json.loads(file.read_text())
+
+
+def test_the_table_is_printed_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(_SHORT) == 0
+
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    for shown in ("blocks", "pages", "tokens", "12 of 12 in", "corrupt pages        0;"):
+        assert shown in printed.out
+
+
+def test_a_table_in_a_file_has_narrow_plain_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(_SHORT) == 0
+
+    lines = capfd.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_json_has_the_figures_under_stable_names(tmp_path: Path) -> None:
+    report = _report(tmp_path)
+
+    expected = {
+        *("backend", "trace", "trace_requests", "elapsed_s", "interrupted", "model"),
+        *("page_tokens", "layout", "checksum", "prefetch_policy", "write_policy", "host_pages"),
+        *("pools", "requests", "blocks", "pages", "tokens", "paired_pages", "l3_read", "l3_write"),
+        *("prefetch", "loaded_unused_pages", "dropped_write_pages", "unreserved_pages"),
+        *("verified_nbytes", "corrupt_pages", "controller", "store", "storage"),
+    }
+    assert expected == set(report)
+    assert report["requests"] == report["trace_requests"] == 12
+    assert report["interrupted"] is False
+
+
+def test_defaults_are_sglangs(tmp_path: Path) -> None:
+    report = _report(tmp_path)
+
+    assert report["prefetch_policy"] == "timeout"
+    assert report["write_policy"] == "write_through"
+    assert report["layout"] == "page_first"
+    assert report["checksum"] == "xxh3"
+
+
+def test_flags_arrive(tmp_path: Path) -> None:
+    report = _report(
+        tmp_path,
+        *("--model", "deepseek-v3", "--served-model-name", "mine", "--page-size", "128"),
+        *("--hicache-write-policy", "write_back", "--checksum", "none"),
+        *("--hicache-storage-prefetch-policy", "best_effort"),
+        *("--hicache-mem-layout", "layer_first", "--scale-bytes", "1"),
+        *("--host-size", "64MiB"),
+    )
+
+    assert report["model"] == "mine"
+    assert report["page_tokens"] == 128
+    assert report["write_policy"] == "write_back"
+    assert report["prefetch_policy"] == "best_effort"
+    assert report["layout"] == "layer_first"
+    assert report["checksum"] == "none"
+    assert [pool["name"] for pool in report["pools"]] == ["kv", "draft"]
+    assert [pool["page_nbytes"] for pool in report["pools"]] == [128 * 61 * 1152, 128 * 1152]
+
+
+def test_pools_can_be_given_one_by_one(tmp_path: Path) -> None:
+    report = _report(
+        tmp_path,
+        *("--pool", "draft:mha,layers=1,heads=2,dim=8", "--pool", "kv:mla,layers=4,dim=16"),
+        *("--scale-bytes", "1"),
+    )
+
+    assert [pool["name"] for pool in report["pools"]] == ["kv", "draft"]
+    assert [pool["page_nbytes"] for pool in report["pools"]] == [
+        64 * 4 * 16 * 2,
+        64 * 2 * 2 * 8 * 2,
+    ]
+
+
+def test_the_same_seed_finds_the_same(tmp_path: Path) -> None:
+    patient = ("--seed", "5", "--hicache-storage-prefetch-policy", "wait_complete")
+
+    first = _report(tmp_path, *patient)
+
+    assert first["pages"] == _report(tmp_path, *patient)["pages"]
+
+
+def test_another_seed_is_another_trace(tmp_path: Path) -> None:
+    assert _report(tmp_path, "--seed", "5")["pages"] != _report(tmp_path, "--seed", "6")["pages"]
+
+
+def test_a_trace_file_is_replayed(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1000, "output_length": 1, "hash_ids": [0, last]}
+        for last in (1, 2, 1)
+    ]
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    report = _report(tmp_path, "--trace", str(trace))
+
+    assert report["blocks"]["total"] == 6
+    assert report["blocks"]["l2_hits"] == report["blocks"]["ideal_hits"] == 3
+
+
+def test_secrets_of_the_config_are_in_no_report(tmp_path: Path) -> None:
+    config = json.dumps({"capacity_nbytes": 987654321})
+
+    report = _report(tmp_path, "--hicache-storage-backend-extra-config", config)
+
+    assert "987654321" not in json.dumps(report)
+
+
+@pytest.fixture
+def strange_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with storages that misbehave."""
+    (tmp_path / "strange_stores.py").write_text(_STORES)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+def _replayed_over(storage: str, *argv: str) -> int:
+    config = {"backend_name": "x", "module_path": "strange_stores", "class_name": storage}
+    return main(
+        [
+            *("replay", "--hicache-storage-backend", "dynamic"),
+            *("--hicache-storage-backend-extra-config", json.dumps(config)),
+            *("--scale-bytes", "1/1024", "--host-size", "3MiB", *argv),
+        ]
+    )
+
+
+@pytest.mark.usefixtures("strange_stores")
+def test_a_failing_store_is_one_line_and_no_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    code = _replayed_over("Failing", "--requests", "12")
+
+    printed = capfd.readouterr()
+    assert code == 0
+    assert "a storage call failed: the disk is gone\n" in printed.err
+    assert all(line.startswith("hicache: warning: ") for line in printed.err.splitlines())
+    assert printed.err.count("a storage call failed") == 1
+    assert "save_error" in printed.out
+
+
+@pytest.mark.usefixtures("strange_stores")
+def test_corrupt_pages_make_exit_code_1(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    code = _replayed_over("Flipping", "--conversations", "20", "--checksum", "none")
+
+    assert code == 1
+    assert "corrupt pages" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly_and_it_still_prints(tmp_path: Path, number: int) -> None:
+    code, out, err, report = _signalled(tmp_path, number)
+
+    assert code == 128 + number
+    assert err == ""
+    assert "then interrupted" in out
+    assert "corrupt pages" in out
+    assert report["interrupted"] is True
+    assert report["requests"] < report["trace_requests"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_the_progress_bar_is_on_the_terminal_only(stream: str) -> None:
+    """Standard error on a terminal shows the bar; standard output never does."""
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*_COMMAND, *_SHORT],
+            env={**os.environ, "TERM": "xterm"},
+            stdout=theirs if stream == "stdout" else subprocess.DEVNULL,
+            stderr=theirs if stream == "stderr" else subprocess.DEVNULL,
+        ) as process:
+            os.close(theirs)
+            shown = _everything(ours)
+            assert process.wait(60) == 0
+    finally:
+        os.close(ours)
+
+    assert ("replaying" in shown) == (stream == "stderr")
+
+
+def _everything(descriptor: int) -> str:
+    """What comes through a pseudo-terminal until its other end is closed."""
+    parts: list[bytes] = []
+    while True:
+        try:
+            part = os.read(descriptor, 4096)
+        except OSError:  # how Linux says that the other end is gone
+            part = b""
+        if not part:
+            return b"".join(parts).decode()
+        parts.append(part)
+
+
+def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
+    before = _handlers()
+
+    _report(tmp_path)
+
+    assert _handlers() == before
+
+
+def _handlers() -> Sequence[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

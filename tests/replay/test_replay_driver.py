@@ -1,0 +1,271 @@
+"""Replays over real storages: what is found, what is proved, and when they stop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.memory import MemorySettings, MemoryStorage
+
+from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.errors import ConfigError
+from hicache_storage.replay.driver import Replay, ReplaySettings
+from hicache_storage.replay.models import KVShape, PoolShape
+from hicache_storage.replay.trace import BLOCK_TOKENS, Request, read_trace, synthetic_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import HiCacheStorage
+
+_L2_TOKENS = 50 * BLOCK_TOKENS
+"""A little more than the longest prompt here."""
+_MHA = KVShape("mha", 3, 2, 2)
+_MLA = KVShape("mla", 3, 1, 5)
+
+
+class _FlippingStorage(MemoryStorage):
+    """Returns the last byte of every page with one bit changed."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        found = super().batch_get(space, hashes, pages)
+        for page in pages:
+            page.segments[-1][-1] ^= 1
+        return found
+
+
+def _settings(shape: KVShape = _MHA, **changes: Any) -> ReplaySettings:
+    """A cache whose L2 holds a few prompts, and which waits for whatever L3 has."""
+    pools = (PoolShape("kv", shape), PoolShape("draft", KVShape(shape.kind, 1, 1, shape.dim)))
+    page_tokens = changes.pop("page_tokens", 64)
+    page_nbytes = sum(pool.shape.page(page_tokens).nbytes for pool in pools)
+    patient = ControllerSettings(
+        prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, prefetch_threshold_tokens=0
+    )
+    small = ReplaySettings(
+        model="m",
+        pools=pools,
+        page_tokens=page_tokens,
+        host_nbytes=_L2_TOKENS // page_tokens * page_nbytes,
+        controller=patient,
+    )
+    return replace(small, **changes)
+
+
+def _replayed(
+    requests: Sequence[Request], storage: HiCacheStorage | None = None, **changes: Any
+) -> dict[str, Any]:
+    with Replay(storage or MemoryStorage(), _settings(**changes)) as replay:
+        assert replay.run(requests)
+        return replay.figures()
+
+
+def _trace() -> list[Request]:
+    """A slice of the trace that HICACHE_TRACE names, of prompts that fit into the small L2."""
+    named = os.environ.get("HICACHE_TRACE")
+    if not named:
+        return synthetic_trace(0, conversations=40)
+    requests = read_trace(Path(named), 600)
+    return [request for request in requests if len(request.blocks) <= 32][:150]
+
+
+class TestHits:
+    @pytest.mark.parametrize("page_tokens", [64, 512])
+    def test_with_room_in_l3_they_are_the_ideal(self, page_tokens: int) -> None:
+        report = _replayed(_trace(), page_tokens=page_tokens)
+
+        assert (
+            report["blocks"]["l2_hits"] + report["blocks"]["l3_hits"]
+            == (report["blocks"]["ideal_hits"])
+        )
+        assert report["blocks"]["l3_hits"] > 0
+        assert report["corrupt_pages"] == 0
+
+    @pytest.mark.parametrize(
+        ("shape", "layout"),
+        [
+            (_MHA, "layer_first"),
+            (_MHA, "page_first"),
+            (_MHA, "page_first_direct"),
+            (_MHA, "page_head"),
+            (_MLA, "layer_first"),
+            (_MLA, "page_first"),
+            (_MLA, "page_first_direct"),
+        ],
+    )
+    def test_every_layout_gives_back_what_was_written(self, shape: KVShape, layout: str) -> None:
+        report = _replayed(synthetic_trace(1, conversations=15), shape=shape, layout=layout)
+
+        assert report["blocks"]["hit_rate"] == report["blocks"]["ideal_hit_rate"]
+        assert report["corrupt_pages"] == 0
+
+    def test_every_page_found_has_its_draft(self) -> None:
+        report = _replayed(_trace())
+
+        found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
+        assert report["paired_pages"] == found > 0
+
+    def test_every_byte_found_was_verified(self) -> None:
+        report = _replayed(synthetic_trace(0, conversations=10))
+
+        found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
+        assert report["verified_nbytes"] == found * _settings().page_nbytes
+
+    def test_another_run_finds_what_the_first_one_stored(self) -> None:
+        requests, storage = synthetic_trace(0, conversations=20), MemoryStorage()
+        _replayed(requests, storage)
+
+        assert _replayed(requests, storage)["pages"]["hit_rate"] == 1.0
+
+    def test_another_model_finds_nothing_of_the_first(self) -> None:
+        requests, storage = synthetic_trace(0, conversations=5), MemoryStorage()
+        _replayed(requests, storage)
+
+        assert _replayed(requests, storage, model="other")["blocks"]["hit_rate"] < 1.0
+
+    @pytest.mark.parametrize("write_policy", WritePolicy)
+    @pytest.mark.parametrize("prefetch_policy", PrefetchPolicy)
+    def test_no_policy_finds_more_than_the_ideal_or_other_bytes(
+        self, write_policy: WritePolicy, prefetch_policy: PrefetchPolicy
+    ) -> None:
+        controller = ControllerSettings(prefetch_policy=prefetch_policy, write_policy=write_policy)
+
+        report = _replayed(synthetic_trace(2, conversations=20), controller=controller)
+
+        assert report["blocks"]["hit_rate"] <= report["blocks"]["ideal_hit_rate"]
+        assert report["pages"]["l2_hits"] > 0
+        assert report["corrupt_pages"] == 0
+
+    def test_a_prompt_longer_than_l2_is_replayed(self) -> None:
+        report = _replayed([Request(0.0, 51200, 1, tuple(range(100)))] * 2)
+
+        assert report["pages"]["l2_hits"] + report["pages"]["l3_hits"] == 400
+        assert report["corrupt_pages"] == 0
+        assert report["unreserved_pages"] == 0
+
+    def test_an_empty_prompt_is_replayed(self) -> None:
+        assert _replayed([Request(0.0, 0, 1, ())])["requests"] == 1
+
+
+class TestProof:
+    def test_wrong_bytes_of_a_store_are_counted(self) -> None:
+        requests = synthetic_trace(0, conversations=20)
+
+        report = _replayed(requests, _FlippingStorage(), checksum="none")
+
+        l3_pages = report["pages"]["l3_hits"]
+        assert report["corrupt_pages"] >= 2 * l3_pages > 0
+
+    def test_checksums_turn_them_into_misses(self) -> None:
+        report = _replayed(synthetic_trace(0, conversations=20), _FlippingStorage())
+
+        assert report["corrupt_pages"] == 0
+        assert report["pages"]["l3_hits"] == 0
+        assert report["store"]["load_corrupt"] > 0
+
+    def test_a_full_store_costs_hits_only(self) -> None:
+        full = MemoryStorage(MemorySettings.parse("memory", {"capacity_nbytes": 100_000}))
+
+        report = _replayed(synthetic_trace(0, conversations=20), full)
+
+        assert report["corrupt_pages"] == 0
+        assert report["store"]["save_refused"] > 0
+        assert report["storage"]["refused_no_space"] > 0
+        assert report["blocks"]["hit_rate"] < report["blocks"]["ideal_hit_rate"]
+
+
+class TestTime:
+    def test_figures_have_the_time_that_calls_took(self) -> None:
+        report = _replayed(synthetic_trace(0, conversations=20))
+
+        assert report["l3_read"]["nbytes"] == report["store"]["load_nbytes"] > 0
+        assert 0 < report["l3_read"]["busy_s"] < 60
+        assert report["l3_write"]["gb_per_s"] > 0
+        assert 0 < report["prefetch"]["p50_s"] <= report["prefetch"]["p99_s"]
+
+    def test_a_speed_keeps_the_gaps_of_the_trace(self) -> None:
+        requests = [Request(second, 512, 1, (0,)) for second in (0.0, 1.0, 4.0)]
+        began_s = time.monotonic()
+
+        _replayed(requests, speed=10.0)
+
+        assert time.monotonic() - began_s >= 0.4
+
+    def test_time_begins_with_the_first_request(self) -> None:
+        """Traces may count from any hour."""
+        began_s = time.monotonic()
+
+        _replayed([Request(1e6, 512, 1, (0,)), Request(1e6 + 1, 512, 1, (0,))], speed=100.0)
+
+        assert time.monotonic() - began_s < 60
+
+    def test_without_a_speed_nobody_waits(self) -> None:
+        began_s = time.monotonic()
+
+        _replayed([Request(0.0, 512, 1, (0,)), Request(1000.0, 512, 1, (0,))])
+
+        assert time.monotonic() - began_s < 60
+
+    def test_stop_ends_it_after_the_request_at_hand(self) -> None:
+        stop = threading.Event()
+        with Replay(MemoryStorage(), _settings()) as replay:
+            whole = replay.run(
+                synthetic_trace(0, conversations=20),
+                stop=stop,
+                progress=lambda tally: stop.set() if tally.requests == 5 else None,
+            )
+
+        assert not whole
+        assert replay.tally.requests == 5
+
+    def test_stop_ends_the_wait_for_the_next_request(self) -> None:
+        stop = threading.Event()
+        with Replay(MemoryStorage(), _settings(speed=1.0)) as replay:
+            replay.run(
+                [Request(0.0, 512, 1, (0,)), Request(3600.0, 512, 1, (0,))],
+                stop=stop,
+                progress=lambda _: stop.set(),
+            )
+
+        assert replay.tally.requests == 1
+
+
+class TestSettings:
+    def test_pages_must_fill_blocks(self) -> None:
+        with pytest.raises(
+            ConfigError, match="must divide the trace's blocks of 512 tokens, and 48"
+        ):
+            _settings(page_tokens=48)
+
+    def test_l2_must_hold_a_page(self) -> None:
+        with pytest.raises(ConfigError, match="--host-size of 1000 bytes holds no page"):
+            _settings(host_nbytes=1000)
+
+    def test_l2_must_fit_into_the_machine(self) -> None:
+        with pytest.raises(ConfigError, match="this machine has"):
+            Replay(MemoryStorage(), _settings(host_nbytes=1 << 60))
+
+    def test_a_layout_that_does_not_go_with_a_shape_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"pool 'kv' .*page_head"):
+            Replay(MemoryStorage(), _settings(_MLA, layout="page_head"))
+
+    def test_pools_share_l2_in_proportion(self) -> None:
+        with Replay(MemoryStorage(), _settings()) as replay:
+            assert [pool.host.slots for pool in replay.pools] == [400, 400]
+
+    def test_a_replay_that_cannot_open_leaves_no_thread(self) -> None:
+        before = threading.active_count()
+
+        with pytest.raises(ConfigError):
+            Replay(MemoryStorage(), _settings(_MLA, layout="page_head"))
+
+        assert threading.active_count() == before

@@ -1,0 +1,221 @@
+"""SGLang's flags: defaults, meaning, and complaints that name the field."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hicache_storage import config
+from hicache_storage.config import StorageChoice, add_arguments, load_extra_config
+from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.errors import ConfigError
+from hicache_storage.host_pool import LAYOUTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SECRET = "hunter2"  # noqa: S105 - what must not be repeated
+
+
+def _parsed(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def _choice(extra: dict[str, Any] | None = None, *argv: str) -> StorageChoice:
+    given = [] if extra is None else [_EXTRA, json.dumps(extra)]
+    return StorageChoice.from_arguments(
+        _parsed("--hicache-storage-backend", "memory", *given, *argv)
+    )
+
+
+_EXTRA = "--hicache-storage-backend-extra-config"
+
+
+class TestFlags:
+    def test_defaults_are_sglangs(self) -> None:
+        expected = {
+            "hicache_storage_backend": None,
+            "hicache_storage_backend_extra_config": None,
+            "hicache_storage_prefetch_policy": "timeout",
+            "hicache_write_policy": "write_through",
+            "hicache_mem_layout": "page_first",
+            "page_size": None,
+            "served_model_name": None,
+        }
+
+        assert expected == vars(_parsed())
+
+    @pytest.mark.parametrize(
+        ("flag", "value"),
+        [
+            ("--hicache-storage-prefetch-policy", "eager"),
+            ("--hicache-write-policy", "write_around"),
+            ("--hicache-mem-layout", "page_last"),
+            ("--page-size", "0"),
+            ("--page-size", "64.5"),
+            ("--page-size", "9" * 5000),
+        ],
+    )
+    def test_a_wrong_value_is_refused_by_flag(self, flag: str, value: str) -> None:
+        with pytest.raises(argparse.ArgumentError, match=flag):
+            _parsed(flag, value)
+
+    def test_prefetch_policies_are_the_controllers(self) -> None:
+        assert sorted(config.PREFETCH_POLICIES) == sorted(policy.value for policy in PrefetchPolicy)
+
+    def test_write_policies_are_the_controllers(self) -> None:
+        assert sorted(config.WRITE_POLICIES) == sorted(policy.value for policy in WritePolicy)
+
+    def test_layouts_are_the_host_pools(self) -> None:
+        assert sorted(config.MEM_LAYOUTS) == sorted(LAYOUTS)
+
+
+class TestStorageChoice:
+    def test_a_backend_is_required(self) -> None:
+        with pytest.raises(ConfigError, match="--hicache-storage-backend is required"):
+            StorageChoice.from_arguments(_parsed())
+
+    def test_flags_arrive(self) -> None:
+        choice = _choice(
+            None,
+            "--page-size",
+            "32",
+            "--served-model-name",
+            "m",
+            "--hicache-mem-layout",
+            "page_head",
+        )
+
+        assert choice.page_tokens == 32
+        assert choice.served_model_name == "m"
+        assert choice.mem_layout == "page_head"
+
+    def test_knob_defaults_are_the_controllers(self) -> None:
+        choice, settings = _choice(), ControllerSettings()
+
+        assert choice.prefetch_threshold_tokens == settings.prefetch_threshold_tokens
+        assert choice.prefetch_timeout_base_s == settings.prefetch_timeout_base_s
+        assert choice.prefetch_timeout_per_ki_token_s == settings.prefetch_timeout_per_ki_token_s
+        assert choice.prefetch_policy == settings.prefetch_policy.value
+        assert choice.write_policy == settings.write_policy.value
+
+    def test_knobs_are_taken_out_of_the_backends_config(self) -> None:
+        choice = _choice(
+            {
+                "prefetch_threshold": 64,
+                "prefetch_timeout_base": 2,
+                "prefetch_timeout_per_ki_token": 0.5,
+                "hicache_storage_pass_prefix_keys": True,
+                "capacity_nbytes": 1024,
+            }
+        )
+
+        assert choice.config == {"capacity_nbytes": 1024}
+        assert choice.prefetch_threshold_tokens == 64
+        assert choice.prefetch_timeout_base_s == 2
+        assert choice.prefetch_timeout_per_ki_token_s == 0.5
+        assert choice.pass_prefix_keys is True
+
+    @pytest.mark.parametrize(
+        ("knob", "value"),
+        [
+            ("prefetch_threshold", 1.5),
+            ("prefetch_threshold", True),
+            ("prefetch_threshold", "256"),
+            ("prefetch_threshold", -1),
+            ("prefetch_timeout_base", None),
+            ("prefetch_timeout_base", float("inf")),
+            ("prefetch_timeout_per_ki_token", [1]),
+            ("hicache_storage_pass_prefix_keys", 1),
+        ],
+    )
+    def test_a_knob_of_the_wrong_type_is_named(self, knob: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=f"{knob}: must"):
+            _choice({knob: value})
+
+    def test_open_gives_the_backend_its_fields(self) -> None:
+        with _choice({"capacity_nbytes": "1KiB", "prefetch_threshold": 1}).open() as storage:
+            assert storage.stats().capacity_nbytes == 1024
+
+    def test_the_config_is_not_in_the_repr(self) -> None:
+        assert _SECRET not in repr(_choice({"password": _SECRET}))
+
+
+class TestExtraConfig:
+    def test_no_text_is_no_field(self) -> None:
+        assert load_extra_config(None) == {}
+        assert load_extra_config("") == {}
+
+    def test_inline_json(self) -> None:
+        assert load_extra_config('{"a": {"b": [1, "x"]}}') == {"a": {"b": [1, "x"]}}
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("c.json", '{"path": "/p", "n": 3}'),
+            ("c.toml", 'path = "/p"\nn = 3\n'),
+            ("c.yaml", "path: /p\nn: 3\n"),
+            ("c.yml", "{path: /p, n: 3}\n"),
+        ],
+    )
+    def test_a_file_by_its_extension(self, tmp_path: Path, name: str, text: str) -> None:
+        file = tmp_path / name
+        file.write_text(text)
+
+        assert load_extra_config(f"@{file}") == {"path": "/p", "n": 3}
+
+    @pytest.mark.parametrize(
+        ("name", "content", "reason"),
+        [
+            ("c.json", b'{"a": }', "is not JSON: expecting value at line 1, column 7"),
+            ("c.json", b"", "is not JSON"),
+            ("c.json", b"[1]", "must be an object of fields, not list"),
+            ("c.json", b"[" * 100_000, "is not JSON"),
+            ("c.toml", b"a = \n", "is not TOML"),
+            ("c.yaml", b"a: b: c\n", "is not YAML: .* at line 1, column 5"),
+            ("c.yaml", b"a: \x01\n", "is not YAML"),
+            ("c.yaml", b"", "must be an object of fields, not NoneType"),
+            ("c.yaml", b"1: x\n", "a field's name must be a string, not 1"),
+            ("c.json", b"\xff\xfe", "is not UTF-8 text"),
+            ("c.ini", b"", "must end in one of .json, .toml, .yaml, .yml"),
+        ],
+    )
+    def test_a_wrong_file_is_named_with_the_reason(
+        self, tmp_path: Path, name: str, content: bytes, reason: str
+    ) -> None:
+        file = tmp_path / name
+        file.write_bytes(content)
+
+        with pytest.raises(ConfigError, match=f"{file}: {reason}"):
+            load_extra_config(f"@{file}")
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"no\.json: cannot be read: No such file"):
+            load_extra_config(f"@{tmp_path}/no.json")
+
+    @pytest.mark.parametrize("text", ["nonsense", '{"a": 1', "[]", "3", '"x"', "null"])
+    def test_wrong_inline_json_names_the_flag(self, text: str) -> None:
+        with pytest.raises(ConfigError, match=_EXTRA):
+            load_extra_config(text)
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("c.json", f'{{"url": "redis://:{_SECRET}@h" "b": 1}}'),
+            ("c.toml", f'url = "redis://:{_SECRET}@h\n'),
+            ("c.yaml", f"url: redis: //:{_SECRET}@h: x\n"),
+        ],
+    )
+    def test_a_complaint_never_repeats_the_text(self, tmp_path: Path, name: str, text: str) -> None:
+        file = tmp_path / name
+        file.write_text(text)
+
+        with pytest.raises(ConfigError) as caught:
+            load_extra_config(f"@{file}")
+
+        assert _SECRET not in str(caught.value)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import hicache_storage
+
+HEAVY = "numpy, torch, pydantic, rich, yaml, xxhash, redis, boto3, hicache_backends"
+
+
+def test_public_names_are_sorted_and_complete() -> None:
+    homes = [name for names in hicache_storage._HOMES.values() for name in names]
+
+    assert sorted(homes) == hicache_storage.__all__
+    assert len(set(homes)) == len(homes)
+
+
+@pytest.mark.parametrize("name", hicache_storage.__all__)
+def test_a_public_name_is_there_and_is_its_modules(name: str) -> None:
+    value = getattr(hicache_storage, name)
+
+    assert name == value.__name__
+    assert f"hicache_storage.{hicache_storage._HOME_OF[name]}" == value.__module__
+    assert value is getattr(hicache_storage, name)
+    assert name in dir(hicache_storage)
+
+
+def test_a_star_import_brings_all_of_them() -> None:
+    namespace: dict[str, object] = {}
+    exec("from hicache_storage import *", namespace)  # noqa: S102 - a star is what is tested
+
+    assert set(hicache_storage.__all__) <= set(namespace)
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Pgae'"):
+        _ = hicache_storage.Pgae
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import hicache_storage",
+        "from hicache_storage import KeySpace, Page, page_hashes",
+        "from hicache_storage import HiCacheStorage, ConfigError",
+        "from hicache_storage import open_storage",
+    ],
+)
+def test_an_import_of_the_contract_loads_nothing_heavy(statement: str) -> None:
+    program = (
+        f"{statement}\nimport sys\n"
+        f"loaded = set({HEAVY!r}.split(', ')) & set(sys.modules)\n"
+        "sys.exit(f'{sorted(loaded)} loaded' if loaded else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

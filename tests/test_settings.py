@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError, field_validator
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
+
+SECRET = "hunter2-do-not-tell"  # noqa: S105 - not a real one
+UNIT = "swordfish"  # pydantic quotes the unit of a size
+
+
+class Acme(Settings):
+    url: str
+    password: SecretStr | None = None
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    timeout_s: PositiveSeconds = 30.0
+    connections: int = Field(default=4, ge=1, le=64)
+    nested: dict[str, int] = Field(default_factory=dict)
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        if not url.startswith("acme://"):
+            raise ValueError("Must begin with acme://HOST")
+        return url
+
+
+def refusal(**config: Any) -> str:
+    """What `Acme` says about a config that is wrong beside its url."""
+    with pytest.raises(ConfigError) as caught:
+        Acme.parse("acme", {"url": "acme://host", **config})
+    return str(caught.value)
+
+
+def test_a_config_becomes_settings_with_defaults() -> None:
+    settings = Acme.parse("acme", {"url": "acme://host", "timeout_s": 2})
+
+    assert ("acme://host", 2.0, 4) == (settings.url, settings.timeout_s, settings.connections)
+
+
+def test_settings_never_change() -> None:
+    settings = Acme.parse("acme", {"url": "acme://host"})
+
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.url = "acme://other"
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [(1 << 30, 1 << 30), ("1GiB", 1 << 30), ("1 GB", 10**9), ("64KiB", 65536), ("12", 12)],
+)
+def test_sizes_are_numbers_or_text_with_units(size: int | str, nbytes: int) -> None:
+    assert (
+        nbytes == Acme.parse("acme", {"url": "acme://h", "capacity_nbytes": size}).capacity_nbytes
+    )
+
+
+def test_an_unknown_field_is_refused_with_the_nearest() -> None:
+    assert "acme: unknown field 'timeout'; did you mean 'timeout_s'?" == refusal(timeout=3)
+
+
+def test_an_unknown_field_like_no_other_lists_all() -> None:
+    assert refusal(zzz=1).startswith("acme: unknown field 'zzz'; choose one of capacity_nbytes,")
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^acme: url: this field is required$"):
+        Acme.parse("acme", {})
+
+
+def test_every_complaint_is_in_one_message() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Acme.parse("acme", {"timeout_s": 0, "colour": 1})
+
+    for complaint in ("url: this field", "timeout_s: input should be", "unknown field 'colour'"):
+        assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("timeout_s", 0),
+        ("timeout_s", -1.5),
+        ("timeout_s", float("inf")),
+        ("timeout_s", float("nan")),
+        ("connections", 0),
+        ("connections", 65),
+        ("connections", 1.5),
+        ("capacity_nbytes", 0),
+        ("capacity_nbytes", -5),
+    ],
+)
+def test_a_number_out_of_bounds_is_named_and_shown(field: str, value: float) -> None:
+    assert re.fullmatch(rf"acme: {field}\b.*, not {value}", refusal(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"password": [SECRET]},
+        {"password": {"value": SECRET}},
+        {"timeout_s": SECRET},
+        {"connections": SECRET},
+        {"capacity_nbytes": SECRET},
+        {"capacity_nbytes": f"5 {UNIT}"},
+        {"url": f"https://user:{SECRET}@host"},
+        {"url": [SECRET]},
+        {"nested": {"key": SECRET}},
+        {"nested": SECRET},
+    ],
+    ids=str,
+)
+def test_text_that_was_given_is_never_repeated(config: dict[str, Any]) -> None:
+    (field,) = config
+    with pytest.raises(ConfigError) as caught:
+        Acme.parse("acme", {"url": "acme://host"} | config)
+
+    assert field in str(caught.value)
+    assert SECRET not in repr(caught.value)
+    assert UNIT not in repr(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_secret_is_not_shown() -> None:
+    settings = Acme.parse("acme", {"url": "acme://host", "password": SECRET})
+
+    assert settings.password is not None
+    assert SECRET == settings.password.get_secret_value()
+    assert SECRET not in f"{settings} {settings!r} {settings.model_dump()}"
+
+
+def test_a_validators_own_words_are_kept() -> None:
+    with pytest.raises(ConfigError, match=r"^acme: url: must begin with acme://HOST$"):
+        Acme.parse("acme", {"url": "http://host"})
+
+
+def test_a_config_is_not_changed() -> None:
+    config: dict[str, Any] = {"url": "acme://host", "capacity_nbytes": "1GiB"}
+    Acme.parse("acme", config)
+
+    assert {"url": "acme://host", "capacity_nbytes": "1GiB"} == config
