@@ -463,6 +463,24 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_touched() -> None:
         HostPool(big_shape(1 << 40), slots=1 << 10)
 
 
+def test_a_process_that_may_not_map_as_much_says_so() -> None:
+    program = """
+import resource
+from hicache_storage.host_pool import HostPool, PageShape
+shape = PageShape.mla(page_tokens=1, layers=1, kv_dim=1 << 20, dtype="uint8")
+resource.setrlimit(resource.RLIMIT_AS, (256 << 20,) * 2)
+try:
+    HostPool(shape, slots=300)
+except MemoryError as error:
+    print(error)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert f"no memory for {300 << 20} bytes" in told.stdout
+
+
 # --- the end -------------------------------------------------------------------------------------
 
 

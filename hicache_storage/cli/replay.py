@@ -96,7 +96,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--host-size",
         type=_nbytes,
-        default="256MiB",
+        default="128MiB",
         metavar="BYTES",
         help='L2, e.g. "2GiB", shared by all pools (default: %(default)s)',
     )

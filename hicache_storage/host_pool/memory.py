@@ -29,11 +29,7 @@ def mapped(nbytes: int, huge_pages: HugePages) -> memoryview:
         raise ValueError(f"unknown huge_pages {huge_pages!r}; choose one of {choices}")
     if not nbytes:
         return memoryview(b"")
-    if huge_pages in _HUGE_NBYTES:
-        memory = _reserved(nbytes, huge_pages)
-    else:
-        _check_room(nbytes)
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = _reserved(nbytes, huge_pages) if huge_pages in _HUGE_NBYTES else _ordinary(nbytes)
     if huge_pages == "transparent":
         memory.madvise(mmap.MADV_HUGEPAGE)
     _populate(memory)
@@ -54,6 +50,14 @@ def _reserved(nbytes: int, huge_pages: HugePages) -> mmap.mmap:
             f" them in /sys/kernel/mm/hugepages/hugepages-{unit >> 10}kB/nr_hugepages, or use"
             " huge_pages='transparent'"
         ) from error
+
+
+def _ordinary(nbytes: int) -> mmap.mmap:
+    _check_room(nbytes)
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:  # a limit of the process, or a kernel that does not overcommit
+        raise MemoryError(f"no memory for {nbytes} bytes: {error.strerror}") from error
 
 
 def _check_room(nbytes: int) -> None:

@@ -1,0 +1,7 @@
+"""What a backend must pass, and what its users are tested with. So far: storages that misbehave on call."""
+
+from __future__ import annotations
+
+from hicache_conformance.faults import Fault, FaultyStorage, Strike
+
+__all__ = ["Fault", "FaultyStorage", "Strike"]

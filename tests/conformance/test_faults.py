@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, FaultyStorage, Strike
+from pages import blank, hash_of, page, space
+
+from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
+from hicache_storage.page import Page
+
+SPACE = space()
+HASHES = [hash_of(number) for number in range(4)]
+
+
+def faulty(operation: str, fault: Fault, *, call: int = 0, seed: int = 0) -> FaultyStorage:
+    return FaultyStorage(MemoryStorage(), [Strike(operation, call, fault)], seed=seed)
+
+
+def pages() -> list[Page]:
+    return [page(seed=number) for number in range(4)]
+
+
+def differing_bits(first: Page, second: Page) -> int:
+    pairs = zip(first.tobytes(), second.tobytes(), strict=True)
+    return sum((a ^ b).bit_count() for a, b in pairs)
+
+
+def test_only_the_chosen_call_is_struck() -> None:
+    storage = faulty("batch_set", Fault.MISS, call=1)
+
+    answers = [storage.batch_set(SPACE, HASHES, pages())[0] for _ in range(3)]
+
+    assert [True, False, True] == answers
+    assert storage.calls["batch_set"] == 3
+
+
+def test_raise_does_nothing() -> None:
+    storage = faulty("batch_set", Fault.RAISE)
+
+    with pytest.raises(StorageUnavailable, match="batch_set"):
+        storage.batch_set(SPACE, HASHES, pages())
+
+    assert [False] * 4 == storage.batch_exists(SPACE, HASHES)
+
+
+def test_a_lie_stores_nothing() -> None:
+    storage = faulty("batch_set", Fault.LIE)
+
+    assert [True] * 4 == storage.batch_set(SPACE, HASHES, pages())
+    assert [False] * 4 == storage.batch_exists(SPACE, HASHES)
+
+
+@pytest.mark.parametrize("operation", ["batch_set", "batch_get"])
+def test_a_flip_changes_one_bit_of_one_page(operation: str) -> None:
+    storage = faulty(operation, Fault.FLIP)
+    sent, got = pages(), [blank() for _ in HASHES]
+    storage.batch_set(SPACE, HASHES, sent)
+
+    assert [True] * 4 == storage.batch_get(SPACE, HASHES, got)
+
+    assert [0, 0, 0, 1] == sorted(map(differing_bits, pages(), got))
+    assert [0] * 4 == list(map(differing_bits, pages(), sent))
+
+
+def test_a_tear_zeroes_the_second_half_of_one_page() -> None:
+    storage = faulty("batch_set", Fault.TEAR)
+    got = [blank() for _ in HASHES]
+    storage.batch_set(SPACE, HASHES, pages())
+    storage.batch_get(SPACE, HASHES, got)
+
+    torn = [each for each, whole in zip(got, pages(), strict=True) if differing_bits(each, whole)]
+
+    assert len(torn) == 1
+    assert bytes(2048) == torn[0].tobytes()[2048:]
+
+
+def test_the_same_seed_strikes_the_same_bit() -> None:
+    results: list[list[bytes]] = []
+    for _ in range(2):
+        storage = faulty("batch_get", Fault.FLIP, seed=7)
+        got = [blank() for _ in HASHES]
+        storage.batch_set(SPACE, HASHES, pages())
+        storage.batch_get(SPACE, HASHES, got)
+        results.append([each.tobytes() for each in got])
+
+    assert results[0] == results[1]
+
+
+def test_a_hang_ends_with_release() -> None:
+    storage = faulty("batch_exists", Fault.HANG)
+    answers: list[bool] = []
+    caller = threading.Thread(target=lambda: answers.extend(storage.batch_exists(SPACE, HASHES)))
+    caller.start()
+    caller.join(0.05)
+    assert caller.is_alive()
+
+    storage.release()
+    caller.join(20)
+
+    assert [False] * 4 == answers
+
+
+def test_closing_releases_and_closes_what_is_inside() -> None:
+    storage = faulty("batch_get", Fault.HANG)
+    storage.close()
+
+    with pytest.raises(StorageClosed):
+        storage.batch_exists(SPACE, HASHES)
+
+
+def test_it_is_not_built_from_a_config() -> None:
+    with pytest.raises(UnsupportedOperation):
+        FaultyStorage.from_config({})
