@@ -1,4 +1,4 @@
-"""What a backend must pass, and what its users are tested with. So far: storages that misbehave on call."""
+"""What a backend must pass, and what its users are tested with: so far, a storage that misbehaves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A storage that misbehaves on a chosen call: for tests of what stands above a storage.
 
-Everything is determined by the plan and the seed, so that a failure can be replayed, and a scenario can be
-run once for each call that could have failed.
+Everything is determined by the plan and the seed: a failure can be replayed, and a scenario can be run
+once for each call that could have failed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FaultyStorage(HiCacheStorage):
         self._lock = threading.Lock()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:  # noqa: ARG003
         """Not built from a config: a fault is somebody's plan."""
         raise UnsupportedOperation(f"{cls.__name__} wraps another storage: construct it")
 

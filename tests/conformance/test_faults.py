@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -8,7 +9,9 @@ from hicache_conformance import Fault, FaultyStorage, Strike
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
-from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from hicache_storage.page import Page
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(4)]
