@@ -14,6 +14,7 @@ from hicache_storage.storage import HiCacheStorage
 
 ENTRY_POINT_GROUP = "hicache_storage.backends"
 DYNAMIC = "dynamic"
+_OUR_PACKAGES = ("hicache_storage", "hicache_backends")
 _DYNAMIC_FIELDS = ("backend_name", "module_path", "class_name")
 
 
@@ -39,6 +40,8 @@ class Backend:
         try:
             return _storage_class(importlib.import_module(module), name)
         except ImportError as error:
+            if (error.name or "").partition(".")[0] in _OUR_PACKAGES:
+                raise  # nothing that could be installed would mend it
             wanted = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
             raise BackendNotInstalled(
                 f"backend {self.name!r} needs {error.name or error}, which is not installed:"

@@ -463,6 +463,12 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_touched() -> None:
         HostPool(big_shape(1 << 40), slots=1 << 10)
 
 
+def test_so_many_slots_are_refused_before_they_are_listed() -> None:
+    """The list of free slots alone would not fit."""
+    with pytest.raises(MemoryError, match="does not fit"):
+        HostPool(MHA, slots=1 << 45)
+
+
 def test_a_process_that_may_not_map_as_much_says_so() -> None:
     program = """
 import resource

@@ -147,6 +147,17 @@ def test_a_missing_library_is_named_with_what_to_install(
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
+def test_a_mistake_of_ours_is_not_taken_for_a_missing_library(install: Install) -> None:
+    """No advice to install anything could mend it."""
+    source = "from hicache_storage.storage import NoSuchName"
+    install("acme-cache", "acme_broken", source, acme="acme_broken:Acme")
+
+    with pytest.raises(ImportError, match="NoSuchName") as caught:
+        open_storage("acme")
+
+    assert not isinstance(caught.value, BackendNotInstalled)
+
+
 def test_one_distribution_may_declare_a_backend_that_needs_an_extra(install: Install) -> None:
     install("acme-cache", "acme_extra", STORAGE, acme="acme_extra:Acme [rdma]")
 

@@ -108,12 +108,8 @@ class CacheController:
             ValueError: A malformed page hash.
         """
         check_page_hashes(hashes)
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline_s - time.monotonic()
-            groups = self.cache.allocate(len(hashes), timeout_s=max(0.0, left_s))
-            if groups or not hashes or left_s <= 0:
-                return Reservation(self.cache, list(hashes[: len(groups)]), groups)
+        groups = self.cache.allocate(len(hashes), timeout_s=timeout_s)
+        return Reservation(self.cache, list(hashes[: len(groups)]), groups)
 
     def commit(self, reservation: Reservation) -> None:
         """The reserved pages are filled in every pool: they are L2's now, and L3's by write policy.

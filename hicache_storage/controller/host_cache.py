@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -120,21 +121,30 @@ class HostCache:
         """Slots for up to `pages` pages, in all pools alike, evicting what is idle.
 
         Fewer where the rest is pinned or must be written first; with `timeout_s` it waits that long for
-        something to become idle.
+        the first of them.
         """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            got, dirty = self._allocate_now(pages, max(0.0, left_s))
+            if dirty and self._write_back is not None:
+                self._write_back(dirty)
+            if got or not pages or left_s <= 0:
+                return got
+
+    def _allocate_now(self, pages: int, timeout_s: float) -> tuple[list[Slots], list[Entry]]:
+        """The slots that there are, and the pages that must be written before there are more."""
+        got: list[Slots] = []
+        dirty: list[Entry] = []
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(pages), timeout_s)
-            got: list[Slots] = []
-            dirty: list[Entry] = []
             while len(got) + self._leaving < pages:
                 slots = self._take()
                 if slots is not None:
                     got.append(slots)
                 elif not self._evict(dirty):
                     break
-        if dirty and self._write_back is not None:
-            self._write_back(dirty)
-        return got
+        return got, dirty
 
     def insert(self, page_hash: str, slots: Slots, *, stored: bool) -> Entry:
         """Make a filled page part of L2, pinned. Where it is there already, the new slots are freed."""

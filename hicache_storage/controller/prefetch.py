@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller.lease import Lease
+from hicache_storage.controller.policies import WritePolicy
 from hicache_storage.transfer import Verdict
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from hicache_storage.counters import Counters
     from hicache_storage.page_store import PageStore
     from hicache_storage.transfer import Outcome
+
+# Idle pages of a write-back cache make room once they are written: worth waiting for, but not for long.
+_WRITE_BACK_TIMEOUT_S = 1.0
 
 
 class Prefetch:
@@ -120,6 +124,8 @@ class Prefetcher:
         self._settings = settings
         self._counters = counters
         self._pools = [pool.pool for pool in cache.pools]
+        writes_back = settings.write_policy is WritePolicy.WRITE_BACK
+        self._room_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
 
     def extend_from_l2(self, prefetch: Prefetch) -> None:
         """Add the pages that L2 has next; being used, some may now be worth writing."""
@@ -154,7 +160,7 @@ class Prefetcher:
         """Load one batch; whether all of it arrived in time to be used."""
         if prefetch.ended:
             return False
-        groups = self._cache.allocate(len(hashes))
+        groups = self._cache.allocate(len(hashes), timeout_s=self._room_timeout_s)
         self._counters.add("no_host_slot_pages", len(hashes) - len(groups))
         if not groups:
             return False

@@ -78,12 +78,12 @@ class HostPool:
         self.layout = layout
         self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
-        self._free = collections.deque(range(slots))
-        self._used = bytearray(slots)
-        self._end_slot = slots  # 0 once closed
         self._runs = segment_runs(layout, shape, slots)
         self._pages = mapped(slots * shape.nbytes, huge_pages)
         self._headers = mapped(slots * frame_nbytes, "none")
+        self._free = collections.deque(range(slots))
+        self._used = bytearray(slots)
+        self._end_slot = slots  # 0 once closed
         self._pinning = None
         if cuda is not None and pin_memory(self._pages, cuda, must=bool(pin)):
             self._pinning = weakref.finalize(self, unpin_memory, self._pages, cuda)

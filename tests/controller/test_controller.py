@@ -300,6 +300,22 @@ class TestWriting:
         controller.drain(20)
         assert self.stored(storage) == 8
 
+    def test_write_back_makes_room_for_what_is_loaded(
+        self, engine: Callable[..., CacheController]
+    ) -> None:
+        """L2 is full of pages that must be written before they can go; L3 has the prompt."""
+        first = engine()
+        compute(first, PROMPT)
+        first.drain(20)
+        second = engine(slots=16, write_policy=WritePolicy.WRITE_BACK)
+        compute(second, [hash_of(300 + number) for number in range(16)])
+
+        with fetch(second, PROMPT) as lease:
+            assert lease.l3_pages == 16
+            assert is_right(lease)
+        second.drain(20)
+        assert second.stats()["written_pages"] == 16
+
     def test_write_back_writes_the_rest_when_it_closes(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:

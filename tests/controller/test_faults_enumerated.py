@@ -23,7 +23,7 @@ def scenario(storage: FaultyStorage) -> tuple[int, int]:
     """Three engines, one after another, on two prompts with one head: wrong prefixes, leaked slots."""
     wrong = leaked = 0
     for _ in range(3):
-        settings = PageStoreSettings(timeout_s=0.5, parallelism=1, breaker_failures=100)
+        settings = PageStoreSettings(timeout_s=0.2, parallelism=1, breaker_failures=100)
         with PageStore(storage, settings) as store:
             controller = CacheController(store, cache_pools(), SETTINGS)
             with controller:
