@@ -40,5 +40,18 @@ check: lint test ## everything that a change must pass
 format: $(VENV)/.all ## let ruff format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
+$(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
+	@echo "setting up $(VENV)-sglang"
+	@test -x $(VENV)-sglang/bin/python || $(PYTHON) -m venv $(VENV)-sglang
+	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -e '.[torch]'
+	@$(VENV)-sglang/bin/python -m pip -q install --no-deps -r benchmarks/requirements-sglang.txt
+	@touch $@
+
+bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGLang's own
+	@$(VENV)-sglang/bin/python benchmarks/file.py
+
+bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
+	@$(BIN)/python benchmarks/page_hashes.py
+
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang .pytest_cache .mypy_cache .ruff_cache .hypothesis

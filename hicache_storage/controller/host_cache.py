@@ -250,7 +250,7 @@ class HostCache:
         return tuple(taken)
 
     def _evict(self, dirty: list[Entry]) -> bool:
-        """Let the page go that was idle longest; it is sent to `dirty` where it must be written first."""
+        """Let the page go that was idle longest, by way of `dirty` where it must be written first."""
         if not self._idle:
             return False
         _, entry = self._idle.popitem(last=False)
