@@ -1,7 +1,8 @@
 """Interleaved measurements, and tables of medians with their spread.
 
-Candidates take turns in one process (A B C, B C A, C A B, ...), so that a machine that drifts drifts for
-all of them. A ratio is the median of the ratios within each round, never of figures of different times.
+Candidates take turns in one process, each round in another order, so that a machine that drifts drifts
+for all of them, and none always comes after the same other one. A ratio is the median of the ratios
+within each round, never of figures of different times.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import gc
 import json
 import os
 import platform
+import random
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -23,7 +26,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-console = Console(highlight=False, soft_wrap=True)
+# Where there is no terminal, tables are wide enough not to break names.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class Candidate(Protocol):
@@ -111,7 +115,7 @@ class Report:
 
 
 def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[float]]:
-    """Let all candidates run `rounds` times, each round begun by another one.
+    """Let all candidates run `rounds` times, in an order that changes.
 
     A round before them is not counted: it warms up, and checks that every candidate does the work.
     """
@@ -120,8 +124,7 @@ def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[f
     gc.disable()
     try:
         for turn in range(rounds + 1):
-            first = turn % len(candidates)
-            for candidate in (*candidates[first:], *candidates[:first]):
+            for candidate in random.Random(turn).sample(candidates, len(candidates)):
                 taken_s = _timed(candidate, turn)
                 if turn:
                     seconds[candidate.name].append(taken_s)

@@ -1,10 +1,10 @@
-"""What the stores that `file.py` compares have in common: an interface, and the memory that they share."""
+"""What the stores that `file.py` compares have in common: an interface, and the memory they share."""
 
 from __future__ import annotations
 
 import abc
 import mmap
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +20,11 @@ class Memory:
     def __init__(self, pages: int, page_nbytes: int) -> None:
         self.pages = pages
         self.page_nbytes = page_nbytes
-        self.whole = np.frombuffer(mmap.mmap(-1, pages * page_nbytes), np.uint8)
+        memory = memoryview(mmap.mmap(-1, pages * page_nbytes))
+        self.whole = np.frombuffer(memory, np.uint8)
         self.rows: npt.NDArray[np.uint8] = self.whole.reshape(pages, page_nbytes)
-        self.views = [memoryview(row) for row in self.rows]
+        starts = range(0, len(memory), page_nbytes)
+        self.views = [memory[start : start + page_nbytes] for start in starts]
         self.whole[:] = 0
 
     def fill(self, seed: int) -> None:
@@ -44,7 +46,7 @@ class Memory:
 class Store(abc.ABC):
     """A place for pages. What is timed is `set` and `get`, of the batch that was prepared last."""
 
-    name: ClassVar[str] | str
+    name: str
 
     def __init__(self, source: Memory, landing: Memory) -> None:
         self.source = source
@@ -72,5 +74,5 @@ class Store(abc.ABC):
         """What `get` brought, one page a row."""
         return self.landing.rows
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - many have nothing to give back
         """Give descriptors and threads back."""

@@ -26,6 +26,9 @@ PAGE_TOKENS = 64
 HEAD_DIM = 128
 TIMEOUT_S = 600.0
 
+# One copy of a page is too short to share: with more threads torch waits longer than it copies.
+torch.set_num_threads(1)
+
 
 class HiCacheFileStore(Store):
     """SGLang's `HiCacheFile`, called as its controller calls it.

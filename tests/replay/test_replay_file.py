@@ -60,7 +60,7 @@ def _written(path: Path, requests: Iterable[Request]) -> Path:
 def _trace() -> list[Request]:
     """The beginning of the trace that HICACHE_TRACE names, else a synthetic one."""
     named = os.environ.get("HICACHE_TRACE")
-    return read_trace(Path(named), 500) if named else synthetic_trace(0, conversations=100)
+    return read_trace(Path(named), 150) if named else synthetic_trace(0, conversations=100)
 
 
 def _stored(store: Path) -> set[str]:

@@ -3,8 +3,6 @@
 The trust in what is read is in `_page_file`, the sharing of room in `_room`, durability in `_saving`.
 """
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH100, PTH111, PTH120
 from __future__ import annotations
 
 import logging
@@ -108,9 +106,7 @@ class FileStorage(HiCacheStorage):
                 for path in (self._layout.space_dir(space.id), self._layout.spaces):
                     sync_directory(path)
         except OSError as error:
-            raise StorageUnavailable(
-                f"file: no key space can be made in {self._layout.root}: {error.strerror}"
-            ) from error
+            raise self._unavailable(error) from error
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -145,12 +141,17 @@ class FileStorage(HiCacheStorage):
                 synced=self._settings.durability == "power",
                 deadline_s=time.monotonic() + self._settings.timeout_s,
             )
-            return saving.run(hashes, pages)
+            try:
+                return saving.run(hashes, pages)
+            except StorageUnavailable:
+                raise
+            except OSError as error:
+                raise self._unavailable(error) from error
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         files = self._files_of(space)
-        return [self._delete(files.path(page_hash)) for page_hash in hashes]
+        return [self._delete(files, files.path(page_hash)) for page_hash in hashes]
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
@@ -171,7 +172,7 @@ class FileStorage(HiCacheStorage):
         removed = 0
         for entry in self._layout.pages(space.id):
             whole = files.exists(entry.name)
-            if self._delete(entry.path) and whole:
+            if self._delete(files, entry.path) and whole:
                 removed += 1
         return removed
 
@@ -211,9 +212,9 @@ class FileStorage(HiCacheStorage):
             return False
         return found is Reading.HIT
 
-    def _delete(self, path: str) -> bool:
+    def _delete(self, files: PageFiles, path: str) -> bool:
         try:
-            self._presence().room.remove(path)
+            self._presence().room.remove(path, files.file_nbytes)
         except OSError as error:
             self._counters.add("io_errors")
             logger.debug("a page was not deleted: %s", error)
@@ -240,9 +241,12 @@ class FileStorage(HiCacheStorage):
         try:
             return Presence(self._layout, self._limits, self._counters)
         except OSError as error:
-            raise StorageUnavailable(
-                f"file: {self._layout.root} cannot be written to: {error.strerror}"
-            ) from error
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: OSError) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"file: {self._layout.root} cannot be written to: {error.strerror}"
+        )
 
     def _declare(self, *, synced: bool) -> None:
         self.narrow(parallelism=self._settings.parallelism)

@@ -8,16 +8,14 @@ spaces/ID/HH/HASH              one page (`_page_file`); HH: the first two digits
 What has another name or lies elsewhere is somebody else's, and is never touched.
 """
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH103, PTH104, PTH123
 from __future__ import annotations
 
 import json
 import os
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.errors import StorageUnavailable
 from hicache_storage.keys import KeySpace
 
 if TYPE_CHECKING:
@@ -84,10 +82,15 @@ class Layout:
 
 
 def _entries(path: str, name: re.Pattern[str]) -> Iterator[os.DirEntry[str]]:
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
-        for entry in entries:
-            if name.fullmatch(entry.name):
-                yield entry
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if name.fullmatch(entry.name):
+                    yield entry
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise StorageUnavailable(f"file: {path} cannot be listed: {error.strerror}") from error
 
 
 def _manifest_space(path: str) -> KeySpace | None:

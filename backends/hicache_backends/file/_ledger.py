@@ -45,9 +45,10 @@ class Ledger:
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._known = Totals(0, 0)
         self._stored: Totals | None = None
-        self.doubtful = self._read() is None
+        found = self._read()
+        self._known = found or Totals(0, 0)
+        self.doubtful = found is None
         """The file was new, or no ledger: only a survey can tell what is used."""
 
     @property

@@ -15,8 +15,6 @@ trailer first and writes the new one last; the reader wants the same trailer bef
 Equal trailers mean that nothing happened in between: no write uses a nonce twice.
 """
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH116
 from __future__ import annotations
 
 import enum
@@ -42,7 +40,7 @@ NONCE_NBYTES = 15
 DIRECT_ALIGNMENT = 4096
 
 # Below it O_DIRECT is no quicker than buffered writes and a sync (docs/backends/file.md has figures).
-_DIRECT_LEAST_NBYTES = 1 << 20
+_DIRECT_LEAST_NBYTES = 2 << 20
 
 _PREFIX = struct.Struct("<4sHH16s")
 _MAGIC = b"HiPg"
@@ -219,7 +217,7 @@ def touch(fd: int, modified_ns: int, interval_s: float = 0.0) -> None:
 
 
 def takes_direct_writes(path: str) -> bool:
-    """Whether the file system takes O_DIRECT. Writes to, and leaves, a new file at `path`."""
+    """Whether the file system takes O_DIRECT. Makes a new file at `path`, for a moment."""
     try:
         fd = os.open(path, _CREATE | _DIRECT, 0o666)
     except OSError:
@@ -231,6 +229,7 @@ def takes_direct_writes(path: str) -> bool:
         return False
     finally:
         os.close(fd)
+        os.unlink(path)
 
 
 def _is_aligned(page: Page) -> bool:

@@ -1,7 +1,5 @@
 """One process's presence on a root directory: its writer, its view of the ledger, its victims."""
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH104
 from __future__ import annotations
 
 import os
@@ -41,6 +39,8 @@ class Presence:
         self.room = Room(layout, limits, self.writer, self.ledger, counters)
         self._changed = threading.Condition()
         self._saving = 0
+        self.closing = False
+        """Pages not begun are refused from now on."""
 
     @contextmanager
     def saving(self) -> Generator[None]:
@@ -78,13 +78,14 @@ class Presence:
         with suppress(FileNotFoundError):
             os.rename(path, aside)
             if files.check(aside, page_hash) is Reading.WRONG:
-                self.room.remove(aside)
+                self.room.remove(aside, files.file_nbytes)
                 self.counters.add("healed")
             else:
                 os.rename(aside, path)
 
     def close(self) -> None:
         """Give everything back, after the calls that are still writing. Idempotent."""
+        self.closing = True
         with self._changed:
             self._changed.wait_for(lambda: not self._saving, _CLOSE_TIMEOUT_S)
         self.room.close()

@@ -8,13 +8,12 @@ What a writer was promised, and what it has claimed and not yet taken off the le
 directory (`pend`): a survey allows for it, and never makes the ledger lower than the truth.
 """
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH104, PTH108, PTH116
 from __future__ import annotations
 
 import heapq
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,12 +31,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A survey keeps the oldest eighth, within these bounds: few surveys, and at most 150 MB for the queue.
+# A survey keeps the oldest eighth within these bounds: few surveys, and some 40 MB at most.
 _LEAST_QUEUE = 1 << 16
-_MOST_QUEUE = 1 << 19
+_MOST_QUEUE = 1 << 17
 _QUEUED_SHARE = 8
 _MOST_STUCK = 1 << 16
 _LOOKS = 2
+# Small roots are put right before anything is written. Opening a large one does not wait for that.
+_FIRST_SURVEY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class Room:
             self._survey()
         if limits.evict:
             self._victims = Victims(self._survey)
+            self._victims.await_first(time.monotonic() + _FIRST_SURVEY_S)
 
     def reserve(self, pages: int, page_nbytes: int, deadline_s: float) -> Grant:
         """Room for up to `pages` files of `page_nbytes`. `settle` ends it, whatever was written."""
@@ -99,8 +101,8 @@ class Room:
         if most:
             wanted = most * page_nbytes
             self._writer.pend(wanted)
-            used = self._ledger.add(wanted)
-            lacking = self._make_room(grant, used, deadline_s) if self._victims else 0
+            self._ledger.add(wanted)
+            lacking = self._make_room(grant, deadline_s) if self._victims else 0
             grant.pages = max(0, most + -lacking // page_nbytes)
             self._give_back((most - grant.pages) * page_nbytes)
         self._counters.add("refused_no_space", pages - grant.pages)
@@ -114,12 +116,8 @@ class Room:
         self._writer.pend(-written * grant.page_nbytes)
         self._give_back((grant.pages - written) * grant.page_nbytes)
 
-    def remove(self, path: str) -> bool:
-        """Unlink a page file; False where there was none."""
-        try:
-            nbytes = os.stat(path, follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return False
+    def remove(self, path: str, nbytes: int) -> bool:
+        """Unlink a page file that was granted `nbytes`; False where there was none."""
         self._writer.pend(nbytes)
         try:
             os.unlink(path)
@@ -149,25 +147,20 @@ class Room:
             self._ledger.add(-nbytes)
             self._writer.pend(-nbytes)
 
-    def _make_room(self, grant: Grant, used: int, deadline_s: float) -> int:
+    def _make_room(self, grant: Grant, deadline_s: float) -> int:
         """Evict until the grant fits; the bytes by which it still does not."""
-        lacking = 0
         for _ in range(_LOOKS):  # a survey in between may have put the ledger right
-            lacking = self._short(grant, used)
-            if lacking <= 0:
+            lacking = self._short(grant)
+            if lacking <= 0 or self._evict(lacking, grant, deadline_s) >= lacking:
                 return 0
-            lacking -= self._evict(lacking, grant, deadline_s)
-            used = self._ledger.used
-            if lacking <= 0:
-                return 0
-        return min(max(0, self._short(grant, used)), grant.pages * grant.page_nbytes)
+        return min(max(0, self._short(grant)), grant.pages * grant.page_nbytes)
 
-    def _short(self, grant: Grant, used: int) -> int:
+    def _short(self, grant: Grant) -> int:
         """The bytes that must go: of what is over the capacity, as much as this grant put there."""
         wanted = grant.pages * grant.page_nbytes
         short = 0
         if self.limits.capacity_nbytes is not None:
-            short = min(used - self.limits.capacity_nbytes, wanted)
+            short = min(self._ledger.used - self.limits.capacity_nbytes, wanted)
         if self.limits.min_free_nbytes:
             new = wanted - len(grant.spares) * grant.page_nbytes
             short = max(short, self.limits.min_free_nbytes + new - self._free_nbytes())
@@ -224,18 +217,33 @@ class Room:
     # --- the survey, in the thread of the victims' queue ----------------------------------------------
 
     def _survey(self) -> list[Victim]:
-        """Put the ledger right, collect dead writers, enforce the capacity; the oldest pages."""
+        """Put the ledger right, collect dead writers, enforce the capacity; a heap of old pages."""
         self._counters.add("dead_writers", collect_dead(self._layout.writers))
         since = self._ledger.totals()
         pending = pending_nbytes(self._layout.writers)
         census = Census()
-        oldest = heapq.nsmallest(self._keep, self._seen(census))
+        oldest = self._oldest(self._seen(census))
         if self._victims is not None and self._victims.closed:
             return []
         pending += pending_nbytes(self._layout.writers)
         self._ledger.settle(census.nbytes, pending, since)
         self._keep = min(max(_LEAST_QUEUE, census.pages // _QUEUED_SHARE), _MOST_QUEUE)
         return self._trimmed(oldest)
+
+    def _oldest(self, seen: Iterator[Victim]) -> list[Victim]:
+        """A heap of the oldest pages. Nothing here is sorted: that would stop all threads for long."""
+        youngest_first: list[Victim] = []
+        for victim in seen:
+            inverse = Victim(-victim.modified_ns, victim.nbytes, victim.path)
+            if len(youngest_first) < self._keep:
+                heapq.heappush(youngest_first, inverse)
+            else:
+                heapq.heappushpop(youngest_first, inverse)
+        oldest = [
+            Victim(-victim.modified_ns, victim.nbytes, victim.path) for victim in youngest_first
+        ]
+        heapq.heapify(oldest)
+        return oldest
 
     def _seen(self, census: Census) -> Iterator[Victim]:
         for entry in self._layout.all_pages():
@@ -255,12 +263,13 @@ class Room:
         capacity = self.limits.capacity_nbytes
         if capacity is None:
             return oldest
-        for gone, victim in enumerate(oldest):
+        while oldest:
             promised = pending_nbytes(self._layout.writers)
             if self._ledger.totals().used - promised <= capacity:
-                return oldest[gone:]
+                break
+            victim = heapq.heappop(oldest)
             self._writer.pend(victim.nbytes)
             if self._claim(victim, Grant(0, 0)):
                 self._ledger.add(-victim.nbytes)
             self._writer.pend(-victim.nbytes)
-        return []
+        return oldest

@@ -1,7 +1,5 @@
 """One batch on its way to disk."""
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH102, PTH104, PTH108, PTH120
 from __future__ import annotations
 
 import errno
@@ -44,7 +42,7 @@ class Saving:
         self._now_ns = time.time_ns()
         self._touches = presence.room.limits.evict
         self._refusal: int | None = None
-        self._replaced = 0
+        self._replaced = self._recycled = 0
         self._unsynced_dirs: set[str] = set()
 
     def run(self, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
@@ -62,7 +60,7 @@ class Saving:
             stored.update(self._write(absent))
         if self._unsynced_dirs and not self._sync():
             for page_hash in absent:
-                self._presence.room.remove(self._files.path(page_hash))
+                self._presence.room.remove(self._files.path(page_hash), self._files.file_nbytes)
             stored.clear()
         return [page_hash in stored for page_hash in hashes]
 
@@ -94,8 +92,9 @@ class Saving:
                 if self._store(page_hash, page, grant, self._now_ns - tried):
                     written.append(page_hash)
         finally:
-            room.settle(grant, len(written))
             room.replaced(min(self._replaced, len(written)) * self._files.file_nbytes)
+            room.settle(grant, len(written))
+        self._presence.counters.add("recycled", self._recycled)
         missed = grant.pages - len(written)
         if self._refusal is not None:
             self._presence.counters.add("refused_no_space", missed)
@@ -106,7 +105,7 @@ class Saving:
     def _is_late(self) -> bool:
         late = time.monotonic() > self._deadline_s
         self._presence.counters.add("timeouts", late)
-        return late
+        return late or self._presence.closing
 
     def _store(self, page_hash: str, page: Page, grant: Grant, modified_ns: int) -> bool:
         """Write one page aside and publish it; where that fails nothing is left of it."""
@@ -144,7 +143,7 @@ class Saving:
         if recycled:
             with suppress(PermissionError):  # another user's file can be claimed, not written to
                 if self._files.recycle(path, page, trailer, modified_ns):
-                    self._presence.counters.add("recycled")
+                    self._recycled += 1
                     return
             os.unlink(path)
         create = self._files.create_synced if self._synced else self._files.create
@@ -163,9 +162,12 @@ class Saving:
     def _make_directory(self, fan: str) -> None:
         """A key space's directories are made when its first pages need them."""
         layout = self._presence.layout
-        layout.make_space(self._files.space, self._presence.writer.temp_path())
         with suppress(FileExistsError):
-            os.mkdir(fan)
+            try:
+                os.mkdir(fan)
+            except FileNotFoundError:
+                layout.make_space(self._files.space, self._presence.writer.temp_path())
+                os.mkdir(fan)
         if self._synced:
             self._unsynced_dirs.update((self._files.directory, layout.spaces, layout.root))
 

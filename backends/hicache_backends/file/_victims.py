@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import threading
 import time
@@ -15,8 +16,8 @@ logger = logging.getLogger(__name__)
 # A survey that found nothing to evict is not repeated at once: it would find nothing again.
 _REST_PER_SURVEY_S = 10
 _LEAST_REST_S = 0.05
-# A long survey begins while a quarter of the queue is left. A short one is waited for: that costs less
-# than a thread that competes with writers.
+# A long survey begins while a quarter of the queue is left, in the thread. A short one is made by
+# whoever needs it: that costs less than a thread that competes with writers.
 _RESERVE = 4
 _LONG_SURVEY_S = 0.05
 
@@ -32,8 +33,8 @@ class Victim(NamedTuple):
 class Victims:
     """Victims in the order of their age. Thread-safe.
 
-    `survey` lists the oldest page files, oldest first. It runs in a thread: once at the start, then
-    whenever what it found is used up, or before that where it takes long.
+    `survey` lists the oldest page files, as a heap. It runs once at the start, then whenever what it
+    found is used up, or before that where it takes long.
     """
 
     def __init__(self, survey: Callable[[], list[Victim]]) -> None:
@@ -53,7 +54,7 @@ class Victims:
         with self._changed:
             if not self._queue and not self._filled(deadline_s):
                 return None
-            victim = self._queue.pop()
+            victim = heapq.heappop(self._queue)
             if len(self._queue) < self._low:
                 self._want()
             return victim
@@ -78,7 +79,11 @@ class Victims:
 
     def _filled(self, deadline_s: float) -> bool:
         if time.monotonic() >= self._barren_until_s:
-            self._await_survey(self._begun + 1, deadline_s)
+            if self._ended == self._begun and 0 < self._took_s < _LONG_SURVEY_S:
+                self._begun += 1
+                self._fill()
+            else:
+                self._await_survey(self._begun + 1, deadline_s)
             if not self._queue:
                 rest_s = max(_LEAST_REST_S, _REST_PER_SURVEY_S * self._took_s)
                 self._barren_until_s = time.monotonic() + rest_s
@@ -104,14 +109,17 @@ class Victims:
                     return
                 self._wanted = False
                 self._begun += 1
-            begun_s = time.monotonic()
-            oldest = self._surveyed()
-            with self._changed:
-                self._queue = oldest[::-1]
-                self._ended = self._begun
-                self._took_s = time.monotonic() - begun_s
-                self._low = len(oldest) // _RESERVE if self._took_s > _LONG_SURVEY_S else 0
-                self._changed.notify_all()
+            self._fill()
+
+    def _fill(self) -> None:
+        begun_s = time.monotonic()
+        oldest = self._surveyed()
+        with self._changed:
+            self._queue = oldest
+            self._ended = self._begun
+            self._took_s = time.monotonic() - begun_s
+            self._low = len(oldest) // _RESERVE if self._took_s > _LONG_SURVEY_S else 0
+            self._changed.notify_all()
 
     def _surveyed(self) -> list[Victim]:
         try:

@@ -4,8 +4,6 @@ writers/TOKEN/lock    held locked as long as the writer lives; inside, 8 bytes: 
 writers/TOKEN/N       a file that is being written, or a victim on its way to be overwritten
 """
 
-# Paths are strings here: a Path costs more than the system call that it is made for.
-# ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH123, PTH208
 from __future__ import annotations
 
 import errno
