@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 BATCH_PAGES = 128
 KIB, MIB = 1 << 10, 1 << 20
-ROUNDS = {64 * KIB: 15, 1 * MIB: 7, 4 * MIB: 5}
+ROUNDS = {64 * KIB: 15, 1 * MIB: 7, 4 * MIB: 3}
 # Little enough that the kernel does not hold writers back for what it has not written out yet.
 CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 160}
 # Room for what a store adds to a page: frame and trailer.
@@ -344,8 +344,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.quick:
         options.sizes = [size for size in options.sizes if size < 4 * MIB]
         options.rounds = options.rounds or 3
-    if any(size % (32 * KIB) or not size for size in options.sizes):
+    if any(size <= 0 or size % (32 * KIB) for size in options.sizes):
         parser.error("--sizes: a page has a multiple of 32 KiB")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds: at least 1")
+    if options.path is not None and not options.path.is_dir():
+        parser.error(f"--path: {options.path} is no directory")
     return options
 
 

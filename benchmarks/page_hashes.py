@@ -96,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error("--rounds: at least 1")
     report = Report(machine_facts(distributions=["numpy"]))
     report.print_facts()
     single = bench(report, options.rounds, bigram=False)

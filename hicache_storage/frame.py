@@ -35,6 +35,8 @@ _VERSION = 1
 _CHECKSUMMED = 1
 _HEADER = struct.Struct("<4sHHQQ16sB71s8x")
 _SEAL = struct.Struct("<Q")
+_CLAIMS = struct.Struct("<HQQ")
+_CLAIMS_OFFSET = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class FramedPage:
     @property
     def stored(self) -> Page:
         """Header and payload as one page: what a storage sees."""
-        return Page(self.header, *self.payload.segments)
+        payload = self.payload
+        return Page.of_views((self.header, *payload.segments), len(self.header) + payload.nbytes)
 
 
 def frame_nbytes(alignment: int) -> int:
@@ -56,52 +59,67 @@ def frame_nbytes(alignment: int) -> int:
     return -(-FRAME_NBYTES // alignment) * alignment
 
 
-def write_frame(page: FramedPage, space: KeySpace, page_hash: str, *, checksum: bool) -> None:
-    """Describe `page` in its header, in place."""
-    digest = bytes.fromhex(page_hash)
-    header = page.header
-    _HEADER.pack_into(
-        header,
-        0,
-        _MAGIC,
-        _VERSION,
-        _CHECKSUMMED if checksum else 0,
-        page.payload.nbytes,
-        payload_checksum(page.payload) if checksum else 0,
-        bytes.fromhex(space.id),
-        len(digest),
-        digest,
-    )
-    _SEAL.pack_into(header, _HEADER.size, xxhash.xxh3_64_intdigest(header[: _HEADER.size]))
-    if len(header) > FRAME_NBYTES:
-        header[FRAME_NBYTES:] = bytes(len(header) - FRAME_NBYTES)
+class Framing:
+    """Writes and proves the frames of one key space. Immutable."""
 
+    __slots__ = ("_checksum", "_space_id")
 
-def check_frame(page: FramedPage, space: KeySpace, page_hash: str, *, checksum: bool) -> None:
-    """Prove that `page`, as read, is the one that was asked for.
+    def __init__(self, space: KeySpace, *, checksum: bool) -> None:
+        self._checksum = checksum
+        self._space_id = bytes.fromhex(space.id)
 
-    Raises:
-        CorruptPage: With the reason `corrupt` (bits differ from what was written, or the checksum that
-            the caller insists on is not there), `wrong_key` or `wrong_size`.
-    """
-    header = page.header
-    if _SEAL.unpack_from(header, _HEADER.size)[0] != xxhash.xxh3_64_intdigest(
-        header[: _HEADER.size]
-    ):
-        raise CorruptPage("corrupt", f"the header of page {page_hash} is damaged")
-    magic, version, flags, nbytes, seal, space_id, length, digest = _HEADER.unpack_from(header)
-    if magic != _MAGIC or version != _VERSION or any(header[FRAME_NBYTES:]):
-        raise CorruptPage("corrupt", f"page {page_hash} has no header of version {_VERSION}")
-    if space_id.hex() != space.id or digest[:length].hex() != page_hash:
-        raise CorruptPage("wrong_key", f"page {page_hash} holds {digest[:length].hex()}")
-    if nbytes != page.payload.nbytes:
-        raise CorruptPage("wrong_size", f"page {page_hash} says it has {nbytes} bytes")
-    if not checksum:
-        return
-    if not flags & _CHECKSUMMED:
-        raise CorruptPage("corrupt", f"page {page_hash} was written without a checksum")
-    if payload_checksum(page.payload) != seal:
-        raise CorruptPage("corrupt", f"the payload of page {page_hash} is damaged")
+    def write(self, page: FramedPage, page_hash: str) -> None:
+        """Describe `page` in its header, in place."""
+        seal = payload_checksum(page.payload) if self._checksum else 0
+        flags = _CHECKSUMMED if self._checksum else 0
+        page.header[:] = self._header(page, page_hash, seal, flags)
+
+    def check(self, page: FramedPage, page_hash: str) -> None:
+        """Prove that `page`, as read, is the one that was asked for.
+
+        Raises:
+            CorruptPage: With the reason `corrupt` (bits differ from what was written, or a checksum is
+                wanted and not there), `wrong_key` or `wrong_size`.
+        """
+        header = page.header
+        if self._checksum:
+            seal, flags = payload_checksum(page.payload), _CHECKSUMMED
+        else:
+            flags, _, seal = _CLAIMS.unpack_from(header, _CLAIMS_OFFSET)
+        if bytes(header) != self._header(page, page_hash, seal, flags):
+            raise self._complaint(page, page_hash)
+
+    def _header(self, page: FramedPage, page_hash: str, seal: int, flags: int) -> bytes:
+        digest = bytes.fromhex(page_hash)
+        fields = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            flags,
+            page.payload.nbytes,
+            seal,
+            self._space_id,
+            len(digest),
+            digest,
+        )
+        sealed = fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))
+        return sealed.ljust(len(page.header), b"\0")
+
+    def _complaint(self, page: FramedPage, page_hash: str) -> CorruptPage:
+        """What is wrong with a header that is not the expected one."""
+        header = page.header
+        (seal,) = _SEAL.unpack_from(header, _HEADER.size)
+        if seal != xxhash.xxh3_64_intdigest(header[: _HEADER.size]):
+            return CorruptPage("corrupt", f"the header of page {page_hash} is damaged")
+        magic, version, flags, nbytes, _, space_id, length, digest = _HEADER.unpack_from(header)
+        if magic != _MAGIC or version != _VERSION or any(header[FRAME_NBYTES:]):
+            return CorruptPage("corrupt", f"page {page_hash} has no header of version {_VERSION}")
+        if space_id != self._space_id or digest[:length].hex() != page_hash:
+            return CorruptPage("wrong_key", f"page {page_hash} holds {digest[:length].hex()}")
+        if nbytes != page.payload.nbytes:
+            return CorruptPage("wrong_size", f"page {page_hash} says it has {nbytes} bytes")
+        if not flags & _CHECKSUMMED:
+            return CorruptPage("corrupt", f"page {page_hash} was written without a checksum")
+        return CorruptPage("corrupt", f"the payload of page {page_hash} is damaged")
 
 
 def payload_checksum(page: Page) -> int:

@@ -127,15 +127,17 @@ def _narrow_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
     """One hashlib call a page, over one small buffer: the prior digest and the page's words."""
-    sha256, join = hashlib.sha256, b"".join
-    units = _units(words, bigram=bigram) if len(words) > int(bigram) else words[:0]
-    body = units.data.cast("B") if units.size else memoryview(b"")
+    sha256 = hashlib.sha256
+    units = _units(words, bigram=bigram)
+    full = len(units) - len(units) % page_tokens
     page_nbytes = page_tokens * units.itemsize * (2 if bigram else 1)
-    digests: list[bytes] = []
-    for start in range(0, len(body), page_nbytes):
-        digest = sha256(join((digest, body[start : start + page_nbytes]))).digest()
-        digests.append(digest)
-    return [digest.hex() for digest in digests]
+    bodies: list[bytes] = []
+    if full:  # one call cuts all pages out
+        bodies = units[:full].reshape(-1).view(f"V{page_nbytes}").tolist()
+    if full < len(units):
+        bodies.append(units[full:].tobytes())
+    digests = [digest := sha256(digest + body).digest() for body in bodies]
+    return list(map(bytes.hex, digests))
 
 
 def _mixed_hashes(
@@ -159,7 +161,10 @@ def _units(words: npt.NDArray[Any], *, bigram: bool) -> npt.NDArray[Any]:
 
     if not bigram:
         return words
-    return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(words, 2))
+    pairs = np.empty((max(len(words) - 1, 0), 2), dtype=words.dtype)
+    pairs[:, 0] = words[:-1]
+    pairs[:, 1] = words[1:]
+    return pairs
 
 
 # --- key spaces ----------------------------------------------------------------------------------

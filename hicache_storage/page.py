@@ -40,6 +40,15 @@ class Page:
         self.nbytes = sum(view.nbytes for view in self.segments)
         self._addresses: tuple[tuple[int, int], ...] | None = None
 
+    @classmethod
+    def of_views(cls, views: tuple[memoryview, ...], nbytes: int) -> Page:
+        """A page of flat, contiguous, non-empty byte views of `nbytes` in all. Nothing is checked."""
+        page = cls.__new__(cls)
+        page.segments = views
+        page.nbytes = nbytes
+        page._addresses = None  # noqa: SLF001 - a constructor
+        return page
+
     @property
     def addresses(self) -> tuple[tuple[int, int], ...]:
         """(address, nbytes) of each segment, for RDMA and native I/O. Valid while the buffers live."""

@@ -25,7 +25,7 @@ from hicache_storage.errors import (
     StorageUnavailable,
     UnsupportedOperation,
 )
-from hicache_storage.frame import check_frame, frame_nbytes, write_frame
+from hicache_storage.frame import Framing, frame_nbytes
 from hicache_storage.hit_policy import Pool, usable_lengths, usable_prefix
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.page import Page
@@ -51,8 +51,8 @@ T = TypeVar("T")
 
 # Below this a block of a batch is not worth a second thread.
 _LEAST_BLOCK_NBYTES = 256 << 10
-# Pages are checked while they are still in the processor's cache, and bounced in bounded memory.
-_PIECE_NBYTES = 8 << 20
+# A block goes to the storage in pieces: an overdue call ends soon, and bounce buffers stay bounded.
+_PIECE_NBYTES = 32 << 20
 
 
 _STORE_FAILED = frozenset({Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.ERROR})
@@ -220,7 +220,7 @@ class PageStore:
     ) -> list[tuple[int, Future[list[Verdict]]]]:
         """Queue the blocks of one transfer: the number of pages of each, and its verdicts to come."""
         framed = self._known(transfer.space)
-        step = self._piece_pages(framed)
+        step = max(1, _PIECE_NBYTES // framed.stored_nbytes)
 
         def block(part: slice) -> list[Verdict]:
             hashes, pages = transfer.hashes[part], transfer.pages[part]
@@ -261,22 +261,23 @@ class PageStore:
         stored = [page.stored for page in pages]
         landing = self._landing(framed, stored)
         found = _strict(self.storage.batch_get(framed, hashes, landing), len(hashes))
+        framing = self._framing(framed)
         verdicts: list[Verdict] = []
         for hit, page_hash, page, whole, landed in zip(
             found, hashes, pages, stored, landing, strict=True
         ):
             if hit and landed is not whole:
                 whole.copy_from(landed.segments[0])
-            verdicts.append(self._proved(framed, page_hash, page) if hit else Verdict.MISS)
+            verdicts.append(_proved(framing, page_hash, page) if hit else Verdict.MISS)
         self._heal(framed, hashes, verdicts)
         return verdicts
 
     def _save_piece(
         self, framed: KeySpace, hashes: Sequence[str], pages: Sequence[FramedPage]
     ) -> list[Verdict]:
-        checksum = self.settings.checksum == "xxh3"
+        framing = self._framing(framed)
         for page_hash, page in zip(hashes, pages, strict=True):
-            write_frame(page, framed, page_hash, checksum=checksum)
+            framing.write(page, page_hash)
         stored = [page.stored for page in pages]
         landing = self._landing(framed, stored)
         for whole, bounced in zip(stored, landing, strict=True):
@@ -285,6 +286,9 @@ class PageStore:
         taken = _strict(self.storage.batch_set(framed, hashes, landing), len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in taken]
 
+    def _framing(self, framed: KeySpace) -> Framing:
+        return Framing(framed, checksum=self.settings.checksum == "xxh3")
+
     def _landing(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
         """The pages as the storage wants them: their own segments, or one bounce buffer each."""
         if self.storage.capabilities.scatter_gather:
@@ -292,14 +296,6 @@ class PageStore:
         nbytes = framed.stored_nbytes
         bounce = memoryview(bytearray(nbytes * len(stored)))
         return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
-
-    def _proved(self, framed: KeySpace, page_hash: str, page: FramedPage) -> Verdict:
-        try:
-            check_frame(page, framed, page_hash, checksum=self.settings.checksum == "xxh3")
-        except CorruptPage as error:
-            logger.warning("a stored page is wrong and will be deleted: %s", error)
-            return Verdict(error.reason)
-        return Verdict.OK
 
     def _heal(self, framed: KeySpace, hashes: Sequence[str], verdicts: list[Verdict]) -> None:
         """Delete what was proved wrong: stores that keep the first bytes would keep it for ever."""
@@ -346,13 +342,6 @@ class PageStore:
         least = -(-_LEAST_BLOCK_NBYTES // framed.stored_nbytes)
         return max(1, min(self.storage.capabilities.max_batch or pages, max(even, least)))
 
-    def _piece_pages(self, framed: KeySpace) -> int:
-        """How much of a block goes to the storage in one call."""
-        bounces = not self.storage.capabilities.scatter_gather
-        if self.settings.checksum == "none" and not bounces:
-            return self.storage.capabilities.max_batch or (1 << 30)
-        return max(1, _PIECE_NBYTES // framed.stored_nbytes)
-
     def _turned_away(self, transfers: Sequence[Transfer], counted_as: str) -> Outcome:
         verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for transfer in transfers]
         self._count(counted_as, transfers, verdicts)
@@ -366,6 +355,15 @@ class PageStore:
                 self._counters.add(f"{name}_{verdict.value}", pages)
             ok_nbytes = per_page.count(Verdict.OK) * transfer.space.page_nbytes
             self._counters.add(f"{name}_nbytes", ok_nbytes)
+
+
+def _proved(framing: Framing, page_hash: str, page: FramedPage) -> Verdict:
+    try:
+        framing.check(page, page_hash)
+    except CorruptPage as error:
+        logger.warning("a stored page is wrong and will be deleted: %s", error)
+        return Verdict(error.reason)
+    return Verdict.OK
 
 
 def _gather(source: Page, target: memoryview) -> None:

@@ -12,10 +12,9 @@ from hicache_storage.errors import CorruptPage
 from hicache_storage.frame import (
     FRAME_NBYTES,
     FramedPage,
-    check_frame,
+    Framing,
     frame_nbytes,
     payload_checksum,
-    write_frame,
 )
 from hicache_storage.page import Page
 
@@ -29,14 +28,14 @@ PAGE_HASH = hash_of(7)
 def framed(*, header_nbytes: int = FRAME_NBYTES, checksum: bool = True) -> FramedPage:
     """A page with a header that was written for it, over what was there before."""
     made = FramedPage(memoryview(bytearray(b"\xee" * header_nbytes)), page(1000))
-    write_frame(made, SPACE, PAGE_HASH, checksum=checksum)
+    Framing(SPACE, checksum=checksum).write(made, PAGE_HASH)
     return made
 
 
 def reason_of(made: FramedPage, *, checksum: bool = True) -> str:
     """Why `made` is refused."""
     with pytest.raises(CorruptPage) as caught:
-        check_frame(made, SPACE, PAGE_HASH, checksum=checksum)
+        Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
     return caught.value.reason
 
 
@@ -62,17 +61,17 @@ def test_a_header_has_these_bytes_for_ever() -> None:
 
 
 def test_a_page_passes_under_its_own_key() -> None:
-    check_frame(framed(), SPACE, PAGE_HASH, checksum=True)
+    Framing(SPACE, checksum=True).check(framed(), PAGE_HASH)
 
 
 @pytest.mark.parametrize("digest_nbytes", [16, 20, 32, 64])
 def test_a_hash_of_any_length_passes(digest_nbytes: int) -> None:
     made, page_hash = framed(), "ab" * digest_nbytes
-    write_frame(made, SPACE, page_hash, checksum=True)
+    Framing(SPACE, checksum=True).write(made, page_hash)
 
-    check_frame(made, SPACE, page_hash, checksum=True)
+    Framing(SPACE, checksum=True).check(made, page_hash)
     with pytest.raises(CorruptPage, match="wrong_key"):
-        check_frame(made, SPACE, page_hash[:-2] + "ac", checksum=True)
+        Framing(SPACE, checksum=True).check(made, page_hash[:-2] + "ac")
 
 
 @pytest.mark.parametrize("checksum", [True, False], ids=["xxh3", "none"])
@@ -83,7 +82,7 @@ def test_every_flipped_bit_of_a_header_is_found(*, checksum: bool) -> None:
         assert "corrupt" == reason_of(made, checksum=checksum)
         made.header[bit // 8] ^= 1 << bit % 8
 
-    check_frame(made, SPACE, PAGE_HASH, checksum=checksum)
+    Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
 
 
 def test_every_flipped_bit_of_a_payload_is_found() -> None:
@@ -94,13 +93,13 @@ def test_every_flipped_bit_of_a_payload_is_found() -> None:
         assert "corrupt" == reason_of(made)
         payload[bit // 8] ^= 1 << bit % 8
 
-    check_frame(made, SPACE, PAGE_HASH, checksum=True)
+    Framing(SPACE, checksum=True).check(made, PAGE_HASH)
 
 
 @pytest.mark.parametrize("byte", range(FRAME_NBYTES, 4096, 97))
 def test_what_follows_an_aligned_header_must_be_zeros(byte: int) -> None:
     made = framed(header_nbytes=4096)
-    check_frame(made, SPACE, PAGE_HASH, checksum=True)
+    Framing(SPACE, checksum=True).check(made, PAGE_HASH)
     made.header[byte] = 1
 
     assert "corrupt" == reason_of(made)
@@ -108,12 +107,12 @@ def test_what_follows_an_aligned_header_must_be_zeros(byte: int) -> None:
 
 def test_another_hash_is_the_wrong_key() -> None:
     with pytest.raises(CorruptPage, match=f"wrong_key: .*{PAGE_HASH}"):
-        check_frame(framed(), SPACE, hash_of(8), checksum=True)
+        Framing(SPACE, checksum=True).check(framed(), hash_of(8))
 
 
 def test_a_hash_that_only_begins_alike_is_the_wrong_key() -> None:
     made = framed()
-    write_frame(made, SPACE, PAGE_HASH[:32], checksum=True)
+    Framing(SPACE, checksum=True).write(made, PAGE_HASH[:32])
 
     assert "wrong_key" == reason_of(made)
 
@@ -121,7 +120,7 @@ def test_a_hash_that_only_begins_alike_is_the_wrong_key() -> None:
 @pytest.mark.parametrize("other", [space(page_nbytes=1000), space(pool="draft", page_nbytes=1000)])
 def test_another_key_space_is_the_wrong_key(other: KeySpace) -> None:
     with pytest.raises(CorruptPage, match="wrong_key"):
-        check_frame(framed(), other, PAGE_HASH, checksum=True)
+        Framing(other, checksum=True).check(framed(), PAGE_HASH)
 
 
 def test_another_length_is_the_wrong_size() -> None:
@@ -144,21 +143,21 @@ def test_without_checksums_damage_to_a_payload_passes_and_identity_stays() -> No
     made = framed(checksum=False)
     made.payload.segments[0][3] ^= 1
 
-    check_frame(made, SPACE, PAGE_HASH, checksum=False)
+    Framing(SPACE, checksum=False).check(made, PAGE_HASH)
     with pytest.raises(CorruptPage, match="wrong_key"):
-        check_frame(made, SPACE, hash_of(8), checksum=False)
+        Framing(SPACE, checksum=False).check(made, hash_of(8))
 
 
 def test_a_page_without_checksum_is_refused_by_who_wants_one() -> None:
     with pytest.raises(CorruptPage, match=r"corrupt: .*without a checksum"):
-        check_frame(framed(checksum=False), SPACE, PAGE_HASH, checksum=True)
+        Framing(SPACE, checksum=True).check(framed(checksum=False), PAGE_HASH)
 
 
 def test_a_page_with_checksum_passes_who_wants_none() -> None:
     made = framed(checksum=True)
     made.payload.segments[0][3] ^= 1
 
-    check_frame(made, SPACE, PAGE_HASH, checksum=False)
+    Framing(SPACE, checksum=False).check(made, PAGE_HASH)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pages import hash_of, page, space
 
-from hicache_storage.frame import check_frame, write_frame
+from hicache_storage.frame import Framing
 from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape
 
 if TYPE_CHECKING:
@@ -358,10 +358,10 @@ def test_a_framed_page_has_its_own_header_and_the_slots_payload() -> None:
         for slot in range(SLOTS):
             framed = pool.framed_page(slot)
             framed.payload.copy_from(page(MHA.nbytes, seed=slot).tobytes())
-            write_frame(framed, keyed, hash_of(slot), checksum=True)
+            Framing(keyed, checksum=True).write(framed, hash_of(slot))
 
         for slot in range(SLOTS):
-            check_frame(pool.framed_page(slot), keyed, hash_of(slot), checksum=True)
+            Framing(keyed, checksum=True).check(pool.framed_page(slot), hash_of(slot))
             assert page(MHA.nbytes, seed=slot).tobytes() == pool.page(slot).tobytes()
 
 

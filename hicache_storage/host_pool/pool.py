@@ -145,12 +145,11 @@ class HostPool:
         if not 0 <= slot < self._end_slot:
             raise ValueError(self._refusal(slot))
         memory = self._pages
-        return Page(
-            *[
-                memory[start + slot * nbytes : start + slot * nbytes + nbytes]
-                for start, nbytes in self._runs
-            ]
-        )
+        runs = [
+            memory[start + slot * nbytes : start + slot * nbytes + nbytes]
+            for start, nbytes in self._runs
+        ]
+        return Page.of_views(tuple(runs), self.shape.nbytes)
 
     def framed_page(self, slot: int) -> FramedPage:
         """The same with the slot's header, for the page store.

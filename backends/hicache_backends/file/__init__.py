@@ -44,6 +44,9 @@ __all__ = ["FileSettings", "FileStorage"]
 
 logger = logging.getLogger(__name__)
 
+# Threads beyond the processors only wait for each other: most of a cached read is a copy.
+_PARALLELISM = min(4, os.cpu_count() or 1)
+
 
 class FileSettings(Settings):
     """The config of `file`."""
@@ -58,8 +61,8 @@ class FileSettings(Settings):
     """"power": bytes and names are on the disk before a set returns True."""
     recycle: bool = True
     """Overwrite victims in place, where that is safe, instead of unlinking them."""
-    parallelism: int = Field(default=4, ge=1)
-    """Concurrent calls that the page store makes in each direction."""
+    parallelism: int = Field(default=_PARALLELISM, ge=1)
+    """Concurrent calls that the page store makes in each direction; 4, or fewer on fewer processors."""
     touch_interval_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """A get renews a page's recency if it is older than this. 0: every get does, exactly LRU."""
     timeout_s: PositiveSeconds = 30.0
@@ -75,7 +78,7 @@ class FileStorage(HiCacheStorage):
         shared=True,
         enumerable=True,
         overwrites=False,
-        parallelism=4,
+        parallelism=_PARALLELISM,
     )
 
     def __init__(self, settings: FileSettings) -> None:
