@@ -17,8 +17,7 @@ Little-endian. A frame has 128 bytes; a store that needs alignment gets it round
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
@@ -39,8 +38,7 @@ _CLAIMS = struct.Struct("<HQQ")
 _CLAIMS_OFFSET = 6
 
 
-@dataclass(frozen=True, slots=True)
-class FramedPage:
+class FramedPage(NamedTuple):
     """A page and the memory of its header: what a host pool hands to the page store."""
 
     header: memoryview

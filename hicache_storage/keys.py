@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_NARROW = 0xFFFFFFFF
 _MAX_TOKEN = 2**63 - 1
 _DIGEST_NBYTES = 32
-_PAGE_HASH = re.compile(r"(?:[0-9a-f]{2}){16,64}")
+_PAGE_HASH = re.compile(r"[0-9a-f]{32,128}")
 
 
 # --- page hashes ---------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def check_page_hashes(hashes: Sequence[str]) -> None:
         ValueError: Names the first bad hash.
     """
     for page_hash in hashes:
-        if not _PAGE_HASH.fullmatch(page_hash):
+        if not _PAGE_HASH.fullmatch(page_hash) or len(page_hash) % 2:
             raise ValueError(f"a page hash is 16 to 64 bytes in lowercase hex, not {page_hash!r}")
 
 

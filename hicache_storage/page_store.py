@@ -28,6 +28,7 @@ from hicache_storage.errors import (
 from hicache_storage.frame import Framing, frame_nbytes
 from hicache_storage.hit_policy import Pool, usable_lengths, usable_prefix
 from hicache_storage.keys import check_page_hashes
+from hicache_storage.pace import Pace
 from hicache_storage.page import Page
 from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.workers import Workers, when_all_done
@@ -49,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Below this a block of a batch is not worth a second thread.
-_LEAST_BLOCK_NBYTES = 256 << 10
 # A block goes to the storage in pieces: an overdue call ends soon, and bounce buffers stay bounded.
 _PIECE_NBYTES = 32 << 20
 
@@ -81,6 +80,15 @@ class PageStoreSettings:
                 raise ValueError(f"{name} must be greater than 0, not {value}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """One direction of traffic: its threads, and how fast they have been."""
+
+    name: str
+    workers: Workers
+    pace: Pace
+
+
 class PageStore:
     """Pages of any number of pools in one storage. Thread-safe; does not own the storage.
 
@@ -95,8 +103,8 @@ class PageStore:
             failures=self.settings.breaker_failures, cooldown_s=self.settings.breaker_cooldown_s
         )
         self._parallelism = self.settings.parallelism or storage.capabilities.parallelism
-        self._readers = Workers("hicache-read", self._parallelism)
-        self._writers = Workers("hicache-write", self._parallelism)
+        self._loading = _Lane("load", Workers("hicache-read", self._parallelism), Pace())
+        self._saving = _Lane("save", Workers("hicache-write", self._parallelism), Pace())
         self._framed: dict[KeySpace, KeySpace] = {}
         self._counters = Counters()
         self._closed = False
@@ -117,7 +125,7 @@ class PageStore:
                 f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
                 f" {framed.stored_nbytes}: use a smaller page size"
             )
-        future = self._writers.submit(lambda: self.storage.open_space(framed))
+        future = self._saving.workers.submit(lambda: self.storage.open_space(framed))
         try:
             future.result(self.settings.timeout_s)
         except TimeoutError as error:
@@ -151,7 +159,7 @@ class PageStore:
         Raises:
             ValueError: A transfer that does not fit its key space, or a malformed hash.
         """
-        return self._run(transfers, self._load_piece, self._readers, "load", timeout_s)
+        return self._run(transfers, self._load_piece, self._loading, timeout_s)
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Frame and store pages. The payloads must not change until `settled` is done.
@@ -159,7 +167,7 @@ class PageStore:
         Raises:
             ValueError: A transfer that does not fit its key space, or a malformed hash.
         """
-        return self._run(transfers, self._save_piece, self._writers, "save", timeout_s)
+        return self._run(transfers, self._save_piece, self._saving, timeout_s)
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Announce host memory that pages and headers live in."""
@@ -179,8 +187,8 @@ class PageStore:
             return
         self._closed = True
         deadline_s = time.monotonic() + timeout_s
-        for workers in (self._readers, self._writers):
-            if not workers.close(max(0.0, deadline_s - time.monotonic())):
+        for lane in (self._loading, self._saving):
+            if not lane.workers.close(max(0.0, deadline_s - time.monotonic())):
                 logger.warning("a storage call still runs after %.0f s: left behind", timeout_s)
 
     def __enter__(self) -> Self:
@@ -195,28 +203,27 @@ class PageStore:
         self,
         transfers: Sequence[Transfer],
         piece: Piece,
-        workers: Workers,
-        counted_as: str,
+        lane: _Lane,
         timeout_s: float | None,
     ) -> Outcome:
         deadline_s = time.monotonic() + (timeout_s or self.settings.timeout_s)
         for transfer in transfers:
             self._check(transfer)
         if not self.breaker.admit():
-            return self._turned_away(transfers, counted_as)
-        blocks = [self._submit(transfer, piece, workers, deadline_s) for transfer in transfers]
+            return self._turned_away(transfers, lane.name)
+        blocks = [self._submit(transfer, piece, lane, deadline_s) for transfer in transfers]
         _await([future for futures in blocks for _, future in futures], deadline_s)
         verdicts = [
             [verdict for size, future in futures for verdict in _verdicts(future, size)]
             for futures in blocks
         ]
-        failed = any(verdict in _STORE_FAILED for per in verdicts for verdict in per)
-        self.breaker.record(succeeded=not failed)
-        self._count(counted_as, transfers, verdicts)
+        tallies = [_tally(per_page) for per_page in verdicts]
+        self.breaker.record(succeeded=not any(_STORE_FAILED & tally.keys() for tally in tallies))
+        self._count(lane.name, transfers, tallies)
         return Outcome(verdicts, when_all_done([f for futures in blocks for _, f in futures]))
 
     def _submit(
-        self, transfer: Transfer, piece: Piece, workers: Workers, deadline_s: float
+        self, transfer: Transfer, piece: Piece, lane: _Lane, deadline_s: float
     ) -> list[tuple[int, Future[list[Verdict]]]]:
         """Queue the blocks of one transfer: the number of pages of each, and its verdicts to come."""
         framed = self._known(transfer.space)
@@ -226,20 +233,26 @@ class PageStore:
             hashes, pages = transfer.hashes[part], transfer.pages[part]
             verdicts: list[Verdict] = []
             for cut in _cuts(len(hashes), step):
-                if time.monotonic() > deadline_s:  # nobody waits any more: let the pages go
+                began_s = time.monotonic()
+                if began_s > deadline_s:  # nobody waits any more: let the pages go
                     return verdicts + [Verdict.TIMEOUT] * (len(hashes) - len(verdicts))
                 verdicts += piece(framed, hashes[cut], pages[cut])
+                lane.pace.note(framed, cut.stop - cut.start, time.monotonic() - began_s)
             return verdicts
 
-        cuts = _cuts(len(transfer.hashes), self._block_pages(framed, len(transfer.hashes)))
-        return [(part.stop - part.start, workers.submit(partial(block, part))) for part in cuts]
+        pages = len(transfer.hashes)
+        cuts = _cuts(pages, self._block_pages(pages, lane.pace.least_pages(framed)))
+        return [
+            (part.stop - part.start, lane.workers.submit(partial(block, part))) for part in cuts
+        ]
 
     def _exists(self, framed: KeySpace, hashes: Sequence[str], deadline_s: float) -> list[bool]:
         if not hashes or not self.breaker.admit():
             return [False] * len(hashes)
         parts = list(_cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes)))
         futures = [
-            self._readers.submit(partial(self._exists_part, framed, hashes[part])) for part in parts
+            self._loading.workers.submit(partial(self._exists_part, framed, hashes[part]))
+            for part in parts
         ]
         _await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
@@ -336,25 +349,31 @@ class PageStore:
                     f" {wanted[1]}, not {len(page.header)} and {page.payload.nbytes}"
                 )
 
-    def _block_pages(self, framed: KeySpace, pages: int) -> int:
+    def _block_pages(self, pages: int, least: int) -> int:
         """One block a thread, unless blocks would be too small or larger than the store takes."""
         even = -(-pages // self._parallelism)
-        least = -(-_LEAST_BLOCK_NBYTES // framed.stored_nbytes)
         return max(1, min(self.storage.capabilities.max_batch or pages, max(even, least)))
 
     def _turned_away(self, transfers: Sequence[Transfer], counted_as: str) -> Outcome:
         verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for transfer in transfers]
-        self._count(counted_as, transfers, verdicts)
+        self._count(counted_as, transfers, [_tally(per_page) for per_page in verdicts])
         return Outcome(verdicts, when_all_done([]))
 
     def _count(
-        self, name: str, transfers: Sequence[Transfer], verdicts: list[list[Verdict]]
+        self, name: str, transfers: Sequence[Transfer], tallies: list[dict[Verdict, int]]
     ) -> None:
-        for transfer, per_page in zip(transfers, verdicts, strict=True):
-            for verdict, pages in Counter(per_page).items():
+        for transfer, tally in zip(transfers, tallies, strict=True):
+            for verdict, pages in tally.items():
                 self._counters.add(f"{name}_{verdict.value}", pages)
-            ok_nbytes = per_page.count(Verdict.OK) * transfer.space.page_nbytes
+            ok_nbytes = tally.get(Verdict.OK, 0) * transfer.space.page_nbytes
             self._counters.add(f"{name}_nbytes", ok_nbytes)
+
+
+def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:
+    """How many pages had each verdict. Mostly there is one: counting it is quick, hashing is not."""
+    if verdicts.count(Verdict.OK) == len(verdicts):
+        return {Verdict.OK: len(verdicts)}
+    return Counter(verdicts)
 
 
 def _proved(framing: Framing, page_hash: str, page: FramedPage) -> Verdict:

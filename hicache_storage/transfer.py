@@ -60,6 +60,9 @@ class Outcome:
 
     def whole(self) -> list[bool]:
         """For each page: is it OK in every transfer?"""
+        pages = len(self.verdicts[0])
+        if all(verdicts.count(Verdict.OK) == pages for verdicts in self.verdicts):
+            return [True] * pages
         columns = zip(*self.verdicts, strict=True)
         return [all(verdict is Verdict.OK for verdict in column) for column in columns]
 

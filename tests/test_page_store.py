@@ -351,11 +351,27 @@ class TestSplitting:
         store.open_space(large)
         pages = [
             FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
-            for _ in range(8)
+            for _ in range(16)
         ]
+        hashes = [hash_of(number) for number in range(16)]
 
-        assert [[Verdict.OK] * 8] == store.save([Transfer(large, HASHES, pages)]).verdicts
-        assert [("batch_set", 2)] * 4 == storage.batches
+        assert [[Verdict.OK] * 16] == store.save([Transfer(large, hashes, pages)]).verdicts
+        assert [("batch_set", 4)] * 4 == storage.batches
+
+    def test_small_pages_of_a_slow_store_are_spread_once_it_is_known_to_be_slow(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        def slow(answer: Callable[[], Any]) -> Any:
+            threading.Event().wait(0.3)
+            return answer()
+
+        storage.hooks["batch_set"] = slow
+        store = open_store(parallelism=4)
+
+        store.save([transfer(filled())])
+        store.save([transfer(filled())])
+
+        assert [("batch_set", 8), *[("batch_set", 2)] * 4] == storage.batches
 
     def test_reads_go_on_while_every_writer_is_busy(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]

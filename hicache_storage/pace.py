@@ -1,0 +1,38 @@
+"""How long a store takes for a page, as seen so far: whether a second thread is worth its while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hicache_storage.keys import KeySpace
+
+# Handing a block to another thread costs tens of microseconds, and Python runs one thread at a time: a
+# block pays where it keeps the store busy for longer than this.
+_WORTH_A_THREAD_S = 0.004
+# Until a store has been seen at work: a plain copy at 1 GB/s.
+_FIRST_GUESS_S_PER_BYTE = 1e-9
+_WEIGHT = 0.2
+
+
+class Pace:
+    """Seconds a page of each key space takes in one direction: a moving average.
+
+    Threads may note at the same time; a lost note does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._s_per_page: dict[KeySpace, float] = {}
+
+    def note(self, space: KeySpace, pages: int, elapsed_s: float) -> None:
+        """One storage call took `elapsed_s` for `pages` pages."""
+        sample = elapsed_s / pages
+        self._s_per_page[space] = sample * _WEIGHT + self.s_per_page(space) * (1 - _WEIGHT)
+
+    def s_per_page(self, space: KeySpace) -> float:
+        """What a page is expected to take."""
+        return self._s_per_page.get(space, space.stored_nbytes * _FIRST_GUESS_S_PER_BYTE)
+
+    def least_pages(self, space: KeySpace) -> int:
+        """The smallest block that is worth a thread of its own."""
+        return max(1, round(_WORTH_A_THREAD_S / max(self.s_per_page(space), 1e-9)))

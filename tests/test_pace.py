@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pages import space
+
+from hicache_storage.pace import Pace
+
+SMALL = space(page_nbytes=4096)
+LARGE = space(page_nbytes=4 << 20)
+
+
+def test_until_it_is_seen_a_store_is_as_fast_as_a_copy() -> None:
+    pace = Pace()
+
+    assert pace.least_pages(SMALL) > 100
+    assert pace.least_pages(LARGE) == 1
+
+
+def test_a_slow_store_is_worth_threads_for_small_pages() -> None:
+    pace = Pace()
+    for _ in range(3):
+        pace.note(SMALL, pages=10, elapsed_s=0.1)
+
+    assert pace.least_pages(SMALL) == 1
+
+
+def test_a_store_that_turns_out_to_be_quick_is_not() -> None:
+    pace = Pace()
+    for _ in range(30):
+        pace.note(LARGE, pages=100, elapsed_s=0.001)
+
+    assert pace.least_pages(LARGE) > 100
+
+
+def test_key_spaces_have_paces_of_their_own() -> None:
+    pace = Pace()
+    pace.note(LARGE, pages=1, elapsed_s=10)
+
+    assert pace.least_pages(SMALL) == Pace().least_pages(SMALL)
