@@ -1,10 +1,10 @@
 """SGLang's own flags for choosing a storage, for any program: `add_arguments(parser)`.
 
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    choice = StorageChoice.from_arguments(parser.parse_args())
-    with choice.open() as storage:
-        ...
+parser = argparse.ArgumentParser()
+add_arguments(parser)
+choice = StorageChoice.from_arguments(parser.parse_args())
+with choice.open() as storage:
+    ...
 """
 
 from __future__ import annotations
