@@ -1,10 +1,12 @@
-"""SGLang's own flags for choosing a storage, for any program: `add_arguments(parser)`.
+"""SGLang's own flags for choosing a storage, for any program.
 
-parser = argparse.ArgumentParser()
-add_arguments(parser)
-choice = StorageChoice.from_arguments(parser.parse_args())
-with choice.open() as storage:
-    ...
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    choice = StorageChoice.from_arguments(parser.parse_args())
+    with choice.open() as storage:
+        ...
+
+Names, defaults and meaning of the flags are SGLang's (sglang/srt/arg_groups/fields/memory.py).
 """
 
 from __future__ import annotations
