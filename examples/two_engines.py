@@ -1,0 +1,69 @@
+"""Two engines share a directory: what one has computed, the other loads, target and draft together."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+
+from hicache_storage import KeySpace, Shard, open_storage, page_hashes
+from hicache_storage.controller import (
+    CacheController,
+    CachePool,
+    ControllerSettings,
+    PrefetchPolicy,
+)
+from hicache_storage.host_pool import HostPool, PageShape
+from hicache_storage.page_store import PageStore
+
+PAGE_TOKENS = 64
+SHAPES = {
+    "kv": PageShape.mha(page_tokens=PAGE_TOKENS, layers=4, heads=2, head_dim=32, dtype="bfloat16"),
+    "draft": PageShape.mha(
+        page_tokens=PAGE_TOKENS, layers=1, heads=2, head_dim=32, dtype="bfloat16"
+    ),
+}
+
+
+def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
+    """Host memory for 256 pages, and the name that their bytes go by."""
+    space = KeySpace(
+        model="example/tiny-llama",
+        dtype=shape.dtype,
+        layout="page_first",
+        page_tokens=PAGE_TOKENS,
+        page_nbytes=shape.nbytes,
+        shard=Shard(layers=(0, shape.layers), heads=(0, 2)),
+        pool=name,
+    )
+    return CachePool(space=space, host=HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes))
+
+
+def serve(name: str, directory: str, prompt: list[int]) -> None:
+    """One engine's life: find the longest prefix of a prompt, compute the rest, hand it to the cache."""
+    hashes = page_hashes(prompt, PAGE_TOKENS)
+    with ExitStack() as stack:
+        storage = stack.enter_context(open_storage("file", {"path": directory}))
+        store = stack.enter_context(PageStore(storage))
+        pools = [cache_pool(pool, shape, store) for pool, shape in SHAPES.items()]
+        settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
+        controller = stack.enter_context(CacheController(store, pools, settings))
+
+        with controller.prefetch("request-1", hashes).result() as prefix:
+            # Here an engine copies prefix.slots to its device. The pages stay where they are meanwhile.
+            print(
+                f"{name}: {prefix.pages} of {len(hashes)} pages found, {prefix.l3_pages} in storage"
+            )
+            missing = hashes[prefix.pages :]
+
+        fresh = controller.reserve(missing)
+        for pool, slots in zip(pools, fresh.slots, strict=True):
+            for slot in slots:  # here an engine copies what it has computed
+                pool.host.page(slot).copy_from(bytes(pool.space.page_nbytes))
+        controller.commit(fresh)
+
+
+if __name__ == "__main__":
+    prompt = list(range(1000, 1000 + 20 * PAGE_TOKENS))
+    with tempfile.TemporaryDirectory() as directory:
+        serve("first engine", directory, prompt)
+        serve("second engine", directory, prompt + list(range(5 * PAGE_TOKENS)))
