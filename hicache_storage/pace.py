@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
-# Handing a block to another thread costs tens of microseconds, and Python runs one thread at a time: a
-# block pays where it keeps the store busy for longer than this.
-_WORTH_A_THREAD_S = 0.004
+# Threads wake each other, wait for the interpreter's lock, and meet again in the store's own locks: a
+# block pays where it keeps the store busy for longer than this. Measured with benchmarks/file.py, where
+# two threads are slower than one for pages of 64 KiB and quicker from 1 MiB on.
+_WORTH_A_THREAD_S = 0.006
 # Until a store has been seen at work: a plain copy at 1 GB/s.
 _FIRST_GUESS_S_PER_BYTE = 1e-9
 _WEIGHT = 0.2

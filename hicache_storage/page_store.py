@@ -351,8 +351,8 @@ class PageStore:
 
     def _block_pages(self, pages: int, least: int) -> int:
         """One block a thread, unless blocks would be too small or larger than the store takes."""
-        even = -(-pages // self._parallelism)
-        return max(1, min(self.storage.capabilities.max_batch or pages, max(even, least)))
+        blocks = min(self._parallelism, max(1, pages // least))
+        return max(1, min(self.storage.capabilities.max_batch or pages, -(-pages // blocks)))
 
     def _turned_away(self, transfers: Sequence[Transfer], counted_as: str) -> Outcome:
         verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for transfer in transfers]

@@ -351,12 +351,12 @@ class TestSplitting:
         store.open_space(large)
         pages = [
             FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
-            for _ in range(16)
+            for _ in range(24)
         ]
-        hashes = [hash_of(number) for number in range(16)]
+        hashes = [hash_of(number) for number in range(24)]
 
-        assert [[Verdict.OK] * 16] == store.save([Transfer(large, hashes, pages)]).verdicts
-        assert [("batch_set", 4)] * 4 == storage.batches
+        assert [[Verdict.OK] * 24] == store.save([Transfer(large, hashes, pages)]).verdicts
+        assert [("batch_set", 6)] * 4 == storage.batches
 
     def test_small_pages_of_a_slow_store_are_spread_once_it_is_known_to_be_slow(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
