@@ -16,19 +16,18 @@ PYTHON_BLOCKS = re.findall(
 )
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+def run(*arguments: str, cwd: Path) -> str:
+    """What a fresh interpreter prints; warnings are errors in it."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        cwd=tmp_path,
+        [sys.executable, "-W", "error", *arguments],
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    return done.stdout
 
 
 def test_there_are_examples() -> None:
@@ -36,16 +35,11 @@ def test_there_are_examples() -> None:
     assert PYTHON_BLOCKS
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    assert run(str(example), cwd=tmp_path)
+
+
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_the_readmes_python_runs(block: str, tmp_path: Path) -> None:
-    """Each block by itself, in a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
+    run("-c", block, cwd=tmp_path)

@@ -37,19 +37,6 @@ SPACE = space()
 HASHES = [hash_of(number) for number in range(8)]
 
 
-@pytest.fixture(params=["disk", "shm"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A directory on the disk's file system, and one on tmpfs."""
-    if request.param == "disk":
-        yield tmp_path / "root"
-        return
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no tmpfs here")
-    path = Path("/dev/shm") / f"hicache-{os.getpid()}-{tmp_path.name}"
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
 @pytest.fixture
 def storage(root: Path) -> Iterator[FileStorage]:
     with opened(root) as storage:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,25 +19,12 @@ from pages import blank, hash_of, page, space
 from hicache_storage import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 SPACE = space()
 FILE_NBYTES = 4096 + TRAILER_NBYTES
 HASHES = [hash_of(number) for number in range(100)]
 SPAWN = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture(params=["disk", "shm"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    if request.param == "disk":
-        yield tmp_path / "root"
-        return
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no tmpfs here")
-    path = Path("/dev/shm") / f"hicache-procs-{os.getpid()}-{tmp_path.name}"
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def opened(root: Path, **config: Any) -> FileStorage:

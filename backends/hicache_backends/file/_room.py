@@ -113,6 +113,8 @@ class Room:
         for path in grant.spares:
             with suppress(OSError):
                 os.unlink(path)
+        if written and self._victims:
+            self._victims.added()
         self._writer.pend(-written * grant.page_nbytes)
         self._give_back((grant.pages - written) * grant.page_nbytes)
 

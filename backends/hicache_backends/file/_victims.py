@@ -65,6 +65,10 @@ class Victims:
             with self._changed:
                 self._await_survey(1, deadline_s)
 
+    def added(self) -> None:
+        """There are new pages: a survey that found none is no longer true."""
+        self._barren_until_s = 0.0
+
     def close(self) -> None:
         """End the thread. Idempotent."""
         with self._changed:
