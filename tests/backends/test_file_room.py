@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.file import FileStorage, _room
 from hicache_backends.file._page_file import TRAILER_NBYTES, PageFiles
+from hicache_backends.file._victims import Victim, Victims
 from pages import blank, hash_of, page, space
 
 from hicache_storage import Page
@@ -388,6 +389,21 @@ class TestRecycling:
             assert hits
             assert all(hits)
             assert storage.stats().counters["recycled"] >= 100
+
+
+class TestVictims:
+    def test_new_pages_end_the_rest_that_follows_a_survey_without_victims(self) -> None:
+        found: list[Victim] = []
+        victims = Victims(lambda: list(found))
+        deadline_s = time.monotonic() + 20
+        assert victims.next(deadline_s) is None
+        found.append(Victim(1, 4096, "page"))
+        assert victims.next(deadline_s) is None
+
+        victims.added()
+
+        assert found == [victims.next(deadline_s)]
+        victims.close()
 
 
 class TestFullFileSystem:
