@@ -392,6 +392,23 @@ class TestRecycling:
 
 
 class TestVictims:
+    def test_waiting_for_the_first_survey_asks_for_no_second(self) -> None:
+        """A survey in the middle of the first batch would see its head only, and evict that."""
+        may_end = threading.Event()
+        surveys: list[bool] = []
+
+        def survey() -> list[Victim]:
+            surveys.append(may_end.wait(20))
+            return []
+
+        victims = Victims(survey)
+        victims.await_first(time.monotonic() + 0.01)
+        may_end.set()
+        victims.await_first(time.monotonic() + 20)
+        victims.close()
+
+        assert [True] == surveys
+
     def test_new_pages_end_the_rest_that_follows_a_survey_without_victims(self) -> None:
         found: list[Victim] = []
         victims = Victims(lambda: list(found))

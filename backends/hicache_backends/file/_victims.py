@@ -63,7 +63,9 @@ class Victims:
         """Wait for the survey that every queue begins with."""
         if not self._ended:
             with self._changed:
-                self._await_survey(1, deadline_s)
+                self._changed.wait_for(
+                    lambda: self._ended or self._closed, max(0.0, deadline_s - time.monotonic())
+                )
 
     def added(self) -> None:
         """There are new pages: a survey that found none is no longer true."""
