@@ -212,7 +212,8 @@ class PageStore:
         if not self.breaker.admit():
             return self._turned_away(transfers, lane.name)
         blocks = [self._submit(transfer, piece, lane, deadline_s) for transfer in transfers]
-        _await([future for futures in blocks for _, future in futures], deadline_s)
+        all_futures = [future for futures in blocks for _, future in futures]
+        _await(all_futures, deadline_s)
         verdicts = [
             [verdict for size, future in futures for verdict in _verdicts(future, size)]
             for futures in blocks
@@ -220,7 +221,7 @@ class PageStore:
         tallies = [_tally(per_page) for per_page in verdicts]
         self.breaker.record(succeeded=not any(_STORE_FAILED & tally.keys() for tally in tallies))
         self._count(lane.name, transfers, tallies)
-        return Outcome(verdicts, when_all_done([f for futures in blocks for _, f in futures]))
+        return Outcome(verdicts, when_all_done(all_futures))
 
     def _submit(
         self, transfer: Transfer, piece: Piece, lane: _Lane, deadline_s: float

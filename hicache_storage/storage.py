@@ -16,7 +16,6 @@ from hicache_storage.errors import StorageClosed, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer, Page
@@ -221,12 +220,7 @@ class HiCacheStorage(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -26,7 +26,6 @@ from hicache_storage.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     import numpy.typing as npt
     import torch
@@ -205,12 +204,7 @@ class HostPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _plane(self, plane: int) -> memoryview:

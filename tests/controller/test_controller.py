@@ -51,6 +51,13 @@ def engine(storage: HookedStorage) -> Iterator[Callable[..., CacheController]]:
         yield start
 
 
+def store_prompt(engine: Callable[..., CacheController]) -> None:
+    """Another engine has computed the prompt before: all of it is in L3."""
+    controller = engine()
+    compute(controller, PROMPT)
+    assert controller.drain(20)
+
+
 def fetch(controller: CacheController, hashes: list[str]) -> Lease:
     return controller.prefetch("request", hashes).result()
 
@@ -100,9 +107,8 @@ class TestPrefetch:
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
         """SGLang issue 32176: a target page without its draft page is no hit."""
-        first, second = engine(), engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine()
         (draft,) = (known for known in storage.inner.spaces() if known.pool == "draft")
         storage.inner.batch_delete(draft, PROMPT[6:7])
 
@@ -114,9 +120,8 @@ class TestPrefetch:
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
         """KV-503: what exists said is no promise; the draft's page counts like the target's."""
-        first, second = engine(), engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine()
         (draft,) = (known for known in storage.inner.spaces() if known.pool == "draft")
 
         def vanish(answer: Callable[[], Any]) -> Any:
@@ -145,9 +150,8 @@ class TestPrefetch:
     def test_a_prompt_larger_than_l2_gets_what_fits(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        first, second = engine(), engine(slots=10)
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine(slots=10)
 
         with fetch(second, PROMPT) as lease:
             assert lease.pages == 10
@@ -181,9 +185,7 @@ class TestPatience:
         self, storage: HookedStorage, engine: Callable[..., CacheController], **settings: Any
     ) -> tuple[CacheController, Gate]:
         """L3 has the prompt; its first batch arrives at once, the second waits for the gate."""
-        first = engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
         gate = Gate()
         passed = threading.Semaphore(
             2
@@ -304,9 +306,7 @@ class TestWriting:
         self, engine: Callable[..., CacheController]
     ) -> None:
         """L2 is full of pages that must be written before they can go; L3 has the prompt."""
-        first = engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
         second = engine(slots=16, write_policy=WritePolicy.WRITE_BACK)
         compute(second, [hash_of(300 + number) for number in range(16)])
 
@@ -329,9 +329,8 @@ class TestWriting:
     def test_pages_that_came_from_l3_are_not_written_again(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        first, second = engine(), engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine()
         writes = storage.calls["batch_set"]
 
         fetch(second, PROMPT).release()
@@ -412,9 +411,8 @@ class TestFaults:
         operation: str,
         error: BaseException,
     ) -> None:
-        first, second = engine(), engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine()
         storage.hooks[operation] = failing(error)
 
         with fetch(second, PROMPT) as lease:
@@ -432,9 +430,8 @@ class TestFaults:
     def test_slots_of_a_hung_load_are_not_reused_before_it_returns(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        first, second = engine(), engine(timeout_s=0.1)
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine(timeout_s=0.1)
         gate = Gate()
         storage.hooks["batch_get"] = gate
 
@@ -465,9 +462,8 @@ class TestFaults:
     def test_a_corrupt_page_shortens_the_prefix_and_heals(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        first, second = engine(), engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
+        second = engine()
         (target,) = (known for known in storage.inner.spaces() if known.pool == "kv")
         pages = storage.inner._spaces[target]
         pages[PROMPT[5]] = pages[PROMPT[5]][:-1] + b"?"
@@ -507,9 +503,7 @@ class TestLifecycle:
     def test_closing_lets_waiting_requests_go_on(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        first = engine()
-        compute(first, PROMPT)
-        first.drain(20)
+        store_prompt(engine)
         gate = Gate()
         storage.hooks["batch_exists"] = gate
         controller = engine(timeout_s=60)
