@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check lint format bench-file bench-page-hashes clean
+.PHONY: help demo test quick check lint format selftest rules-page bench-file bench-page-hashes clean
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -39,6 +39,12 @@ check: lint test ## everything that a change must pass
 
 format: $(VENV)/.all ## let ruff format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kill matrix
+	@$(BIN)/hicache-conformance selftest
+
+rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
+	@$(BIN)/hicache-conformance rules > docs/rules.md
 
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"

@@ -91,13 +91,24 @@ def open_storage(name: str, config: Mapping[str, Any] | None = None) -> HiCacheS
         ConfigError: A field is wrong, missing or unknown.
         StorageUnavailable: The store cannot be reached.
     """
+    storage_class, fields = resolve(name, config)
+    return storage_class.from_config(fields)
+
+
+def resolve(
+    name: str, config: Mapping[str, Any] | None = None
+) -> tuple[type[HiCacheStorage], dict[str, Any]]:
+    """The class that `name` stands for, and the fields of `config` that are its own.
+
+    Raises what `open_storage` raises before it opens anything.
+    """
     fields = dict(config or {})
     if name == DYNAMIC:
-        return _dynamic_class(fields).from_config(_dynamic_config(fields))
+        return _dynamic_class(fields), _dynamic_config(fields)
     known = backends()
     if name not in known:
         raise UnknownBackend(name, [*known, DYNAMIC])
-    return known[name].load().from_config(fields)
+    return known[name].load(), fields
 
 
 def _dynamic_class(fields: Mapping[str, Any]) -> type[HiCacheStorage]:

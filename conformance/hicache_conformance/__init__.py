@@ -1,7 +1,54 @@
-"""What a backend must pass, and what its users are tested with: so far, a storage that misbehaves."""
+"""What a backend must pass: the rules of the storage contract as tests, and the tools they are made of.
+
+    from hicache_conformance import StorageConformance
+
+    class TestAcme(StorageConformance):
+        storage_class = AcmeStorage
+
+        def config(self, scratch):
+            return {"path": str(scratch.path)}
+
+Everything is loaded when it is first used: the pytest plugin is in every pytest run of an environment
+that holds this package.
+"""
 
 from __future__ import annotations
 
-from hicache_conformance.faults import Fault, FaultyStorage, Strike
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Fault", "FaultyStorage", "Strike"]
+if TYPE_CHECKING:
+    from hicache_conformance.author import StorageConformance
+    from hicache_conformance.faults import Fault, FaultyStorage, Strike
+    from hicache_conformance.instruments.proxy import FaultProxy
+    from hicache_conformance.subject import Scratch, Server
+
+_HOMES = {
+    "author": ("StorageConformance",),
+    "faults": ("Fault", "FaultyStorage", "Strike"),
+    "instruments.proxy": ("FaultProxy",),
+    "subject": ("Scratch", "Server"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Fault",
+    "FaultProxy",
+    "FaultyStorage",
+    "Scratch",
+    "Server",
+    "StorageConformance",
+    "Strike",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

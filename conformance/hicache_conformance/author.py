@@ -1,0 +1,128 @@
+"""The author's entry: every check of the kit as a pytest test of the author's own class."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from hicache_conformance.checks import Check, all_checks
+from hicache_conformance.outcomes import Outcome
+from hicache_conformance.plugin import CHECK_PROPERTY, run_options
+from hicache_conformance.runner import run_check
+from hicache_conformance.subject import Subject
+from hicache_conformance.waivers import Waiver, read_waivers
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache_conformance.report.record import CheckRecord
+
+_SKIPPED = {Outcome.NOT_DECLARED, Outcome.NOT_VERIFIED, Outcome.UNKNOWN}
+
+
+class StorageConformance(Subject):
+    """Derive from it, set `storage_class`, define `config(self, scratch)`; pytest finds the tests.
+
+    One instance serves one test, so a back door may use what `config` was given before it. Fixtures and
+    `setup_method` of the class work as in any other.
+    """
+
+    __test__ = False
+    waivers: ClassVar[str | None] = None
+    """A `waivers.toml`, relative to the file of the class. Rules in it may also be overridden."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__test__ = hasattr(cls, "storage_class")
+        _refuse_overrides(cls)
+        for check in all_checks():
+            name = name_of_test(check)
+            if not hasattr(cls, name) or _is_ours(getattr(cls, name), check):
+                setattr(cls, name, _test_of(check))
+
+    @classmethod
+    def known_violations(cls) -> dict[str, Waiver]:
+        """The waivers of the class, by rule."""
+        if cls.waivers is None:
+            return {}
+        return read_waivers(Path(inspect.getfile(cls)).parent / cls.waivers)
+
+
+def name_of_test(check: Check) -> str:
+    """`test_kv_002_what_was_set_is_read_back`."""
+    return f"test_{check.rule.id.replace('-', '_').lower()}_{check.run.__name__}"
+
+
+def check_overrides(cls: type[StorageConformance]) -> None:
+    """Raise unless every test of the kit is there as the kit made it, or is waived.
+
+    Raises:
+        ConfigError: Names the tests.
+    """
+    _refuse_overrides(cls, complete=True)
+
+
+def _refuse_overrides(cls: type[StorageConformance], *, complete: bool = False) -> None:
+    changed = [
+        check
+        for check in all_checks()
+        if (complete or hasattr(cls, name_of_test(check)))
+        and not _is_ours(getattr(cls, name_of_test(check), None), check)
+    ]
+    unknown = [check for check in changed if check.rule.id not in cls.known_violations()]
+    if unknown:
+        raise ConfigError(
+            f"{cls.__qualname__} overrides or removes {name_of_test(unknown[0])}"
+            f"{f' and {len(unknown) - 1} more' if unknown[1:] else ''}: the verdict would not be the"
+            f" kit's. If {unknown[0].rule.id} can't be kept yet, waive it: give the class"
+            ' `waivers = "waivers.toml"`'
+        )
+
+
+def _is_ours(found: Any, check: Check) -> bool:
+    return getattr(found, "hicache_check", None) is check
+
+
+def _test_of(check: Check) -> Callable[..., None]:
+    """A test function of one class's own: marks that pytest puts on it stay with that class."""
+
+    def test(self: StorageConformance, request: pytest.FixtureRequest) -> None:
+        record = run_check(lambda: copy.copy(self), check, run_options(request.config))
+        request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
+        _conclude(record, check, type(self).known_violations())
+
+    test.__name__ = name_of_test(check)
+    test.__qualname__ = f"StorageConformance.{test.__name__}"
+    test.__doc__ = check.run.__doc__
+    vars(test)["hicache_check"] = check
+    return test
+
+
+def _conclude(record: CheckRecord, check: Check, waivers: dict[str, Waiver]) -> None:
+    """Tell pytest what came of a check."""
+    __tracebackhide__ = True
+    waiver = waivers.get(check.rule.id)
+    if record.outcome in _SKIPPED:
+        pytest.skip(f"{record.outcome.value}: {record.message}")
+    if record.outcome is Outcome.FAILED:
+        if waiver is not None and not waiver.has_ended():
+            pytest.xfail(f"waived until {waiver.until}: {waiver.reason} ({waiver.link})")
+        pytest.fail(failure_text(record, check), pytrace=False)
+    if record.outcome is Outcome.ERROR:
+        pytest.fail(f"the check could not run: {record.message}", pytrace=False)
+
+
+def failure_text(record: CheckRecord, check: Check) -> str:
+    """A failed check for people: the rule, what was expected, what came, and how."""
+    rule = check.rule
+    lines = [f"{rule.id} {rule.title}", "", f"  {rule.statement}", "", record.message]
+    lines += [f"expected: {record.expected}"] if record.expected else []
+    lines += [f"came:     {record.got}"] if record.got else []
+    lines += ["sequence:", *(f"  {line}" for line in record.sequence)] if record.sequence else []
+    lines += ["", f"Users of such a store see: {rule.consequence}"]
+    return "\n".join(lines)

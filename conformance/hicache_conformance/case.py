@@ -1,0 +1,397 @@
+"""What a check is given: fresh storages, key spaces, pages, and the oracle that capabilities choose."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_conformance import habits
+from hicache_conformance.instruments.child import Child
+from hicache_conformance.instruments.content import content, diagnose
+from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.probe import Probe, Trace
+from hicache_conformance.rules import CLAIMS, Need
+from hicache_conformance.subject import Scratch
+from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.keys import KeySpace, Shard
+from hicache_storage.page import Page
+from hicache_storage.storage import Durability, HiCacheStorage, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from hicache_conformance.subject import Server, Subject
+    from hicache_storage.storage import Capabilities
+
+
+_MOST_DENIALS = 8
+"""So often may a check find out that its store does not refuse pages by habit."""
+
+
+class Forgot(Violation):
+    """A page is missing that a store may forget, but forgot only in this situation."""
+
+
+class Case:
+    """One run of one check. Not for reuse; closes and removes what it made.
+
+    `space`, `hashes` and `contents` are determined by the seed but for a token that keeps runs on one
+    deployed store apart.
+    """
+
+    def __init__(self, subject: Subject, *, seed: str = "0", quick: bool = False) -> None:
+        self.subject = subject
+        self.quick = quick
+        self.random = random.Random(seed)
+        self.trace = Trace()
+        self.evidence: dict[str, str] = {}
+        """What the report shows of a check that passed: counts and figures, for information."""
+        self.changed_fields: dict[str, Any] = {}
+        """What `reconfigure` has changed of the config."""
+        self._began_s = time.monotonic()
+        self._stack = ExitStack()
+        self._opened = 0
+        self._storages: list[HiCacheStorage] = []
+        self._forgetful = False
+        self._refused: set[int] = set()
+        self._denials = 0
+        self._lock = threading.Lock()
+        self.scratch = self.new_scratch()
+        self._config: dict[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._remove_pages()
+        finally:
+            self._stack.close()
+
+    # --- the store ---------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of this case's store."""
+        if self._config is None:
+            self._config = dict(self.subject.config(self.scratch))
+        return self._config
+
+    def reconfigure(self, **fields: Any) -> None:
+        """Change fields of the config, for what is opened from now on: the store in another setting."""
+        self.changed_fields |= fields
+        self._config = {**self.config, **fields}
+        self._claims = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the check began."""
+        return time.monotonic() - self._began_s
+
+    def new_scratch(self) -> Scratch:
+        """Room for one more store that has nothing to do with this case's."""
+        path = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
+        self._stack.callback(shutil.rmtree, path, ignore_errors=True)
+        return Scratch(path, f"hc{secrets.token_hex(6)}")
+
+    def open(self, config: Mapping[str, Any] | None = None, *, label: str = "") -> Probe:
+        """A handle on this case's store, or on the one that `config` names; closed after the check."""
+        storage = self.open_storage(config)
+        self._opened += 1
+        name = label or ("store" if self._opened == 1 else f"store{self._opened}")
+        return Probe(storage, self.trace, name, alive=self.alive, reluctant=self.refuses)
+
+    def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
+        """The same, bare: for checks of calls that the contract lets fail.
+
+        Raises:
+            NotVerified: A store that claims not to be shared can't be opened beside an open handle.
+        """
+        fields = self.config if config is None else dict(config)
+        try:
+            storage = self.subject.storage_class.from_config(fields)
+        except StorageUnavailable as error:
+            if any(map(_is_open, self._storages)) and not self.claims.shared:
+                raise NotVerified(f"the store opens one handle at a time: {error}") from error
+            raise
+        self._storages.append(storage)
+        if config is None and self._claims is None:
+            self._claims = storage.capabilities
+        self._stack.callback(_close, storage)
+        return storage
+
+    def child(self, actor: Callable[..., None], *arguments: Any) -> Child:
+        """A process that runs `actor(link, *arguments)` on this case's store; killed after the check."""
+        return self._stack.enter_context(
+            Child(self.subject.storage_class, self.config, actor, *arguments)
+        )
+
+    def alive(self) -> bool:
+        """Whether a handle on the store can be opened, and keeps a page."""
+        space = self.space(min(64, self.claims.max_page_nbytes or 64), tenant="alive")
+        pages = self.contents(space, self.hashes(1))
+        try:
+            with self.subject.storage_class.from_config(self.config) as storage:
+                storage.open_space(space)
+                return storage.batch_set(space, *_given(pages)) == [True]
+        except Exception:  # noqa: BLE001 - an answer, whatever its form
+            return False
+
+    def _remove_pages(self) -> None:
+        """Leave a store that outlives the check as it was found, as far as it answers."""
+        if not self.trace.stored or str(self.scratch.path) in str(self.config):
+            return
+        with suppress(Exception), self.subject.storage_class.from_config(self.config) as storage:
+            for space, hashes in self.trace.stored.items():
+                storage.open_space(space)
+                Probe(storage, Trace()).delete(space, sorted(hashes))
+
+    @contextmanager
+    def server(self) -> Generator[Server, None, None]:
+        """A real server of this case's own. To be entered before the first `open`."""
+        assert self._config is None, "the config is of a server that runs"
+        with self.subject.server() as server:
+            yield server
+
+    # --- what it claims ----------------------------------------------------------------------------
+
+    @property
+    def claims(self) -> Capabilities:
+        """Of an instance: it may have narrowed its class's."""
+        if self._claims is None:
+            storage = self.subject.storage_class.from_config(self.config)
+            self._claims = storage.capabilities
+            _close(storage)
+        return self._claims
+
+    _claims: Capabilities | None = None
+
+    def require(self, *needs: Need) -> None:
+        """End the check where the store does not claim, or the author not offer, what it needs."""
+        for need in sorted(
+            needs, key=lambda one: one in CLAIMS
+        ):  # a claim is asked of an open store
+            if not self._has(need):
+                kind = _CLAIM_WORDS.get(need)
+                if kind:
+                    raise NotDeclared(f"the store does not claim {kind}")
+                raise NotVerified(f"needs the back door `{need}`")
+
+    def _has(self, need: Need) -> bool:
+        match need:
+            case Need.DURABLE:
+                return self.claims.durability >= Durability.CRASH
+            case Need.SHARED:
+                return self.claims.shared
+            case Need.ENUMERABLE:
+                return self.claims.enumerable
+            case Need.PARALLEL:
+                return self.claims.parallelism > 1
+            case Need.PEEK | Need.TAMPER | Need.SERVER:
+                return self.subject.offers(need.value)
+            case Need.ENDPOINT:
+                return True  # seen from the config, by the checks themselves
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a page must be there until it is deleted."""
+        return self.claims.retention is Retention.UNTIL_DELETED
+
+    # --- identities and bytes ----------------------------------------------------------------------
+
+    def space(self, page_nbytes: int = 1024, **changes: Any) -> KeySpace:
+        """A key space that no other case has, with `changes` to its fields."""
+        return replace(
+            KeySpace(
+                model=f"conformance/{self.scratch.prefix}",
+                dtype="bfloat16",
+                layout="page_first",
+                page_tokens=16,
+                page_nbytes=page_nbytes,
+                shard=Shard(layers=(0, 32), heads=(0, 8)),
+            ),
+            **changes,
+        )
+
+    def hashes(self, count: int) -> list[str]:
+        """Page hashes that this case has not had before."""
+        return [hashlib.sha256(self.random.randbytes(16)).hexdigest() for _ in range(count)]
+
+    def contents(
+        self, space: KeySpace, hashes: Sequence[str], version: int = 0
+    ) -> dict[str, bytes]:
+        """The bytes of pages: every cell of them names its page, its version and its offset."""
+        return {
+            page_hash: content(space.id, page_hash, space.stored_nbytes, version)
+            for page_hash in hashes
+        }
+
+    # --- the oracle --------------------------------------------------------------------------------
+
+    def stored(self, probe: Probe, space: KeySpace, count: int, **options: Any) -> dict[str, bytes]:
+        """`count` fresh pages, set. A set that was refused is a violation: there is room for a few."""
+        pages = self.contents(space, self.hashes(count))
+        self.must_set(probe, space, pages, **options)
+        return pages
+
+    def must_set(
+        self, probe: Probe, space: KeySpace, pages: Mapping[str, bytes], **options: Any
+    ) -> None:
+        """Set pages; every verdict must be True.
+
+        Raises:
+            NotVerified: The store refuses pages by habit, these among them.
+        """
+        answers = probe.set(space, pages, **options)
+        refused = [page_hash for page_hash, ok in zip(pages, answers, strict=True) if not ok]
+        if refused:
+            violation = probe.violation(
+                f"batch_set refused {len(refused)} of {len(pages)} pages of {space.stored_nbytes} bytes",
+                expected="True for every page: the store has room",
+                got=f"False for {refused[0][:8]}...",
+                sequence=self.trace.sequence(*(h[:8] for h in refused[:2])),
+            )
+            raise self.refused(space, violation)
+
+    def must_hold(
+        self,
+        probe: Probe,
+        space: KeySpace,
+        pages: Mapping[str, bytes | Sequence[bytes]],
+        *,
+        segments: int = 1,
+    ) -> int:
+        """Hold a read of every page against what may be there; how many were hits.
+
+        A hit must be one of the contents given. A miss is a violation where the store keeps pages until
+        they are deleted; where it may forget, it is one if it forgets only here (`Forgot`).
+        """
+        found = probe.get(space, list(pages), segments=segments)
+        hits = 0
+        for (page_hash, allowed), data in zip(pages.items(), found, strict=True):
+            contents = [allowed] if isinstance(allowed, bytes) else list(allowed)
+            if data is None:
+                self.missed(probe, space, page_hash)
+            elif data not in contents:
+                raise self.wrong_bytes(probe, space, page_hash, data, contents)
+            else:
+                hits += 1
+        seen = probe.exists(space, list(pages))
+        for page_hash, there in zip(pages, seen, strict=True):
+            if not there:
+                self.missed(probe, space, page_hash, "batch_exists")
+        return hits
+
+    def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
+        """Neither exists nor get may say True; `why` is the reason, as in "was deleted"."""
+        for page_hash, there in zip(hashes, probe.exists(space, hashes), strict=True):
+            if there:
+                raise probe.violation(
+                    f"batch_exists is True for a page that {why}",
+                    expected="False",
+                    got=f"True for {page_hash[:8]}",
+                    sequence=self.trace.sequence(page_hash[:8]),
+                )
+        for page_hash, data in zip(hashes, probe.get(space, hashes), strict=True):
+            if data is not None:
+                raise probe.violation(
+                    f"batch_get is True for a page that {why}",
+                    expected="a miss",
+                    got=f"{page_hash[:8]}: {self.diagnosed(space, page_hash, data, [])}",
+                    sequence=self.trace.sequence(page_hash[:8]),
+                )
+
+    def wrong_bytes(
+        self,
+        probe: Probe,
+        space: KeySpace,
+        page_hash: str,
+        data: bytes,
+        allowed: Sequence[bytes],
+    ) -> Violation:
+        """What to raise for a hit with bytes that are none of those allowed."""
+        return probe.violation(
+            "batch_get is True with bytes that were never set under this hash",
+            expected=f"the {space.stored_nbytes} bytes that were set, or a miss",
+            got=f"{page_hash[:8]}: {self.diagnosed(space, page_hash, data, allowed)}",
+            sequence=self.trace.sequence(page_hash[:8]),
+        )
+
+    def diagnosed(
+        self, space: KeySpace, page_hash: str, data: bytes, allowed: Sequence[bytes]
+    ) -> str:
+        """What wrong bytes are, in words."""
+        return diagnose(data, space_id=space.id, page_hash=page_hash, allowed=allowed)
+
+    def missed(
+        self, probe: Probe, space: KeySpace, page_hash: str, operation: str = "batch_get"
+    ) -> None:
+        """Judge a miss of a page whose set returned True: it returns where the store may forget."""
+        if not self.keeps and self._forgets(probe):
+            return
+        kind = Violation if self.keeps else Forgot
+        raise kind(
+            f"{operation} is False for a page whose batch_set returned True",
+            f"True: retention is {self.claims.retention.name}, and nothing deleted it",
+            f"False for {page_hash[:8]} of {space.pool!r}",
+            tuple(self.trace.sequence(page_hash[:8])),
+        )
+
+    def refused(self, space: KeySpace, violation: Violation) -> Exception:
+        """What to raise where a set returned False: the violation, unless that is the store's habit."""
+        if not self.refuses(space.stored_nbytes):
+            return violation
+        return NotVerified(
+            f"the store has no room for the pages of {space.stored_nbytes} bytes that the check needs,"
+            " or refuses pages at will"
+        )
+
+    def refuses(self, nbytes: int) -> bool:
+        """Whether it is the store's habit to refuse pages of this size, or so many pages."""
+        with self._lock:
+            if nbytes not in self._refused and self._denials < _MOST_DENIALS:
+                if habits.refuses(self, nbytes):
+                    self._refused.add(nbytes)
+                else:
+                    self._denials += 1
+            return nbytes in self._refused
+
+    def _forgets(self, probe: Probe) -> bool:
+        """Whether it is the store's habit; if it was seen once, there are only more pages now."""
+        self._forgetful = self._forgetful or habits.forgets(self, probe)
+        return self._forgetful
+
+
+def _close(storage: HiCacheStorage) -> None:
+    """Close it after a check. What it raises is for the checks of close, and hides nothing of others."""
+    with suppress(Exception):
+        storage.close()
+
+
+def _is_open(storage: HiCacheStorage) -> bool:
+    try:
+        storage.ensure_open()
+    except StorageClosed:
+        return False
+    return True
+
+
+def _given(pages: Mapping[str, bytes]) -> tuple[list[str], list[Page]]:
+    return list(pages), [Page(bytearray(data)) for data in pages.values()]
+
+
+_CLAIM_WORDS = {
+    Need.DURABLE: "durability CRASH or more",
+    Need.SHARED: "shared",
+    Need.ENUMERABLE: "enumerable",
+    Need.PARALLEL: "parallelism above 1",
+}

@@ -1,0 +1,104 @@
+"""The tests of the rules, a module a family; every one a function of a `Case` that states one fact."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hicache_conformance.rules import RULES, Need, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache_conformance.case import Case
+
+_MODULES = (
+    "basics",
+    "contents",
+    "removal",
+    "refusals",
+    "sizes",
+    "spaces",
+    "names",
+    "ranks",
+    "clearing",
+    "listings",
+    "space_lists",
+    "batches",
+    "duplicates",
+    "volumes",
+    "buffers",
+    "lifecycle",
+    "guest",
+    "configs",
+    "confidence",
+    "network",
+    "recovery",
+    "round_trips",
+    "room",
+    "exhaustion",
+    "crash",
+    "interrupted",
+    "rot",
+    "interleavings",
+    "concurrency",
+    "histories",
+    "parallel",
+    "sharing",
+    "model",
+    "declarations",
+    "limits",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One test of one rule."""
+
+    rule: Rule
+    run: Callable[[Case], None]
+    needs: tuple[Need, ...]
+    """What it needs beyond what the rule needs."""
+    quick: bool
+    """Whether `--quick` runs it."""
+    stochastic: bool
+    """Whether a pass only means "not caught in this many tries"."""
+
+    @property
+    def name(self) -> str:
+        """`KV-002:what_was_set_is_read_back`."""
+        return f"{self.rule.id}:{self.run.__name__}"
+
+    @property
+    def title(self) -> str:
+        """The fact, as the first sentence of the docstring."""
+        return " ".join((self.run.__doc__ or self.run.__name__).split("\n\n")[0].split())
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(
+    rule_id: str, *needs: Need, quick: bool = True, stochastic: bool = False
+) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    """Make a function a test of rule `rule_id`. Its docstring states the fact, in a sentence."""
+
+    def register(run: Callable[[Case], None]) -> Callable[[Case], None]:
+        made = Check(RULES[rule_id], run, needs, quick, stochastic)
+        if made.name in _CHECKS:
+            raise ValueError(f"two checks are called {made.name}")
+        _CHECKS[made.name] = made
+        return run
+
+    return register
+
+
+@cache
+def all_checks() -> tuple[Check, ...]:
+    """Every check, in the order of the rules."""
+    for module in _MODULES:
+        importlib.import_module(f"{__name__}.{module}")
+    order = list(RULES)
+    return tuple(sorted(_CHECKS.values(), key=lambda one: order.index(one.rule.id)))

@@ -1,0 +1,196 @@
+"""KV-307: a store that is full by its own count refuses, or evicts, and goes on working."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.checks.configs import accepts
+from hicache_conformance.outcomes import NotDeclared, NotVerified
+
+if TYPE_CHECKING:
+    from hicache_conformance.case import Case
+    from hicache_conformance.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_FIELD = "capacity_nbytes"
+_PAGE_NBYTES = 64 << 10
+_PAGES = 16
+"""That have room in the store that is made for the checks."""
+_MIN_CAPACITY_NBYTES = 256 << 10
+_LARGEST_NBYTES = 16 << 20
+"""A store whose own capacity is larger is not filled."""
+_EVICTS = "retention is below UNTIL_DELETED: a full store may make room by itself"
+_MAX_CALLS = 64
+"""For filling it: a remote store has few calls a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A store of a small capacity, empty."""
+
+    case: Case
+    probe: Probe
+    space: KeySpace
+    capacity_nbytes: int
+
+    @property
+    def pages(self) -> int:
+        """How many pages fit, where nothing else takes room."""
+        return self.capacity_nbytes // self.space.stored_nbytes
+
+    def filled(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """The pages that were taken and those that were refused, when twice the capacity was offered."""
+        taken: dict[str, bytes] = {}
+        refused: dict[str, bytes] = {}
+        left = 2 * self.pages + 2
+        step = -(-left // _MAX_CALLS)
+        while left > 0:
+            offered = self.case.contents(self.space, self.case.hashes(step))
+            for item, ok in zip(offered.items(), self.probe.set(self.space, offered), strict=True):
+                (taken if ok else refused).update([item])
+            left -= step
+        return taken, refused
+
+    def must_take(self, present: dict[str, bytes]) -> None:
+        """Set pages that the store has; that needs no room."""
+        answers = self.probe.set(self.space, present)
+        if not all(answers):
+            raise self.probe.violation(
+                "a store that is full refuses a page that it has",
+                expected="True: setting a present page succeeds (KV-005)",
+                got=f"{answers} for {len(present)} pages that are there",
+            )
+
+    def refused_some(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
+        """Raise where the store has taken more than it may."""
+        nbytes = len(taken) * self.space.stored_nbytes
+        if not refused and nbytes > 2 * self.capacity_nbytes:
+            raise self.probe.violation(
+                f"a store with a {_FIELD} of {self.capacity_nbytes} took {nbytes} bytes and refused"
+                " none",
+                expected="False for the pages that have no room",
+                got=f"True for {len(taken)} pages of {self.space.stored_nbytes} bytes",
+            )
+
+
+@check("KV-307")
+def a_full_store_refuses_and_stays_readable(case: Case) -> None:
+    """A full store gives False for what has no room, or evicts; what it keeps stays readable."""
+    room = _room(case)
+    taken, refused = room.filled()
+    case.evidence["pages taken, of those that fit"] = f"{len(taken)} of {room.pages}"
+    case.must_miss(room.probe, room.space, list(refused), "was refused: the store was full")
+    if not taken:
+        raise room.probe.violation("an empty store refused every page")
+    if case.keeps:
+        room.refused_some(taken, refused)
+        case.must_hold(room.probe, room.space, taken)
+    else:
+        _must_be_bounded(room, taken)
+
+
+@check("KV-307")
+def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
+    """Of a batch that is larger than the room, each page has a verdict that is true."""
+    room = _room(case)
+    count = min(2 * room.pages + 2, room.probe.max_batch)
+    offered = case.contents(room.space, case.hashes(count))
+    answers = room.probe.set(room.space, offered)
+    taken = {one: offered[one] for one, ok in zip(offered, answers, strict=True) if ok}
+    refused = [one for one in offered if one not in taken]
+    case.must_miss(room.probe, room.space, refused, "was refused: the store was full")
+    if case.keeps:
+        case.must_hold(room.probe, room.space, taken)
+    else:
+        _must_be_bounded(room, taken)
+
+
+@check("KV-307")
+def deleting_makes_room_again(case: Case) -> None:
+    """After its pages were deleted, a full store takes as many as at first, again and again."""
+    room = _room(case)
+    if not case.keeps:
+        raise NotDeclared(_EVICTS)
+    first, _ = room.filled()
+    for turn in range(2 if case.quick else 3):
+        room.probe.delete(room.space, list(first))
+        room.probe.delete(room.space, list(first))  # what is gone gives no room twice
+        again, refused = room.filled()
+        room.refused_some(again, refused)
+        _must_be_as_many(room, first, again, f"was filled and emptied {turn + 1} times")
+        case.must_hold(room.probe, room.space, again)
+        first = again
+
+
+@check("KV-307")
+def setting_a_present_page_takes_no_more_room(case: Case) -> None:
+    """Setting present pages, and pages that are refused, leaves the room as it was."""
+    room = _room(case)
+    if not case.keeps:
+        raise NotDeclared(_EVICTS)
+    first, refused = room.filled()
+    present = dict(list(first.items())[:2])
+    for _ in range(_PAGES):
+        room.must_take(present)
+        room.probe.set(room.space, dict(list(refused.items())[:2]))
+    case.must_hold(room.probe, room.space, first)
+    room.probe.delete(room.space, [*first, *refused])
+    for _ in range(2 * _PAGES):
+        room.must_take(present)
+    again, _ = room.filled()
+    _must_be_as_many(room, first, {**again, **present}, "had the same pages set often")
+
+
+def _room(case: Case) -> _Room:
+    """A store that can be filled: small by itself, or made small by its config."""
+    with case.open_storage() as storage:
+        capacity_nbytes = storage.stats().capacity_nbytes
+    page_nbytes = min(_PAGE_NBYTES, case.claims.max_page_nbytes or _PAGE_NBYTES)
+    if capacity_nbytes is None or capacity_nbytes > _LARGEST_NBYTES:
+        capacity_nbytes = max(_MIN_CAPACITY_NBYTES, _PAGES * page_nbytes)
+        if _FIELD in case.config or not accepts(case, {_FIELD: capacity_nbytes}):
+            raise NotVerified(
+                f"the store is not small, and takes no `{_FIELD}` that would make it so"
+            )
+        case.reconfigure(**{_FIELD: capacity_nbytes})
+    else:
+        page_nbytes = min(page_nbytes, max(1, capacity_nbytes // _PAGES))
+    probe, space = case.open(), case.space(page_nbytes)
+    probe.open_space(space)
+    return _Room(case, probe, space, capacity_nbytes)
+
+
+def _must_be_bounded(room: _Room, taken: dict[str, bytes]) -> None:
+    """Of a store that evicts: no more is there than may be, and all of it is right."""
+    case, probe, space = room.case, room.probe, room.space
+    found = probe.get(space, list(taken))
+    for (page_hash, data), read in zip(taken.items(), found, strict=True):
+        if read not in (None, data):
+            raise case.wrong_bytes(probe, space, page_hash, read or b"", [data])
+    there = sum(read is not None for read in found)
+    if there * space.stored_nbytes > 2 * room.capacity_nbytes:
+        raise probe.violation(
+            f"{there * space.stored_nbytes} bytes are in a store of {room.capacity_nbytes}",
+            expected="that it evicts, or refuses",
+            got=f"{there} pages of {space.stored_nbytes} bytes can be read",
+        )
+    probe.delete(space, list(taken))
+    if not any(probe.set(space, case.contents(space, case.hashes(8)))):
+        raise probe.violation(
+            "a store that was full, and whose pages were deleted, takes none",
+            expected="True for some of 8 pages: there is room again",
+            got="False for each",
+        )
+
+
+def _must_be_as_many(
+    room: _Room, first: dict[str, bytes], again: dict[str, bytes], why: str
+) -> None:
+    if len(again) < 0.9 * len(first) - 1:
+        raise room.probe.violation(
+            f"a store that {why} has lost room",
+            expected=f"about {len(first)} pages have room, as at first",
+            got=f"{len(again)} pages",
+        )

@@ -1,0 +1,30 @@
+"""`hicache-conformance`: judge a store, or the kit itself. One module a verb.
+
+Exit codes: 0 conformant, 1 failed, 2 partial, 3 inconclusive; 3 as well where the input is wrong, with
+one line on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hicache_conformance.cli import compare, rules, run, selftest
+from hicache_storage.cli.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HICACHE_CONFORMANCE = Program(
+    name="hicache-conformance",
+    description="Judge a KV-cache store by the rules of the storage contract. A cache may forget; it"
+    " may never lie.",
+    verbs=(run, selftest, compare, rules),
+    default=run,
+    wrong_input=3,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; its exit code. `--help` leaves with SystemExit, as argparse does."""
+    return _HICACHE_CONFORMANCE.main(sys.argv[1:] if argv is None else argv)

@@ -1,0 +1,147 @@
+"""`hicache-conformance [run]`: judge a deployed store."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hicache_storage import config
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from hicache_conformance.checks import Check
+    from hicache_conformance.report.record import CheckRecord
+    from hicache_conformance.waivers import Waiver
+
+_LANES = 2
+SUMMARY = "Judge a store by the rules of the storage contract (what happens without a verb)."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    config.add_arguments(parser)
+    add = parser.add_argument_group("the run").add_argument
+    add(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="write result.json, report.html, junit.xml, badge.json",
+    )
+    add(
+        "--rules",
+        action="append",
+        metavar="PATTERN",
+        default=[],
+        help='only these, e.g. "KV-1*"; repeatable',
+    )
+    add("--spec", metavar="VERSION", help="the rules of this version (default: the newest)")
+    add(
+        "--strict",
+        action="store_true",
+        help="a rule that could not be verified makes the verdict partial",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of everything random (default: %(default)s)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="leave out what takes long: for the inner loop of an author",
+    )
+    add("--waivers", type=Path, metavar="FILE", help="known violations: a waivers.toml")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Judge; the verdict's exit code."""
+    choice = config.StorageChoice.from_arguments(arguments)
+    from hicache_conformance.checks import all_checks  # noqa: PLC0415 - `--help` is quick
+    from hicache_conformance.isolated import asked_claims  # noqa: PLC0415
+    from hicache_conformance.judge import RunFacts, judged  # noqa: PLC0415
+    from hicache_conformance.operator import deployed_store  # noqa: PLC0415
+    from hicache_conformance.report.terminal import print_summary  # noqa: PLC0415
+    from hicache_conformance.report.write import write_report  # noqa: PLC0415
+    from hicache_conformance.rules import SPEC, selected  # noqa: PLC0415
+
+    rules = selected(arguments.rules, arguments.spec or SPEC)
+    waivers = _waivers(arguments.waivers)
+    _check_directory(arguments.report)
+    storage_class, _ = deployed_store(choice.backend, choice.config)
+    checks = [
+        check
+        for check in all_checks()
+        if check.rule in rules and (check.quick or not arguments.quick)
+    ]
+    began_s, started_at = time.monotonic(), dt.datetime.now(dt.UTC)
+    claims, problem = asked_claims(choice.backend, choice.config)
+    records = [] if problem else _outcomes(choice, checks, arguments)
+    facts = RunFacts(
+        name=choice.backend,
+        storage_class=storage_class,
+        claims=claims,
+        problem=problem,
+        config=choice.config,
+        started_at=started_at,
+        elapsed_s=time.monotonic() - began_s,
+        seed=arguments.seed,
+        quick=arguments.quick,
+        strict=arguments.strict,
+        selection=tuple(arguments.rules),
+        spec=arguments.spec or SPEC,
+        command=shlex.join(["hicache-conformance", *sys.argv[1:]]),
+    )
+    record = judged(facts, rules, records, waivers)
+    print_summary(record)
+    if arguments.report is not None:
+        for path in write_report(record, arguments.report):
+            sys.stdout.write(f"{path}\n")
+    return record.verdict.exit_code
+
+
+def _outcomes(
+    choice: config.StorageChoice, checks: Sequence[Check], arguments: argparse.Namespace
+) -> list[CheckRecord]:
+    from hicache_conformance.isolated import run_isolated  # noqa: PLC0415
+    from hicache_conformance.report.terminal import Progress  # noqa: PLC0415
+    from hicache_conformance.runner import RunOptions  # noqa: PLC0415
+
+    options = RunOptions(seed=arguments.seed, quick=arguments.quick)
+    records: list[CheckRecord] = []
+    with Progress(total=len(checks)) as progress:
+        for record in run_isolated(
+            choice.backend, choice.config, checks, options, lanes=_lanes(choice)
+        ):
+            records.append(record)
+            progress.advance(record)
+    return records
+
+
+def _lanes(choice: config.StorageChoice) -> int:
+    """How many checks at once: several where each has a directory, and so a store, of its own."""
+    own = "{scratch}" in str(choice.config)
+    return min(_LANES, os.cpu_count() or 1) if own else 1
+
+
+def _waivers(path: Path | None) -> Mapping[str, Waiver]:
+    if path is None:
+        return {}
+    from hicache_conformance.waivers import read_waivers  # noqa: PLC0415
+
+    return read_waivers(path)
+
+
+def _check_directory(path: Path | None) -> None:
+    """Refuse before the run what could not be written after it."""
+    if path is not None and path.exists() and not path.is_dir():
+        raise ConfigError(f"--report {path}: is a file, not a directory")

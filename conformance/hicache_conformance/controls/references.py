@@ -1,0 +1,150 @@
+"""The right stores as subjects: what controls derive from, and what must pass."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.outcomes import Outcome
+from hicache_conformance.stores.blobs import Blobs
+from hicache_conformance.stores.dict_store import DictStore
+from hicache_conformance.stores.evicting import EvictingStore
+from hicache_conformance.stores.first_wins import FirstWins
+from hicache_conformance.stores.shelf import Shelf
+from hicache_conformance.stores.slow import SlowStore
+from hicache_conformance.stores.sqlite_store import SqliteStore
+from hicache_conformance.stores.wire import WireServer, WireStore
+from hicache_conformance.subject import Scratch, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+
+class _Unconfigured(Subject):
+    """A store that needs no config, and dies with its object."""
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - there is nothing to say
+        return {}
+
+
+class DictSubject(_Unconfigured):
+    storage_class = DictStore
+
+
+class EvictingSubject(_Unconfigured):
+    storage_class = EvictingStore
+
+
+class SlowSubject(_Unconfigured):
+    storage_class = SlowStore
+
+
+class FirstWinsSubject(_Unconfigured):
+    storage_class = FirstWins
+
+
+class BlobsSubject(_Unconfigured):
+    storage_class = Blobs
+
+
+class ShelfSubject(Subject):
+    """One file a page: the one whose files its author may touch."""
+
+    storage_class = Shelf
+    _root: Path | None = None
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        self._root = scratch.path
+        return {"path": str(scratch.path)}
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._file(space, page_hash)
+        return path.read_bytes() if path.exists() else None
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        path = self._file(space, page_hash)
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(data)
+
+    def _file(self, space: KeySpace, page_hash: str) -> Path:
+        assert self._root is not None
+        return self._root / space.id / page_hash
+
+
+class SqliteSubject(Subject):
+    storage_class = SqliteStore
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        return {"path": str(scratch.path / "pages.sqlite")}
+
+
+class WireSubject(Subject):
+    """Behind a real server, which serves every test but those that stop it."""
+
+    storage_class = WireStore
+    _own: WireServer | None = None
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - key spaces differ
+        host, port = (self._own or _shared_server()).address
+        return {"url": f"wire://{host}:{port}"}
+
+    @contextmanager
+    def server(self) -> Generator[WireServer, None, None]:
+        with WireServer() as self._own:
+            yield self._own
+
+
+@cache
+def _shared_server() -> WireServer:
+    """One for all tests of this process; its threads are daemons."""
+    server = WireServer()
+    server.start()
+    return server
+
+
+REFERENCES: tuple[type[Subject], ...] = (
+    DictSubject,
+    ShelfSubject,
+    SqliteSubject,
+    WireSubject,
+    EvictingSubject,
+    SlowSubject,
+    FirstWinsSubject,
+    BlobsSubject,
+)
+
+
+def must_pass() -> tuple[type[Subject], ...]:
+    """Right stores of very different kinds: no rule may accuse them."""
+    return REFERENCES
+
+
+def must_skip() -> tuple[tuple[type[Subject], str, Outcome], ...]:
+    """What can't be judged, and must be told as that: neither passed nor failed."""
+    return (
+        (DictSubject, "KV-401", Outcome.NOT_DECLARED),
+        (DictSubject, "KV-502", Outcome.NOT_DECLARED),
+        (DictSubject, "KV-504", Outcome.NOT_DECLARED),
+        (SlowSubject, "KV-103", Outcome.NOT_DECLARED),
+        (SlowSubject, "KV-104", Outcome.NOT_DECLARED),
+        (DictSubject, "KV-304", Outcome.NOT_VERIFIED),
+        (DictSubject, "KV-305", Outcome.NOT_VERIFIED),
+        (DictSubject, "KV-403", Outcome.NOT_VERIFIED),
+        (DictSubject, "KV-404", Outcome.NOT_VERIFIED),
+    )
+
+
+def subject_of(storage_class: type[HiCacheStorage]) -> type[Subject]:
+    """A subject for a store that derives from a reference store."""
+    for reference in REFERENCES:
+        if issubclass(storage_class, reference.storage_class):
+            fields = {"storage_class": storage_class, "__module__": __name__}
+            return type(f"{storage_class.__name__}Subject", (reference,), fields)
+    raise TypeError(f"{storage_class.__name__} derives from no reference store: give its subject")

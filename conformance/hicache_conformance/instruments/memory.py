@@ -1,0 +1,103 @@
+"""Host memory for the pages of a test, with guard bytes around every segment.
+
+Guards show what a store must never do: write outside the pages that it was given (KV-004).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_storage.page import Page, address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_GUARD_NBYTES = 64
+_GUARD = 0xE7
+_UNTOUCHED = 0xA5
+
+
+class PageMemory:
+    """Equal pages in one allocation, each in `segments` pieces that do not touch.
+
+    Segments start at multiples of `alignment`. Pieces differ in length where the page allows it, or
+    have the `lengths` that are given.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        nbytes: int,
+        *,
+        segments: int = 1,
+        alignment: int = 1,
+        lengths: Sequence[int] = (),
+    ) -> None:
+        lengths = lengths or _lengths(nbytes, segments, alignment)
+        step = max(alignment, 1)
+        strides = [_up(length + _GUARD_NBYTES, step) for length in lengths]
+        total = _up(_GUARD_NBYTES, step) + count * sum(strides) + step
+        self._memory = np.full(total, _GUARD, dtype=np.uint8)
+        view = memoryview(self._memory.data)
+        start = _up(address_of(view) + _GUARD_NBYTES, step) - address_of(view)
+        self._guards: list[tuple[int, int]] = [(0, start)]
+        self.pages: list[Page] = []
+        for _ in range(count):
+            parts: list[memoryview] = []
+            for length, stride in zip(lengths, strides, strict=True):
+                parts.append(view[start : start + length])
+                self._memory[start : start + length] = _UNTOUCHED
+                self._guards.append((start + length, start + stride))
+                start += stride
+            self.pages.append(Page(*parts))
+
+    def holding(self, contents: Sequence[bytes]) -> PageMemory:
+        """This memory, with its pages filled."""
+        for page, data in zip(self.pages, contents, strict=True):
+            page.copy_from(data)
+        return self
+
+    def overrun(self) -> str:
+        """What a store wrote outside the pages, in words; empty where it wrote nothing."""
+        for start, end in self._guards:
+            touched = np.flatnonzero(self._memory[start:end] != _GUARD)
+            if touched.size:
+                return f"{touched.size} bytes next to a page's segment were overwritten"
+        return ""
+
+    def touched(self) -> bool:
+        """Whether anything was written into the pages since they were made or blanked."""
+        return any(
+            np.frombuffer(part, np.uint8).max() != _UNTOUCHED
+            or np.frombuffer(part, np.uint8).min() != _UNTOUCHED
+            for page in self.pages
+            for part in page.segments
+        )
+
+    def blank(self) -> None:
+        """Fill the pages with the byte that means untouched."""
+        for page in self.pages:
+            for part in page.segments:
+                np.frombuffer(part, np.uint8)[:] = _UNTOUCHED
+
+
+def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
+    """`nbytes` in at most `segments` uneven pieces, all but the last of a multiple of `alignment`."""
+    if segments == 1 or nbytes < 2 * alignment:
+        return [nbytes]
+    units, rest = divmod(nbytes, alignment)
+    count = min(segments, units)
+    base, spare = divmod(units, count)
+    sizes = [base] * count
+    sizes[-1] += spare
+    for left in range(0, count - 1, 2):
+        shift = min(sizes[left] - 1, left % 3)
+        sizes[left] -= shift
+        sizes[left + 1] += shift
+    return [size * alignment for size in sizes[:-1]] + [sizes[-1] * alignment + rest]
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,67 @@
+"""The operator's entry: a deployed store, named as on an engine's command line."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_conformance.subject import Scratch, Subject
+from hicache_storage.registry import DYNAMIC, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hicache_storage.storage import HiCacheStorage
+
+
+class DeployedStore(Subject):
+    """A backend by name. Strings of the config may hold `{scratch}` and `{prefix}`, replaced a test."""
+
+    def __init__(self, storage_class: type[HiCacheStorage], template: Mapping[str, Any]) -> None:
+        self.storage_class = storage_class  # type: ignore[misc]  # an author's class has it as a class
+        self._template = template
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        return cast("dict[str, Any]", filled(dict(self._template), scratch))
+
+
+def deployed_store(
+    name: str, config: Mapping[str, Any]
+) -> tuple[type[HiCacheStorage], Callable[[], DeployedStore]]:
+    """The class that `name` stands for, and what makes a subject of it for each test.
+
+    Raises what `registry.open_storage` raises before it opens anything.
+    """
+    if name == DYNAMIC:
+        _find_in_working_directory(config.get("module_path"))
+    storage_class, template = resolve(name, config)
+    return storage_class, functools.partial(DeployedStore, storage_class, template)
+
+
+def filled(template: Any, scratch: Scratch) -> Any:
+    """`template` with `{scratch}` and `{prefix}` replaced in every string, nested ones too."""
+    if isinstance(template, str):
+        return template.replace("{scratch}", str(scratch.path)).replace("{prefix}", scratch.prefix)
+    if isinstance(template, dict):
+        fields = cast("dict[object, object]", template)
+        return {key: filled(value, scratch) for key, value in fields.items()}
+    if isinstance(template, list):
+        items = cast("list[object]", template)
+        return [filled(value, scratch) for value in items]
+    return template
+
+
+def _find_in_working_directory(module_path: object) -> None:
+    """Let `dynamic` name a module of the folder that the command was typed in.
+
+    An installed command, unlike `python -m`, does not look there.
+    """
+    here = str(Path.cwd())
+    if not isinstance(module_path, str) or here in sys.path:
+        return
+    top = module_path.partition(".")[0]
+    if top.isidentifier() and importlib.util.find_spec(top) is None:
+        sys.path.append(here)

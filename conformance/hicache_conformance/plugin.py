@@ -1,0 +1,186 @@
+"""The pytest plugin: options, the guard over the kit's tests, and the verdict at the end of a run.
+
+Loaded in every pytest run of an environment that holds the kit, so it imports nothing but pytest and
+the standard library until a test of the kit is there. Under pytest-xdist tests pass and fail as ever;
+there is no verdict, which needs one process that has seen them all.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from hicache_conformance.author import StorageConformance
+    from hicache_conformance.report.record import Record
+    from hicache_conformance.runner import RunOptions
+
+CHECK_PROPERTY = "hicache_check"
+"""Under this name a test's report carries the JSON of its `CheckRecord`."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add = parser.getgroup("hicache", "conformance of KV-cache storage backends").addoption
+    add("--hicache-seed", type=int, default=0, help="of the conformance checks")
+    add("--hicache-quick", action="store_true", help="leave out conformance checks that take long")
+    add(
+        "--hicache-strict",
+        action="store_true",
+        help="fail where a conformance rule could not be verified",
+    )
+    add("--hicache-report", metavar="DIR", help="write a conformance report, a folder a test class")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Conformance(config), "hicache-conformance-verdicts")
+
+
+def run_options(config: pytest.Config) -> RunOptions:
+    """What the command line says about how checks are run."""
+    from hicache_conformance.runner import RunOptions  # noqa: PLC0415 - only where the kit is used
+
+    options = config.option
+    return RunOptions(seed=options.hicache_seed, quick=options.hicache_quick)
+
+
+class _Conformance:
+    """What one pytest run sees of the kit's tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.started_s = time.time()
+        self.classes: dict[str, type[StorageConformance]] = {}
+        """By the node id of the class, as is everything here."""
+        self.left_out: set[str] = set()
+        self.checks: dict[str, list[str]] = {}
+        self.records: list[Record] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        ours = [item for item in items if self._meets(item)]
+        left_out = [item for item in ours if not _check_of(item).quick]
+        if left_out and config.option.hicache_quick:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+
+    def _meets(self, item: pytest.Item) -> bool:
+        """Whether an item is a test of the kit; refuse those whose verdict would not be the kit's."""
+        if _check_of(item) is None:
+            return False
+        assert isinstance(item, pytest.Function)
+        name = _class_of(item.nodeid)
+        if name not in self.classes:
+            assert item.cls is not None
+            self.classes[name] = item.cls
+            _refuse_changes(self.classes[name])
+        own_marks: list[pytest.Mark] = getattr(item.obj, "pytestmark", [])
+        marks = {mark.name for mark in own_marks}
+        if marks & {"skip", "skipif", "xfail"}:
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {', '.join(sorted(marks))}: a rule is waived in a"
+                " waivers.toml, with a reason, a link and an end, never by a mark"
+            )
+        return True
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.left_out |= {
+            _class_of(item.nodeid)
+            for item in items
+            if _check_of(item) is not None and _check_of(item).quick
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            for name, value in report.user_properties:
+                if name == CHECK_PROPERTY:
+                    self.checks.setdefault(_class_of(report.nodeid), []).append(str(value))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.config.option.collectonly:
+            return
+        for name, cls in self.classes.items():
+            record = self._judged(cls, self.checks.get(name, []), deselected=name in self.left_out)
+            self.records.append(record)
+            self._write(record, cls.__name__)
+            if self._fails(name, record) and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _write(self, record: Record, name: str) -> None:
+        """Write the report of a test class, where one is asked for."""
+        directory: str | None = self.config.option.hicache_report
+        if not directory:
+            return
+        from hicache_conformance.report.write import write_report  # noqa: PLC0415
+        from hicache_storage.errors import ConfigError  # noqa: PLC0415
+
+        try:
+            write_report(record, self.config.invocation_params.dir / directory / name)
+        except ConfigError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+
+    def _fails(self, name: str, record: Record) -> bool:
+        """Whether a verdict fails a run of which every test passed: none may be green and empty."""
+        if name in self.left_out:
+            return False  # somebody runs a few tests: a verdict is not what is asked
+        strict: bool = self.config.option.hicache_strict
+        return record.verdict in ("failed", "inconclusive") or (
+            record.verdict == "partial" and strict
+        )
+
+    def _judged(
+        self, cls: type[StorageConformance], checks: list[str], *, deselected: bool
+    ) -> Record:
+        from hicache_conformance.judge import RunFacts, judged  # noqa: PLC0415
+        from hicache_conformance.report.record import CheckRecord  # noqa: PLC0415
+        from hicache_conformance.rules import selected  # noqa: PLC0415
+
+        facts = RunFacts(
+            name=cls.storage_class.__name__,
+            storage_class=cls.storage_class,
+            claims=cls.storage_class.capabilities,
+            started_at=dt.datetime.fromtimestamp(self.started_s, dt.UTC),
+            elapsed_s=time.time() - self.started_s,
+            seed=self.config.option.hicache_seed,
+            quick=self.config.option.hicache_quick,
+            strict=self.config.option.hicache_strict,
+            command=shlex.join(["pytest", *sys.argv[1:]]),
+        )
+        records = [CheckRecord.model_validate_json(text) for text in checks]
+        tried = {record.name.partition(":")[0] for record in records}
+        rules = [rule for rule in selected() if not deselected or rule.id in tried]
+        return judged(facts, rules, records, cls.known_violations())
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for record in self.records:
+            counts = ", ".join(f"{count} {one.value}" for one, count in record.counts().items())
+            terminalreporter.write_line(f"{record.subject.name}: {record.verdict} ({counts})")
+            for reason in record.reasons:
+                terminalreporter.write_line(f"  {reason}")
+
+
+def _check_of(item: pytest.Item) -> Any:
+    """The check that an item runs; None for tests that are not the kit's."""
+    return getattr(getattr(item, "function", None), "hicache_check", None)
+
+
+def _class_of(nodeid: str) -> str:
+    return nodeid.rpartition("::")[0]
+
+
+def _refuse_changes(cls: type[StorageConformance]) -> None:
+    from hicache_conformance.author import check_overrides  # noqa: PLC0415
+    from hicache_storage.errors import ConfigError  # noqa: PLC0415
+
+    try:
+        check_overrides(cls)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from error

@@ -1,0 +1,225 @@
+"""What changed between two runs, and whether anything became worse."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hicache_conformance.outcomes import Outcome, Verdict
+from hicache_conformance.report.terminal import show
+from hicache_conformance.report.words import label, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+
+    from hicache_conformance.report.record import Record, RuleRecord
+
+
+class Direction(enum.StrEnum):
+    """Of a change, for the users of the store."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    CHANGED = "changed"
+    """Neither: a claim was made or withdrawn, one way of not knowing replaced another."""
+    APPEARED = "appeared"
+    VANISHED = "vanished"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of one rule, capability, or of the verdict."""
+
+    name: str
+    title: str
+    before: str
+    """Empty where it was not there."""
+    after: str
+    """Empty where it is no longer there."""
+    direction: Direction
+    checks: tuple[str, ...] = ()
+    """Of a rule: the checks that went the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Of two runs, the older one first."""
+
+    verdict: Change | None
+    rules: tuple[Change, ...]
+    capabilities: tuple[Change, ...]
+    same_seed: bool
+    same_spec: bool
+    notes: tuple[str, ...]
+    """Why the two runs can't be compared one to one, a sentence each."""
+
+    @property
+    def regressed(self) -> bool:
+        """Whether anything became worse."""
+        changes = (*((self.verdict,) if self.verdict else ()), *self.rules, *self.capabilities)
+        return any(change.direction is Direction.WORSE for change in changes)
+
+
+_GRADES = {
+    Outcome.FAILED: 0,
+    Outcome.ERROR: 0,
+    Outcome.UNKNOWN: 1,
+    Outcome.WAIVED: 2,
+    Outcome.NOT_VERIFIED: 3,
+    Outcome.PASSED: 4,
+}
+_BELOW_KEPT = (Outcome.FAILED, Outcome.ERROR, Outcome.UNKNOWN, Outcome.WAIVED)
+_VERDICTS = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PARTIAL, Verdict.CONFORMANT)
+_CAPABILITIES = ("refuted", "not_verified", "verified")
+
+
+def compare(a: Record, b: Record) -> Comparison:
+    """What changed from run `a` to run `b`."""
+    step = _VERDICTS.index(b.verdict) - _VERDICTS.index(a.verdict)
+    verdict = Change("verdict", "", a.verdict.value, b.verdict.value, _direction(step))
+    return Comparison(
+        verdict=verdict if a.verdict is not b.verdict else None,
+        rules=tuple(_rule_changes(a, b)),
+        capabilities=tuple(_capability_changes(a, b)),
+        same_seed=a.run.seed == b.run.seed,
+        same_spec=a.run.spec == b.run.spec,
+        notes=tuple(_notes(a, b)),
+    )
+
+
+def _direction(step: int) -> Direction:
+    if step == 0:
+        return Direction.CHANGED
+    return Direction.BETTER if step > 0 else Direction.WORSE
+
+
+def _step(before: Outcome, after: Outcome) -> int:
+    """How much better it became; 0 where it is only different."""
+    if Outcome.NOT_DECLARED not in (before, after):
+        return _GRADES[after] - _GRADES[before]
+    return (before in _BELOW_KEPT) - (after in _BELOW_KEPT)
+
+
+def _rule_changes(a: Record, b: Record) -> list[Change]:
+    older, newer = ({rule.id: rule for rule in one.rules} for one in (a, b))
+    changes: list[Change] = []
+    for name in sorted({*older, *newer}):
+        before, after = older.get(name), newer.get(name)
+        if before is not None and after is not None:
+            changes += _rule_change(before, after)
+        elif after is not None:
+            changes.append(Change(name, after.title, "", after.outcome.value, Direction.APPEARED))
+        elif before is not None:
+            changes.append(Change(name, before.title, before.outcome.value, "", Direction.VANISHED))
+    return changes
+
+
+def _rule_change(before: RuleRecord, after: RuleRecord) -> list[Change]:
+    """At most one. Under the same outcome the checks decide: a waiver hides no new failure."""
+    outcomes = {check.name: check.outcome for check in before.checks}
+    steps = {
+        check.name: _step(outcomes[check.name], check.outcome)
+        for check in after.checks
+        if check.name in outcomes
+    }
+    worse = tuple(name for name, step in steps.items() if step < 0)
+    better = tuple(name for name, step in steps.items() if step > 0)
+    step = _step(before.outcome, after.outcome)
+    if before.outcome is after.outcome:
+        if not worse and not better:
+            return []
+        step = -1 if worse else 1
+    checks = {Direction.WORSE: worse, Direction.BETTER: better}.get(_direction(step), ())
+    outcome = (before.outcome.value, after.outcome.value)
+    return [Change(after.id, after.title, *outcome, _direction(step), checks)]
+
+
+def _capability_changes(a: Record, b: Record) -> list[Change]:
+    older, newer = ({one.name: one for one in r.subject.capabilities} for r in (a, b))
+    changes: list[Change] = []
+    for name in dict.fromkeys([*older, *newer]):
+        before, after = older.get(name), newer.get(name)
+        words = [f"{one.claimed}, {label(one.outcome)}" if one else "" for one in (before, after)]
+        if words[0] == words[1]:
+            continue
+        if before is None or after is None:
+            direction = Direction.APPEARED if before is None else Direction.VANISHED
+        else:
+            grades = [_CAPABILITIES.index(one.outcome) for one in (before, after)]
+            direction = _direction(grades[1] - grades[0])
+        changes.append(Change(name, "", words[0], words[1], direction))
+    return changes
+
+
+def _notes(a: Record, b: Record) -> list[str]:
+    facts: Mapping[str, tuple[object, object]] = {
+        "store": (a.subject.target, b.subject.target),
+        "rules' version": (a.run.spec, b.run.spec),
+        "selection of rules": (_selection(a), _selection(b)),
+        "mode": (_mode(a), _mode(b)),
+        "seed": (a.run.seed, b.run.seed),
+        "kit": (a.run.kit, b.run.kit),
+    }
+    return [
+        f"The {name} differs: {before}, then {after}."
+        for name, (before, after) in facts.items()
+        if before != after
+    ]
+
+
+def _selection(record: Record) -> str:
+    return ", ".join(record.run.selection) or "all"
+
+
+def _mode(record: Record) -> str:
+    words = ["quick"] * record.run.quick + ["strict"] * record.run.strict
+    return " and ".join(words) or "full"
+
+
+_STYLES = {Direction.WORSE: "red", Direction.BETTER: "green"}
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """The changes for people, what became worse first; none where nothing changed."""
+    order = list(Direction)
+    rules = sorted(comparison.rules, key=lambda one: order.index(one.direction))
+    verdict = [comparison.verdict] if comparison.verdict else []
+    parts = {"verdict": verdict, "rule": rules, "capability": comparison.capabilities}
+    return [_table(title, changes) for title, changes in parts.items() if changes]
+
+
+def _table(title: str, changes: Sequence[Change]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("")
+    table.add_column(title, overflow="fold")
+    table.add_column("before", overflow="fold")
+    table.add_column("after", overflow="fold")
+    for change in changes:
+        name = "\n".join([f"{change.name} {change.title}".strip(), *_check_lines(change)])
+        table.add_row(
+            Text(change.direction.value, style=_STYLES.get(change.direction, "")),
+            Text(printable(name)),
+            Text(printable(label(change.before)) or "-"),
+            Text(printable(label(change.after)) or "-"),
+        )
+    return table
+
+
+def _check_lines(change: Change) -> list[str]:
+    return [f"  {name.partition(':')[2] or name}" for name in change.checks]
+
+
+def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """The changes on the terminal, or that there are none."""
+    found = tables(comparison)
+    end = "Something became worse." if comparison.regressed else "Nothing became worse."
+    notes = [Text(printable(note)) for note in comparison.notes]
+    parts = [part for table in found for part in (table, Text(""))]
+    show(console, *notes, *parts, Text(end if found else "Nothing changed."))

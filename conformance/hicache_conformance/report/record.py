@@ -1,0 +1,160 @@
+"""The record of one run: the truth that every other form of the report is made from.
+
+Its JSON has a version, `schema_version`. A reader accepts its own and older ones; fields are added and
+never given another meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hicache_conformance.outcomes import Outcome, Verdict
+from hicache_storage.errors import HiCacheError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+
+class RecordError(HiCacheError, ValueError):
+    """A file is no record of a run, or one of a newer kit."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CheckRecord(_Part):
+    """One check: a test of one fact."""
+
+    name: str
+    title: str
+    """The fact, as a sentence."""
+    outcome: Outcome
+    message: str = ""
+    """What is wrong, or what was missing; empty where the check passed."""
+    expected: str = ""
+    got: str = ""
+    sequence: tuple[str, ...] = ()
+    """The shortest sequence of calls that shows it."""
+    evidence: dict[str, str] = Field(default_factory=dict[str, str])
+    """What the check counted or measured, for information."""
+    elapsed_s: float = 0.0
+    stochastic: bool = False
+    """A pass means "not caught in this many tries"."""
+
+
+class WaiverRecord(_Part):
+    """A known violation that somebody answers for, until a date."""
+
+    reason: str
+    link: str
+    until: str
+
+
+class RuleRecord(_Part):
+    """One rule, with all of its checks."""
+
+    id: str
+    title: str
+    statement: str
+    family: str
+    level: str
+    since: str
+    needs: tuple[str, ...] = ()
+    consequence: str = ""
+    """What happens to a user of a store that breaks it."""
+    outcome: Outcome
+    checks: tuple[CheckRecord, ...] = ()
+    waiver: WaiverRecord | None = None
+
+
+class CapabilityRecord(_Part):
+    """One claim, and what the rules about it showed."""
+
+    name: str
+    claimed: str
+    outcome: Literal["verified", "refuted", "not_verified"]
+    rules: tuple[str, ...] = ()
+
+
+class SubjectRecord(_Part):
+    """The store that was judged."""
+
+    name: str
+    target: str
+    """`module:Class`."""
+    version: str = ""
+    """Of the distribution that brought it, where that is known."""
+    config: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """With secrets removed."""
+    capabilities: tuple[CapabilityRecord, ...] = ()
+
+
+class RunRecord(_Part):
+    """How it was judged."""
+
+    started_at: datetime
+    elapsed_s: float
+    seed: int
+    quick: bool
+    strict: bool
+    selection: tuple[str, ...] = ()
+    """The patterns of `--rules`; empty where every rule ran."""
+    spec: str
+    """Version of the rules."""
+    kit: str
+    """Version of the distribution that holds the kit."""
+    command: str = ""
+    """What to type to run it again."""
+    python: str = ""
+    platform: str = ""
+
+
+class Record(_Part):
+    """One run of the kit on one store."""
+
+    schema_version: int = SCHEMA_VERSION
+    subject: SubjectRecord
+    run: RunRecord
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    """Why it is not `conformant`, a sentence each."""
+    rules: tuple[RuleRecord, ...]
+
+    def counts(self) -> Counter[Outcome]:
+        """How many rules came to each outcome."""
+        return Counter(rule.outcome for rule in self.rules)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record in a `result.json`.
+
+        Raises:
+            RecordError: It cannot be read, is none, or is of a newer kit.
+        """
+        try:
+            fields: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{path}: cannot be read as JSON: {error}") from error
+        version = cast("Any", fields).get("schema_version") if isinstance(fields, dict) else None
+        if not isinstance(version, int):
+            raise RecordError(f"{path}: is no record of a conformance run: no schema_version")
+        if version > SCHEMA_VERSION:
+            raise RecordError(
+                f"{path}: has schema_version {version}, this kit reads up to {SCHEMA_VERSION}: update it"
+            )
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise RecordError(f"{path}: is no record of a conformance run: at {where}") from error

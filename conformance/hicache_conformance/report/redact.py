@@ -1,0 +1,243 @@
+"""Secrets out of everything that a report shows: by their names, and by their values.
+
+A value that the config holds under a secret's name is removed from every text, wherever it occurs there:
+a client may quote it in an error, a shell in a command line, a URL in percent-encoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from typing import TYPE_CHECKING, Any, Self, cast
+from urllib.parse import quote, quote_plus, unquote
+
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+
+if TYPE_CHECKING:
+    from hicache_conformance.report.record import CheckRecord, Record
+
+_Plain = Mapping[Any, Any] | list[Any] | str | float | bool | None
+
+HIDDEN = "***"
+
+_SHORTEST = 4
+"""Shorter values would be found in half of all words, so only their names hide them."""
+_HARMLESS = {"true", "false", "none", "null"}
+_SHOWN_NBYTES = 32
+
+_STRONG = re.compile(
+    r"passw(or)?d|passphrase|requirepass|secret|credential"
+    r"|(access|api|account|private|signing|encryption)key|connectionstring"
+)
+"""In a name without its separators: whatever it holds is secret."""
+_WEAK = {
+    "auth", "authentication", "authorization", "bearer", "cookie", "jwt", "pass", "pwd", "sas",
+    "session", "sig", "signature", "token", "tokens",
+}  # fmt: skip
+"""As a word of a name: its text is secret. Its numbers are not: `page_tokens`, `session_ttl_s`."""
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+_USERINFO = re.compile(r"""(?<=://)([^/?#\s'":@]*):(?!\d*[/?#])((?:(?![a-zA-Z]+://)[^\s'"])+)@""")
+"""Also where somebody forgot to encode a `/` or a `@`; a port before a path is none."""
+_ASSIGNED = re.compile(r"([\w.-]+)=([^&;\s'\"]+)")
+"""In a query or a connection string."""
+_QUOTED = re.compile(r"""(["'])([\w.-]+)\1\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
+"""In JSON, or in a dict that was printed."""
+
+
+class Redactor:
+    """Removes one config's secrets. Made by `of`."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _forms(secret)}
+        longest_first = sorted(forms, key=lambda form: (-len(form), form))
+        self._secrets = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The redactor of what `config` holds; texts of others lose only what their names give away."""
+        return cls(
+            secret
+            for secret in _secrets(config, secret=False)
+            if len(secret) >= _SHORTEST and secret.lower() not in _HARMLESS
+        )
+
+    def text(self, text: str) -> str:
+        """`text` without secrets."""
+        text = self._secrets.sub(HIDDEN, text)
+        text = _USERINFO.sub(lambda found: f"{found[1]}:{HIDDEN}@", text)
+        return _QUOTED.sub(_without_quoted, _ASSIGNED.sub(_without_assigned, text))
+
+    def value(self, value: Any) -> Any:
+        """`value` without secrets and ready for JSON."""
+        return self._shown(value, name="")
+
+    def record(self, record: Record) -> Record:
+        """`record` without secrets in what a store or a command line put there.
+
+        What the kit wrote itself stays: a password may be the word `passed`.
+        """
+        rules = (
+            rule.model_copy(update={"checks": tuple(map(self._check, rule.checks))})
+            for rule in record.rules
+        )
+        run = record.run.model_copy(
+            update=self._texts(command=record.run.command, selection=record.run.selection)
+        )
+        config = self.value(record.subject.config)
+        return record.model_copy(
+            update={
+                "rules": tuple(rules),
+                "run": run,
+                "subject": record.subject.model_copy(update={"config": config}),
+                **self._texts(reasons=record.reasons),
+            }
+        )
+
+    def _check(self, check: CheckRecord) -> CheckRecord:
+        evidence = {self.text(name): self.text(told) for name, told in check.evidence.items()}
+        texts = self._texts(
+            message=check.message,
+            expected=check.expected,
+            got=check.got,
+            sequence=check.sequence,
+        )
+        return check.model_copy(update={"evidence": evidence, **texts})
+
+    def _texts(self, **fields: str | tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
+        return {
+            name: self.text(told) if isinstance(told, str) else tuple(map(self.text, told))
+            for name, told in fields.items()
+        }
+
+    def _shown(self, value: Any, *, name: str) -> Any:
+        plain = _plain(value)
+        if isinstance(plain, Mapping):
+            return {
+                self.text(str(key)): self._shown(item, name=f"{name}.{key}" if name else str(key))
+                for key, item in plain.items()
+            }
+        if isinstance(plain, list):
+            return [self._shown(item, name=name) for item in plain]
+        if _is_secret(name, plain):
+            return HIDDEN
+        return self.text(plain) if isinstance(plain, str) else plain
+
+
+def _plain(value: Any) -> _Plain:
+    """`value` in the types of JSON, one level deep; a secret is `***` whatever its name."""
+    result: _Plain
+    if isinstance(value, (SecretStr, SecretBytes, Secret)):
+        result = HIDDEN
+    elif isinstance(value, enum.Enum):
+        result = _plain(value.value)
+    elif value is None or isinstance(value, (str, bool, int)):
+        result = value
+    elif isinstance(value, float):
+        result = value if math.isfinite(value) else str(value)
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        result = _octets(bytes(cast("Any", value)))
+    elif isinstance(value, (date, time)):
+        result = value.isoformat()
+    elif isinstance(value, (Mapping, list)):
+        result = cast("_Plain", value)
+    elif isinstance(value, (set, frozenset)):
+        result = sorted(cast("Any", value), key=str)
+    elif isinstance(value, tuple):
+        result = list(cast("Any", value))
+    else:
+        result = _fields(value) or str(value)
+    return result
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Of a model or a data class; of nothing else."""
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    return {}
+
+
+def _octets(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text.isprintable() and (text or not data):
+        return text
+    return data.hex() if len(data) <= _SHOWN_NBYTES else f"{len(data)} bytes"
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Whether the name, of any level, makes the value a secret."""
+    if value is None or isinstance(value, bool):
+        return False
+    if _STRONG.search(re.sub(r"[^a-z]", "", name.lower())):
+        return True
+    words = {word.lower() for word in _WORD.findall(name)}
+    return bool(words & _WEAK) and isinstance(value, str)
+
+
+def _secrets(value: Any, *, secret: bool, name: str = "") -> Iterator[str]:
+    """Every secret text below `value`; all of it where `secret`."""
+    if isinstance(value, (SecretStr, SecretBytes, Secret)):
+        held = cast("Any", value).get_secret_value()
+        yield from _secrets(held, secret=True, name=name)
+        return
+    plain = _plain(value)
+    if isinstance(plain, Mapping):
+        for key, item in plain.items():
+            yield from _secrets(str(key), secret=False)
+            below = f"{name}.{key}" if name else str(key)
+            yield from _secrets(item, secret=secret, name=below)
+    elif isinstance(plain, list):
+        for item in plain:
+            yield from _secrets(item, secret=secret, name=name)
+    elif (secret and plain is not None) or _is_secret(name, plain):
+        yield str(plain)
+    if isinstance(plain, str):
+        yield from _embedded(plain)
+
+
+def _embedded(text: str) -> Iterator[str]:
+    """The secrets that a URL or a connection string holds, as it writes them and decoded."""
+    found = [match[2] for match in _USERINFO.finditer(text)]
+    found += [match[2] for match in _ASSIGNED.finditer(text) if _is_secret(match[1], match[2])]
+    for secret in found:
+        yield secret
+        yield unquote(secret)
+
+
+def _forms(secret: str) -> set[str]:
+    """How a secret looks in plain text, a URL, JSON, Python and a shell."""
+    quoted = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
+    lower = {re.sub("%..", lambda found: found[0].lower(), form) for form in quoted}
+    escaped = {
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        repr(secret)[1:-1],
+    }
+    forms = {secret} | quoted | lower | escaped
+    return forms | {form.replace("'", "'\"'\"'") for form in forms}
+
+
+def _without_assigned(found: re.Match[str]) -> str:
+    return f"{found[1]}={HIDDEN}" if _is_text_secret(found[1], found[2]) else found[0]
+
+
+def _without_quoted(found: re.Match[str]) -> str:
+    mark, name, value = found[1], found[2], found[3] or found[4] or ""
+    secret = value and _is_text_secret(name, value)
+    return f"{mark}{name}{mark}: {mark}{HIDDEN}{mark}" if secret else found[0]
+
+
+def _is_text_secret(name: str, value: str) -> bool:
+    """As `_is_secret`, of a value whose type its text does not tell."""
+    return _is_secret(name, 0 if _NUMBER.fullmatch(value) else value)

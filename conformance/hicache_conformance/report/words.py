@@ -1,0 +1,175 @@
+"""A record in plain words: what every form of the report says in the same way."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from hicache_conformance.outcomes import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_conformance.report.record import CheckRecord, Record, RuleRecord
+
+MUST_ACT = (Outcome.FAILED, Outcome.ERROR, Outcome.UNKNOWN)
+"""Outcomes after which somebody has to do something."""
+SHOWN_ORDER = (
+    Outcome.PASSED,
+    Outcome.FAILED,
+    Outcome.ERROR,
+    Outcome.UNKNOWN,
+    Outcome.WAIVED,
+    Outcome.NOT_VERIFIED,
+    Outcome.NOT_DECLARED,
+)
+REMEDIES = {
+    "peek": "Open the back door `peek(space, page_hash)` in a test class of the store: the bytes as"
+    " they lie in it.",
+    "tamper": "Open the back door `tamper(space, page_hash, data)` in a test class of the store: it"
+    " damages, plants or removes a page behind the store's back.",
+    "server": "Open the back door `server()` in a test class of the store: a real server that the kit"
+    " may stop, start, pause and resume.",
+    "an address in the config": "Give the store a config with the address of a server, so that the"
+    " kit can stand between the two.",
+}
+"""By need: what makes a rule run that could not."""
+
+_GAPS = {Outcome.WAIVED: "waived", Outcome.UNKNOWN: "undecided"}
+_PROVISIONAL = "provisional"
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""No terminal, XML or page may get these: control characters, and what reorders a line."""
+_BACK_DOOR = re.compile(r"back door `([^`]+)`")
+
+
+def printable(text: str) -> str:
+    """`text` with what can't be shown as escapes: a store may answer with any bytes."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def label(outcome: str) -> str:
+    """`not_verified` as people write it."""
+    return outcome.replace("_", " ")
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 rule`, `3 rules`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def families(rules: Sequence[RuleRecord]) -> dict[str, list[RuleRecord]]:
+    """The rules by family, in the order of the record."""
+    found: defaultdict[str, list[RuleRecord]] = defaultdict(list)
+    for rule in rules:
+        found[rule.family].append(rule)
+    return dict(found)
+
+
+def tally(outcomes: Mapping[Outcome, int]) -> str:
+    """`31 passed, 2 failed`."""
+    return ", ".join(f"{outcomes[one]} {label(one)}" for one in SHOWN_ORDER if outcomes.get(one))
+
+
+def is_on_trial(rule: RuleRecord, record: Record) -> bool:
+    """Whether the rule does not count in the verdict."""
+    return rule.level == _PROVISIONAL and not record.run.strict
+
+
+def weighed(check: CheckRecord, rule: RuleRecord) -> Outcome:
+    """The outcome of a check as it counts: under a waiver that holds, no failure is one."""
+    waived = rule.outcome is Outcome.WAIVED and check.outcome is Outcome.FAILED
+    return Outcome.WAIVED if waived else check.outcome
+
+
+def meaning(record: Record) -> str:
+    """What the verdict means, in a sentence."""
+    count = Counter(rule.outcome for rule in record.rules if not is_on_trial(rule, record))
+    judged = sum(count.values()) - count[Outcome.NOT_DECLARED] - count[Outcome.NOT_VERIFIED]
+    open_rules = count[Outcome.NOT_VERIFIED]
+    rest = f"; {open_rules} more could not be verified" if open_rules else ""
+    of_rules = f"of the {counted(judged, 'rule')} that could be tested"
+    match record.verdict:
+        case Verdict.CONFORMANT if judged == 1:
+            return f"The one rule that could be tested holds{rest}."
+        case Verdict.CONFORMANT:
+            return f"All {judged} rules that could be tested hold{rest}."
+        case Verdict.FAILED:
+            return f"The store breaks {count[Outcome.FAILED]} {of_rules}{rest}."
+        case Verdict.PARTIAL:
+            gaps = [
+                f"{count[one]} {'is' if count[one] == 1 else 'are'} {word}"
+                for one, word in _GAPS.items()
+                if count[one]
+            ]
+            if gaps:
+                return f"Not every rule is known to hold: {of_rules}, {' and '.join(gaps)}{rest}."
+            return (
+                f"All {judged} rules that could be tested hold, but {open_rules} could not be"
+                " verified, and strict mode does not accept that."
+            )
+        case Verdict.INCONCLUSIVE:
+            return "This run decides nothing about the store: too little ran, or the means failed."
+
+
+def limits(record: Record) -> list[str]:
+    """What a reader must know before the verdict is taken for more than it is."""
+    run = record.run
+    notes: list[str] = []
+    if run.selection:
+        patterns = ", ".join(run.selection)
+        notes.append(f"Only the rules {patterns} were run: the verdict is about these alone.")
+    if run.quick:
+        notes.append("A quick run: checks that take long were left out.")
+    if run.strict:
+        notes.append("A strict run: a rule that could not be verified counts against the store.")
+    trial = sum(is_on_trial(rule, record) for rule in record.rules)
+    if trial:
+        notes.append(f"{counted(trial, 'rule')} on trial are shown, and not counted.")
+    lucky = sum(one.stochastic for rule in record.rules for one in rule.checks)
+    if lucky:
+        passes = f"a pass of {'this one' if lucky == 1 else 'these'}"
+        notes.append(f"{counted(lucky, 'stochastic check')}: {passes} means not caught this time.")
+    return notes
+
+
+def remedies(rule: RuleRecord) -> list[str]:
+    """What would make the checks of a rule run that could not."""
+    missing = [one.message for one in rule.checks if one.outcome is Outcome.NOT_VERIFIED]
+    doors = [door for message in missing for door in _BACK_DOOR.findall(message)]
+    needs = dict.fromkeys([*doors, *(() if doors else rule.needs)])
+    return [REMEDIES[need] for need in needs if need in REMEDIES]
+
+
+def reproduction(record: Record, rule: RuleRecord) -> str:
+    """What to type to run this rule alone again; empty where the command is not known."""
+    try:
+        words = shlex.split(record.run.command)
+    except ValueError:  # a secret was cut out together with a quote
+        return record.run.command
+    if not words:
+        return ""
+    if words[0] == "pytest":
+        narrowed = [*_without(words, ("-k", "--hicache-report")), "-k", _test_words(rule)]
+    else:
+        narrowed = [*_without(words, ("--rules", "--report")), "--rules", rule.id]
+    return shlex.join(narrowed)
+
+
+def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """A command line without the flags and their values."""
+    kept: list[str] = []
+    left = iter(words)
+    for word in left:
+        if word in flags:
+            next(left, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in flags)):
+            kept.append(word)
+    return kept
+
+
+def _test_words(rule: RuleRecord) -> str:
+    return rule.id.lower().replace("-", "_")

@@ -1,0 +1,378 @@
+"""The rules of the storage contract, as data: what tests, reports, messages and docs are made from.
+
+Numbers are stable: a rule is added or retired, never renumbered or given another meaning.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SPEC = "1.0"
+"""Version of the rules in this kit."""
+
+FAMILIES = {
+    "0": "Basics",
+    "1": "Key spaces",
+    "2": "Batches",
+    "3": "Lifecycle and errors",
+    "4": "Persistence and crash",
+    "5": "Concurrency",
+    "9": "Declarations",
+}
+
+
+class Level(enum.StrEnum):
+    """How much weight a rule has."""
+
+    CORE = "core"
+    """Every store keeps it; a run in which no core rule ran says nothing."""
+    EXTENDED = "extended"
+    """A must as well, about a capability, or in need of more than the interface to be seen."""
+    PROVISIONAL = "provisional"
+    """Shown, and not counted in the verdict but with `--strict`: a rule on trial."""
+
+
+class Need(enum.StrEnum):
+    """What a rule is about or is tested with."""
+
+    DURABLE = "durability >= CRASH"
+    SHARED = "shared"
+    ENUMERABLE = "enumerable"
+    PARALLEL = "parallelism > 1"
+    PEEK = "peek"
+    TAMPER = "tamper"
+    SERVER = "server"
+    ENDPOINT = "an address in the config"
+
+
+CLAIMS = frozenset({Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL})
+"""Needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One numbered rule of the contract."""
+
+    id: str
+    title: str
+    statement: str
+    """The contract's own words."""
+    consequence: str
+    """What happens to the users of a store that breaks it."""
+    level: Level = Level.CORE
+    needs: tuple[Need, ...] = ()
+    since: str = "1.0"
+
+    @property
+    def family(self) -> str:
+        return FAMILIES[self.id[3]]
+
+
+_CORE, _EXTENDED = Level.CORE, Level.EXTENDED
+
+RULES: dict[str, Rule] = {
+    rule.id: rule
+    for rule in (
+        Rule(
+            "KV-001",
+            "A fresh key space is empty",
+            "A fresh key space is empty.",
+            "A new model or a new version of it is served with pages that it never wrote.",
+        ),
+        Rule(
+            "KV-002",
+            "What was set is there",
+            "`batch_set` True ⇒ from then on `batch_exists` True and `batch_get` True with the same"
+            " bytes, until deleted, cleared or (where `retention` allows) evicted.",
+            "The cache costs writes and gives no hits.",
+        ),
+        Rule(
+            "KV-003",
+            "A hit is exactly the bytes that were set",
+            "`batch_get` True ⇒ the page holds exactly the bytes that were set under that (space,"
+            " hash): never torn, mixed, shorter, longer, shifted, zero-filled, or another key's."
+            " Everything else is a miss.",
+            "The model attends to a wrong prefix: plausible, silently wrong answers.",
+        ),
+        Rule(
+            "KV-004",
+            "A miss is False and touches nothing else",
+            "A miss is False, not an exception. After False the page's own bytes are undefined; no"
+            " byte outside it changes.",
+            "A miss overwrites the pages of other requests, or kills the thread that prefetches.",
+        ),
+        Rule(
+            "KV-005",
+            "Setting a present page succeeds and leaves it whole",
+            "Setting a present page returns True and leaves it readable with either the old or the"
+            " new bytes, whole.",
+            "Pages that many requests share vanish or tear whenever one of them writes.",
+        ),
+        Rule(
+            "KV-006",
+            "A failed set never shows",
+            "`batch_set` False ⇒ that write never becomes visible later.",
+            "Target and draft pages that were given up together come back apart.",
+        ),
+        Rule(
+            "KV-007",
+            "Deleted is gone, and can be set again",
+            "After `batch_delete`, exists and get are False; deleting an absent page is True (it is"
+            " gone); set works again.",
+            "A corrupt page can't be healed, and is fetched for ever.",
+        ),
+        Rule(
+            "KV-008",
+            "Every page size and every segmentation",
+            "Key spaces with pages from 1 byte to `max_page_nbytes` (odd sizes included; 64 MiB tried"
+            " where there is no limit), and scatter/gather pages of 1 to 512 segments; what was set in"
+            " one segmentation is read back in any other.",
+            "The store works with the model that it was tried with, and breaks with the next.",
+        ),
+        Rule(
+            "KV-101",
+            "Key spaces that differ in any field are apart",
+            "Two key spaces that differ in any one field never see each other's pages. Tried field by"
+            " field.",
+            "Another dtype's, layout's, rank's or tenant's KV cache is served as one's own.",
+        ),
+        Rule(
+            "KV-102",
+            "Target and draft pages of one hash coexist",
+            "Target and draft pages of one hash coexist, with different sizes, in one storage.",
+            "Speculative decoding reads the target's KV as the draft's, or loses one of them.",
+        ),
+        Rule(
+            "KV-103",
+            "Clear removes its own key space and nothing else",
+            "`clear(space)` removes that space's pages and nothing else: other spaces, other programs'"
+            " data in the same directory, bucket or database survive.",
+            "Clearing one model's cache deletes other teams' caches, or files that are no cache.",
+            _EXTENDED,
+            (Need.ENUMERABLE,),
+        ),
+        Rule(
+            "KV-104",
+            "Listings are exact",
+            "`spaces()` and `scan()` list exactly what is there, in a store of 10,000 pages, while"
+            " others write.",
+            "Clean-up misses pages that then fill the store, or counts what is not there.",
+            _EXTENDED,
+            (Need.ENUMERABLE,),
+        ),
+        Rule(
+            "KV-105",
+            "Any model name works, and none aliases another",
+            "Model names with `/`, `-`, `..`, spaces, non-ASCII and 300 characters work, and none"
+            " aliases another.",
+            "`org/a-b` is served `org-a/b`'s pages, or a long model path turns the cache off.",
+        ),
+        Rule(
+            "KV-106",
+            "Sharded pools are apart, replicated ones shared",
+            "N ranks with sharded pools never share a page; N ranks with a replicated pool (heads"
+            " None) share all of them.",
+            "Ranks read each other's heads, or each stores its own copy of the same bytes.",
+        ),
+        Rule(
+            "KV-201",
+            "Results have the length, the order and the type of the contract",
+            "Results have the length and order of the hashes, are `bool`, and an empty batch gives"
+            " `[]`.",
+            "The caller takes one page's verdict for another's.",
+        ),
+        Rule(
+            "KV-202",
+            "Each item of a batch stands for itself",
+            "Each item has its own verdict: a missing, failed or refused middle item changes no other"
+            " item's result or bytes.",
+            "One missing page shifts its successors into other pages' memory.",
+        ),
+        Rule(
+            "KV-203",
+            "Duplicates in a batch are each answered",
+            "Duplicate hashes in one batch are each answered.",
+            "Two requests with one prefix in a batch: one of them gets no pages, or no answer.",
+        ),
+        Rule(
+            "KV-204",
+            "Large batches work, with few round trips",
+            "A batch of 10,000 exists, and of `max_batch` get and set, works; round trips grow with"
+            " `ceil(n / max_batch)`, not with n (counted, not timed).",
+            "Long prompts are cut off silently, or looking one up takes longer than computing it.",
+        ),
+        Rule(
+            "KV-205",
+            "Buffers are borrowed for the call only",
+            "`batch_set` keeps no reference to the pages after it returns, and `batch_get` writes none"
+            " of them afterwards, also when it raised or timed out.",
+            "Host memory that now belongs to another request is overwritten, or stored as the first's.",
+        ),
+        Rule(
+            "KV-301",
+            "Close is final, idempotent and complete",
+            "`close()` twice is fine; any other call afterwards raises `StorageClosed`. Close joins its"
+            " threads within 10 s and leaves no thread, socket, file descriptor or temporary file"
+            " behind.",
+            "A detached store goes on working in the background, or crashes the process at exit.",
+        ),
+        Rule(
+            "KV-302",
+            "Opening and closing leaks nothing",
+            "Open, use, close, 50 times over: no growth in threads, descriptors or resident memory.",
+            "Servers that attach and detach storage run out of descriptors or memory.",
+        ),
+        Rule(
+            "KV-303",
+            "A wrong config is refused by name, without its secrets",
+            "A wrong config raises `ConfigError` naming the field, at `from_config`; unknown fields are"
+            " errors; secrets never appear in messages, `repr` or logs.",
+            "A misspelt option is ignored in production; a password ends in a log.",
+        ),
+        Rule(
+            "KV-304",
+            "An unreachable or silent store is an error in time",
+            "A store that cannot be reached raises `StorageUnavailable`, within the configured"
+            " `timeout_s` plus a second; one that accepts and never answers raises `StorageTimeout` in"
+            " the same time. Nothing hangs.",
+            "One dead cache server hangs a fleet of inference servers.",
+            _EXTENDED,
+            (Need.ENDPOINT,),
+        ),
+        Rule(
+            "KV-305",
+            "It recovers by itself",
+            "After the store comes back the same instance works again: no restart, no poisoned"
+            " connection, no reply of an earlier request taken for a later one.",
+            "After a blip of the network the cache stays off, or serves one request's pages to"
+            " another.",
+            _EXTENDED,
+            (Need.ENDPOINT,),
+        ),
+        Rule(
+            "KV-306",
+            "It is a guest in the process",
+            "It installs no signal handlers, can be constructed off the main thread, and works after"
+            " `spawn`.",
+            "The server no longer stops on SIGTERM, or the store can't be opened where engines open it.",
+        ),
+        Rule(
+            "KV-307",
+            "A full store refuses, stays readable and recovers",
+            "A full store (ENOSPC, quota, maxmemory) gives False for that page, stays readable, and"
+            " recovers when room is made.",
+            "A full disk turns into exceptions in the engine, or into torn pages.",
+            _EXTENDED,
+        ),
+        Rule(
+            "KV-401",
+            "Durable pages survive SIGKILL",
+            "`durability >= CRASH`: pages whose set returned True survive SIGKILL and reopening.",
+            "A crash loses the cache that was bought to survive it.",
+            _EXTENDED,
+            (Need.DURABLE,),
+        ),
+        Rule(
+            "KV-402",
+            "A killed writer leaves a page absent or whole",
+            "A writer killed at any byte of a set leaves the page absent or whole, and leaves nothing"
+            " that grows forever.",
+            "Half-written pages are served after a restart; debris fills the disk crash by crash.",
+            _EXTENDED,
+        ),
+        Rule(
+            "KV-403",
+            "A truncated, extended or emptied object is a miss and heals",
+            "An object truncated, extended or emptied behind the store's back is a miss, and the next"
+            " set heals it.",
+            "A damaged object is served as a hit, or poisons its prefix for ever.",
+            _EXTENDED,
+        ),
+        Rule(
+            "KV-404",
+            "A flipped bit at rest is a miss, counted, and heals",
+            "One flipped bit anywhere at rest is a miss (the page store's checksum), counted as"
+            " corrupt, and the next set heals it.",
+            "Bit rot reaches the model.",
+            _EXTENDED,
+        ),
+        Rule(
+            "KV-501",
+            "Every method is thread-safe",
+            "Every method is thread-safe. Readers during writes, deletes and evictions see whole pages"
+            " or misses.",
+            "Under load, and only there, pages are torn, lost or mixed.",
+        ),
+        Rule(
+            "KV-502",
+            "Shared means shared",
+            "`shared`: what one process set, another sees; many processes writing one page leave one"
+            " whole page.",
+            "Ranks and replicas that should share a prefix each compute it again, or tear it.",
+            _EXTENDED,
+            (Need.SHARED,),
+        ),
+        Rule(
+            "KV-503",
+            "What vanishes on the way is a miss",
+            "Eviction or deletion between exists and get, or during get, is a miss.",
+            "A page that was evicted a moment ago becomes an exception, or half a page.",
+        ),
+        Rule(
+            "KV-504",
+            "Concurrent calls proceed",
+            "`parallelism = n`: n concurrent calls proceed; one slow page does not block the others'"
+            " calls.",
+            "One slow object stalls every request on the node.",
+            _EXTENDED,
+            (Need.PARALLEL,),
+        ),
+        Rule(
+            "KV-901",
+            "What is declared is true",
+            "What is declared passes its rules.",
+            "The SDK trusts claims: it skips copies, retries or checks that the store then needs.",
+        ),
+        Rule(
+            "KV-902",
+            "What is not declared is refused",
+            "What is not declared is refused with `UnsupportedOperation`, not half done.",
+            "A tool takes half a listing, or half a deletion, for the whole.",
+        ),
+        Rule(
+            "KV-903",
+            "Limits hold, and one past them is refused",
+            "Limits hold at the limit, and one past it is refused cleanly.",
+            "A page or a batch that is one too large is cut off, or takes the store down.",
+        ),
+    )
+}
+
+
+def selected(patterns: Sequence[str] = (), spec: str = SPEC) -> list[Rule]:
+    """The rules that any of `patterns` ("KV-1*") names, or all; of the rules of version `spec`.
+
+    Raises:
+        ConfigError: A pattern that names no rule, or a version that this kit does not have.
+    """
+    known = {rule.since for rule in RULES.values()} | {SPEC}
+    if spec not in known:
+        raise ConfigError(f"--spec {spec}: this kit has the rules of {', '.join(sorted(known))}")
+    rules = [rule for rule in RULES.values() if _version(rule.since) <= _version(spec)]
+    for pattern in patterns:
+        if not any(fnmatchcase(rule.id, pattern.upper()) for rule in rules):
+            raise ConfigError(f"--rules {pattern}: no rule has this number; KV-0* to KV-9* exist")
+    wanted = [pattern.upper() for pattern in patterns] or ["*"]
+    return [rule for rule in rules if any(fnmatchcase(rule.id, one) for one in wanted)]
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))

@@ -1,0 +1,63 @@
+"""`docs/rules.md`, from the registry of rules, the checks and the controls: it can't grow stale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hicache_conformance.checks import Check, all_checks
+from hicache_conformance.controls import Control, all_controls
+from hicache_conformance.rules import CLAIMS, FAMILIES, RULES, SPEC, Rule
+
+_HEAD = f"""# The rules
+
+Version {SPEC}. This page is generated: `hicache-conformance rules > docs/rules.md`. The contract that
+the rules belong to is [contract.md](contract.md); how a store is judged by them is in the
+[guide for backend authors](backend-author-guide.md).
+
+**Level**: a *core* rule holds for every store; an *extended* one is a must as well, about something that
+a store claims or that takes more than the interface to see; a *provisional* one is on trial and does not
+count in the verdict without `--strict`. **Needs**: a rule about a claim that a store does not make is
+`not_declared`; one whose back door is missing is `not_verified`, never passed. **Checks** are the tests
+that the kit runs; those marked *stochastic* may pass by luck. **Wrong stores** are the negative
+controls: the kit is tested on each, and each must fail by this rule (`hicache-conformance selftest`).
+"""
+
+
+def rules_page() -> str:
+    """The whole page, in Markdown."""
+    checks: defaultdict[str, list[Check]] = defaultdict(list)
+    for check in all_checks():
+        checks[check.rule.id].append(check)
+    controls: defaultdict[str, list[Control]] = defaultdict(list)
+    for control in all_controls():
+        for rule_id in control.rule_ids:
+            controls[rule_id].append(control)
+    parts = [_HEAD]
+    for family in FAMILIES.values():
+        parts.append(f"\n## {family}\n")
+        parts += [
+            _section(rule, checks[rule.id], controls[rule.id])
+            for rule in RULES.values()
+            if rule.family == family
+        ]
+    return "".join(parts)
+
+
+def _section(rule: Rule, checks: list[Check], controls: list[Control]) -> str:
+    needs = [f"{'claim' if need in CLAIMS else 'back door'}: {need}" for need in rule.needs]
+    facts = [f"**Level** {rule.level}", f"**since** {rule.since}"]
+    facts += [f"**needs** {', '.join(needs)}"] if needs else []
+    lines = [f"\n### {rule.id} · {rule.title}\n", rule.statement]
+    lines += ["", f"*Without it:* {rule.consequence}", "", " · ".join(facts), "", "Checks:", ""]
+    lines += [f"* `{check.run.__name__}`: {check.title}{_remarks(check)}" for check in checks]
+    lines += ["", "<details><summary>Wrong stores that it catches</summary>", ""]
+    lines += [f"* `{control.name}`: {control.fault}" for control in controls]
+    lines += ["", "</details>", ""]
+    return "\n".join(lines)
+
+
+def _remarks(check: Check) -> str:
+    words = [f"needs {need}" for need in check.needs]
+    words += ["stochastic"] if check.stochastic else []
+    words += [] if check.quick else ["not with `--quick`"]
+    return f" *({'; '.join(words)})*" if words else ""

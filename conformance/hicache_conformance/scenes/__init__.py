@@ -1,0 +1,1 @@
+"""Situations that stores are put in, shared by the checks of several rules."""

@@ -1,0 +1,213 @@
+"""Processes that are made to be killed while they write, and what they do until then.
+
+`Mortals` starts one interpreter, which forks for every process that is wanted before any store is opened
+in it: that is quick, and as clean as a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.instruments.child import START_LIMIT_S, act
+from hicache_conformance.instruments.gates import Gate, GatedPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_conformance.case import Case
+    from hicache_conformance.instruments.child import Link
+    from hicache_storage.keys import KeySpace
+
+HELD = "held"
+"""What `write_half` says when the store is half way through a page."""
+_BURY = "bury"
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    actor: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """A process has ended: its exit code, negative for a signal. It is a zombie until it is buried."""
+
+    code: int
+
+
+class Mortals:
+    """Processes that open a case's store, one at a time."""
+
+    def __init__(self, case: Case) -> None:
+        self._mother = case.child(_bear)
+        self._latest: Mortal | None = None
+
+    def start(self, actor: Callable[..., None], *arguments: Any) -> Mortal:
+        """A process that runs `actor(link, *arguments)`. The one before it is killed."""
+        if self._latest is not None:
+            self._latest.kill()
+        self._mother.say(_Birth(actor, arguments))
+        self._latest = Mortal(self._mother.say, self._mother.hear)
+        return self._latest
+
+
+class Mortal:
+    """One process."""
+
+    def __init__(self, say: Callable[[Any], None], hear: Callable[[float], Any]) -> None:
+        self._say = say
+        self._hear = hear
+        self._pid: int = hear(START_LIMIT_S)
+        self._code: int | None = None
+
+    def say(self, value: Any) -> None:
+        self._say(value)
+
+    def hear(self, limit_s: float = START_LIMIT_S) -> Any:
+        """The next thing that it says.
+
+        Raises:
+            EOFError: It has died.
+        """
+        said = None if self._code is not None else self._hear(limit_s)
+        if isinstance(said, _Death):
+            self._code = said.code
+            self._say(_BURY)
+            self._hear(START_LIMIT_S)
+        if self._code is not None:
+            raise EOFError
+        return said
+
+    def kill(self) -> list[Any]:
+        """SIGKILL it; what it had said and nobody had heard."""
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)  # not buried yet: the number is still its own
+        return self.last_words()
+
+    def last_words(self) -> list[Any]:
+        """All that it says until it has died."""
+        heard: list[Any] = []
+        with suppress(EOFError):
+            while True:
+                heard.append(self.hear())
+        return heard
+
+
+def _bear(link: Link) -> None:
+    """Fork a process for each order, and tell when it has died."""
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # the thread that other Pythons warn of sleeps
+    own = os.getpid()
+    while True:
+        birth: _Birth = link.hear()
+        pid = os.fork()
+        if pid == 0:
+            link.say(os.getpid())
+            act(link, own, birth.actor, *birth.arguments)
+            os._exit(0)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        link.say(_Death(_peeked(pid)))
+        while link.hear() != _BURY:
+            pass  # meant for the dead
+        os.waitpid(pid, 0)
+        link.say(_BURY)
+
+
+def _peeked(pid: int) -> int:
+    """The exit code of a zombie, which stays one."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+# --- actors --------------------------------------------------------------------------------------
+
+
+def write_until_the_limit(
+    link: Link, space: KeySpace, pages: Mapping[str, bytes], file_nbytes: int
+) -> None:
+    """Set pages, and be killed by the kernel in the write that makes a file longer than a limit."""
+    probe = link.open()
+    probe.open_space(space)
+    _limit_files(file_nbytes)
+    link.say(probe.set(space, pages))
+
+
+def open_within_the_limit(
+    link: Link,
+    config: dict[str, Any],
+    space: KeySpace,
+    pages: Mapping[str, bytes],
+    file_nbytes: int,
+) -> None:
+    """The same on the store that `config` names, with the limit in force before it is opened."""
+    assert link.reference is not None
+    link.reference.load()  # what an import writes is not to meet the limit
+    sys.dont_write_bytecode = True
+    link.config = config
+    _limit_files(file_nbytes)
+    write_until_the_limit(link, space, pages, file_nbytes)
+
+
+def write_half(
+    link: Link,
+    space: KeySpace,
+    kept: Mapping[str, bytes],
+    pages: Mapping[str, bytes],
+    before: int,
+) -> None:
+    """Set `kept`; then one page of eight segments, and say so when the store is half way through it.
+
+    It goes on from there when it is told anything.
+    """
+    probe = link.open()
+    probe.open_space(space)
+    link.say(probe.set(space, kept) if kept else [])
+    memory = probe.memory(space, 1, 8).holding(list(pages.values()))
+    gated = GatedPage(memory.pages[0], _ToldGate(link), before=before)
+    link.say(probe.batch_set(space, list(pages), [gated]))
+
+
+def write_for_ever(
+    link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
+) -> None:
+    """Set all pages again and again in ever new versions; tell which were taken, batch by batch."""
+    probe = link.open()
+    probe.open_space(space)
+    hashes = list(pages)
+    for turn in itertools.count():
+        for start in range(0, len(hashes), batch_pages):
+            part = hashes[start : start + batch_pages]
+            contents = {h: pages[h][turn % len(pages[h])] for h in part}
+            verdicts = probe.set(space, contents)
+            link.say([h for h, ok in zip(part, verdicts, strict=True) if ok])
+
+
+class _ToldGate(Gate):
+    """A gate that tells the parent that it has been reached, and waits for its word."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def hold(self) -> None:
+        self._link.say(HELD)
+        self._link.hear()
+
+
+def _limit_files(nbytes: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and gets EFBIG instead
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, most))

@@ -1,0 +1,107 @@
+"""The calls of a check, written down as they happen, and told as briefly as a failure allows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+
+_SHOWN_CALLS = 12
+_SHOWN_PAGES = 4
+_NAME_DIGITS = 8
+
+
+@dataclass(slots=True)
+class _Call:
+    line: str
+    pages: tuple[str, ...]
+    """The starts of the page hashes, in the order of the batch."""
+    began_s: float = field(default_factory=time.monotonic)
+    answer: object = "..."
+
+    def mentions(self, words: Sequence[str]) -> bool:
+        return any(word in self.line or word in self.pages for word in words)
+
+    def text(self, words: Sequence[str]) -> str:
+        """The call in a line; of a large batch only the pages among `words`, with their places."""
+        places = [place for place, page in enumerate(self.pages) if page in words]
+        if len(self.pages) <= _SHOWN_PAGES:
+            return f"{self.line}({', '.join(self.pages)}) -> {_short(self.answer)}"
+        if not places:
+            shown = ", ".join(self.pages[:_SHOWN_PAGES])
+            return f"{self.line}({shown}, ... {len(self.pages)} pages) -> {_short(self.answer)}"
+        shown = ", ".join(f"[{place}] {self.pages[place]}" for place in places[:_SHOWN_PAGES])
+        return f"{self.line}({shown} of {len(self.pages)} pages) -> {self._answers(places)}"
+
+    def _answers(self, places: Sequence[int]) -> str:
+        answer = self.answer
+        if not isinstance(answer, list):
+            return _short(answer)
+        answers = cast("list[object]", answer)
+        return ", ".join(
+            f"[{place}] {_short(answers[place])}"
+            for place in places[:_SHOWN_PAGES]
+            if place < len(answers)
+        )
+
+
+class Trace:
+    """The calls of one check on all of its storages, in order. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[_Call] = []
+        self._running: dict[int, _Call] = {}
+        self.footprint: list[int] = []
+        """Bytes of every page whose set returned True, in order."""
+        self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
+        """Every page whose set returned True: to be removed from a store that outlives the check."""
+
+    def began(self, line: str, hashes: Sequence[str] = ()) -> int:
+        """A call begins: what to show of it, and the pages it is about. The number to end it with."""
+        call = _Call(line, tuple(page_hash[:_NAME_DIGITS] for page_hash in hashes))
+        with self._lock:
+            number = len(self._calls)
+            self._calls.append(call)
+            self._running[number] = call
+            return number
+
+    def ended(self, number: int, answer: object) -> None:
+        """It returned `answer`: the list of verdicts, or text."""
+        with self._lock:
+            self._running.pop(number).answer = answer
+
+    @property
+    def pages_named(self) -> int:
+        """How many pages the calls were about, each counted as often as it was named."""
+        with self._lock:
+            return sum(len(call.pages) for call in self._calls)
+
+    def longest_s(self) -> float:
+        """For how long the oldest call that has not returned has been running."""
+        with self._lock:
+            starts = [call.began_s for call in self._running.values()]
+        return time.monotonic() - min(starts) if starts else 0.0
+
+    def sequence(self, *mentioned: str) -> list[str]:
+        """The last calls, or the last of those that mention any of the words.
+
+        A word is part of a line, or the first 8 digits of a page hash.
+        """
+        with self._lock:
+            calls = [call for call in self._calls if not mentioned or call.mentions(mentioned)]
+            lines = [call.text(mentioned) for call in calls[-_SHOWN_CALLS:]]
+        left_out = len(calls) - len(lines)
+        return [f"({left_out} calls before)", *lines] if left_out else lines
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

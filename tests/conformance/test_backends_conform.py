@@ -1,0 +1,70 @@
+"""The verdict on the project's own backends and examples, as operators get it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def verdict(
+    tmp_path: Path, name: str, config: dict[str, Any], *arguments: str
+) -> tuple[int, dict[str, Any]]:
+    """Exit code and record of `hicache-conformance`."""
+    command = ["--hicache-storage-backend", name, "--report", str(tmp_path), *arguments]
+    command += ["--hicache-storage-backend-extra-config", json.dumps(config)]
+    done = subprocess.run(
+        [sys.executable, "-m", "hicache_conformance", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "examples")},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    return done.returncode, json.loads((tmp_path / "result.json").read_text())
+
+
+def unpassed(record: dict[str, Any]) -> dict[str, str]:
+    """The rules that failed or could not be decided, with the reason."""
+    return {
+        check["name"]: check["message"]
+        for rule in record["rules"]
+        for check in rule["checks"]
+        if check["outcome"] in ("failed", "error", "unknown")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("memory", {}),
+        ("file", {"path": "{scratch}"}),
+        ("file", {"path": "{scratch}", "durability": "power"}),
+        ("file", {"path": "{scratch}", "capacity_nbytes": "256MiB"}),
+        (
+            "dynamic",
+            {"backend_name": "d", "module_path": "dict_backend", "class_name": "DictStorage"},
+        ),
+    ],
+    ids=["memory", "file", "file-power", "file-evicting", "example"],
+)
+def test_it_is_conformant(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
+    code, record = verdict(tmp_path, name, config)
+
+    assert unpassed(record) == {}
+    assert (0, "conformant") == (code, record["verdict"])
+
+
+@pytest.mark.parametrize("seed", [1, 20, 300])
+def test_the_verdict_does_not_depend_on_the_seed(tmp_path: Path, seed: int) -> None:
+    code, record = verdict(tmp_path, "memory", {}, "--quick", "--seed", str(seed))
+
+    assert unpassed(record) == {}
+    assert (0, seed) == (code, record["run"]["seed"])

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from hicache_conformance.checks import all_checks
+from hicache_conformance.isolated import asked_claims, run_isolated
+from hicache_conformance.outcomes import Outcome
+from hicache_conformance.runner import RunOptions
+
+from hicache_storage.storage import Retention
+
+
+def odd(class_name: str) -> dict[str, str]:
+    return {
+        "backend_name": "odd",
+        "module_path": "odd_stores",
+        "class_name": class_name,
+    }
+
+
+def outcomes(class_name: str, *rule_ids: str) -> dict[str, list[Outcome]]:
+    """The outcomes of the quick checks of those rules, by rule."""
+    checks = [check for check in all_checks() if check.rule.id in rule_ids and check.quick]
+    found: dict[str, list[Outcome]] = {}
+    for record in run_isolated("dynamic", odd(class_name), checks, RunOptions(quick=True)):
+        found.setdefault(record.name.partition(":")[0], []).append(record.outcome)
+    return found
+
+
+def test_a_store_that_kills_the_process_fails_the_checks_in_which_it_does() -> None:
+    found = outcomes("Crashing", "KV-001", "KV-203", "KV-401")
+
+    assert Outcome.FAILED in found["KV-001"]
+    assert {Outcome.NOT_DECLARED} == set(found["KV-401"])
+
+
+def test_the_checks_after_a_death_still_run() -> None:
+    checks = [check for check in all_checks() if check.rule.id in ("KV-007", "KV-201")]
+
+    records = list(run_isolated("dynamic", odd("Exiting"), checks, RunOptions(quick=True)))
+
+    assert [check.name for check in checks] == [record.name for record in records]
+    deaths = [record for record in records if "exit code 7" in record.message]
+    assert deaths
+    assert {Outcome.FAILED} == {record.outcome for record in deaths}
+
+
+def test_claims_are_those_of_an_open_instance() -> None:
+    claims, problem = asked_claims("memory", {})
+
+    assert claims is not None
+    assert (Retention.UNTIL_DELETED, "") == (claims.retention, problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "named"),
+    [
+        ("dynamic", odd("Down"), "connection refused"),
+        ("file", {"path": "/proc/nowhere"}, "/proc/nowhere"),
+        ("file", {}, "path"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_a_problem_in_words(
+    name: str, config: dict[str, str], named: str
+) -> None:
+    claims, problem = asked_claims(name, config)
+
+    assert claims is None
+    assert named in problem

@@ -1,0 +1,49 @@
+"""The kit on stores whose verdict is known."""
+
+from __future__ import annotations
+
+import pytest
+from hicache_conformance.checks import all_checks
+from hicache_conformance.controls import Control, all_controls
+from hicache_conformance.controls.references import must_pass
+from hicache_conformance.rules import RULES
+from hicache_conformance.runner import RunOptions
+from hicache_conformance.selftest import findings, killed, survivors, uncontrolled_rules
+from hicache_conformance.stores.dict_store import DictStore
+
+QUICK = RunOptions(quick=True, call_limit_s=10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_wrong_store_is_caught_and_every_right_one_passes() -> None:
+    found = list(findings(RunOptions(call_limit_s=10)))
+
+    assert survivors(found) == []
+    assert {control.name for control in all_controls()} <= {one.store for one in found}
+    assert {subject.storage_class.__name__ for subject in must_pass()} <= {
+        one.store for one in found
+    }
+
+
+def test_every_rule_has_a_wrong_store_and_a_check() -> None:
+    assert uncontrolled_rules() == []
+    assert set(RULES) == {check.rule.id for check in all_checks()}
+
+
+def test_a_wrong_store_that_survives_is_told() -> None:
+    right = Control(DictStore, ("KV-007",), None)
+
+    finding = killed(right, "KV-007", QUICK)
+
+    assert not finding.as_it_should
+    assert "survives" in finding.message
+    assert [finding] == survivors([finding])
+
+
+def test_a_wrong_store_says_in_a_sentence_what_is_wrong() -> None:
+    assert all(control.fault.endswith((".", ")")) for control in all_controls())
+
+
+def test_a_check_states_its_fact_in_a_sentence() -> None:
+    assert all(check.title.endswith(".") for check in all_checks())

@@ -1,0 +1,52 @@
+"""Stores that are hard on the process that judges them; opened with `dynamic`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_backends.memory import MemoryStorage
+
+from hicache_storage.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class Crashing(MemoryStorage):
+    """Ends the interpreter on the first miss."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        found = super().batch_get(space, hashes, pages)
+        if not all(found):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
+class Exiting(MemoryStorage):
+    """Leaves by the back door when a page is deleted."""
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        os._exit(7)
+
+
+class Down(MemoryStorage):
+    """A server that is not there."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        raise StorageUnavailable("127.0.0.1:1: connection refused, password was swordfish1")
+
+
+class Deaf(MemoryStorage):
+    """A page that was deleted stays."""
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self.ensure_open()
+        return [True] * len(hashes)
