@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +31,7 @@ from hicache_conformance.stores.dict_store import DictStore
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
+    from pathlib import Path
 
     from hicache_conformance.report.record import CheckRecord
     from hicache_conformance.stores.dict_store import Stored
@@ -133,10 +133,15 @@ def test_time_that_is_up_ends_the_search() -> None:
 
 def told(storage_class: type[HiCacheStorage], *steps: Step) -> Violation:
     """What the twins say of these steps."""
-    with Case(subject_of(storage_class)()) as case, pytest.raises(Violation) as caught:
+    with Case(subject_of(storage_class)()) as case:
         twins = Twins(case, "twins")
-        for step in steps:
-            twins.do(step)
+
+        def all_steps() -> None:
+            for step in steps:
+                twins.do(step)
+
+        with pytest.raises(Violation) as caught:
+            all_steps()
     return caught.value
 
 
