@@ -26,10 +26,15 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	$(BIN)/hicache replay --hicache-storage-backend file \
 	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
 
-test: $(VENV)/.all ## run all tests
+.servers/.done: tests/get_servers.sh
+	@echo "fetching redis and valkey for the tests"
+	@tests/get_servers.sh
+	@touch $@
+
+test: $(VENV)/.all .servers/.done ## run all tests
 	@$(BIN)/python -m pytest
 
-quick: $(VENV)/.all ## run the tests that take less than tens of seconds
+quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m 'not slow'
 
 lint: $(VENV)/.all ## ruff, mypy and pyright
@@ -60,4 +65,4 @@ bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-sglang .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sglang .servers .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Fetch the servers that the tests run against from Debian, into .servers/, without installing them:
+# nothing is started, nothing outside this folder changes, and no root is needed.
+#
+#   .servers/usr/bin/redis-server      Debian's redis
+#   .servers/usr/bin/valkey-server     Debian's backport of valkey
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD/.servers
+release=${DEBIAN_RELEASE:-bookworm}
+mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+packages=(redis-tools libjemalloc2 liblzf1 libatomic1 liblua5.1-0 lua-cjson lua-bitop
+          valkey-tools/"$release"-backports)
+
+if [ -x "$root/usr/bin/valkey-server" ] && [ -x "$root/usr/bin/redis-server" ]; then
+  exit 0
+fi
+if ! command -v apt-get > /dev/null || ! command -v dpkg-deb > /dev/null; then
+  echo "no apt-get here: install redis-server 7 or newer and valkey-server 8 or newer on the PATH" >&2
+  exit 0 # the tests say which servers they miss
+fi
+
+apt=$root/apt
+mkdir -p "$apt/lists/partial" "$apt/archives/partial"
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+for suite in "$release" "$release-backports"; do
+  echo "deb [signed-by=$keyring] $mirror $suite main"
+done > "$apt/sources.list"
+options=(-qq -o "Dir::Etc::sourcelist=$apt/sources.list" -o "Dir::Etc::sourceparts=-"
+         -o "Dir::State::lists=$apt/lists" -o "Dir::Cache::archives=$apt/archives"
+         -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o "APT::Sandbox::User=")
+apt-get "${options[@]}" update
+(cd "$apt/archives" && apt-get "${options[@]}" download "${packages[@]}")
+for package in "$apt"/archives/*.deb; do
+  dpkg-deb -x "$package" "$root"
+done
+for name in redis valkey; do # Debian ships the server as a link in a package with init scripts
+  test -e "$root/usr/bin/$name-server" || ln -s "$name-check-rdb" "$root/usr/bin/$name-server"
+done
