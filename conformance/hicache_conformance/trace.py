@@ -74,9 +74,10 @@ class Trace:
             return number
 
     def ended(self, number: int, answer: object) -> None:
-        """It returned `answer`: the list of verdicts, or text."""
+        """It returned `answer`: the list of verdicts, or anything that can be told in words."""
         with self._lock:
-            self._running.pop(number).answer = answer
+            call = self._running.pop(number)
+            call.answer = answer if _has_verdicts(call, answer) else _words(answer)
 
     @property
     def pages_named(self) -> int:
@@ -100,6 +101,19 @@ class Trace:
             lines = [call.text(mentioned) for call in calls[-_SHOWN_CALLS:]]
         left_out = len(calls) - len(lines)
         return [f"({left_out} calls before)", *lines] if left_out else lines
+
+
+def _has_verdicts(call: _Call, answer: object) -> bool:
+    return isinstance(answer, list) and len(cast("list[object]", answer)) == len(call.pages)
+
+
+def _words(answer: object) -> str:
+    """A short text, so that a trace does not keep the listings of a store of many pages alive."""
+    if not isinstance(answer, list):
+        return _short(answer)
+    listed = cast("list[object]", answer)
+    more = f", ... {len(listed)} in all" if listed[_SHOWN_PAGES:] else ""
+    return f"[{', '.join(_short(one) for one in listed[:_SHOWN_PAGES])}{more}]"
 
 
 def _short(value: object) -> str:

@@ -244,7 +244,7 @@ def test_pages_in_a_shared_file_can_have_flipped_bits_only() -> None:
         (
             "LengthInTheIndex",
             "a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole",
-            "all zeros from byte",
+            "all zeros",
         ),
         (
             "HalfAFormatFile",

@@ -31,6 +31,16 @@ LIMIT_S = 30.0
 SHORT_S = 0.1
 
 
+def wire_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("wire ")]
+
+
+@pytest.fixture
+def earlier() -> list[threading.Thread]:
+    """Threads of the server that other tests share."""
+    return wire_threads()
+
+
 @pytest.fixture
 def server() -> Iterator[WireServer]:
     with WireServer() as started:
@@ -161,7 +171,7 @@ def test_a_request_that_timed_out_may_be_done_and_its_reply_is_nobodys(
 
 
 def test_what_a_paused_server_was_asked_for_is_not_done_when_it_is_stopped(
-    server: WireServer, store: WireStore
+    earlier: list[threading.Thread], server: WireServer, store: WireStore
 ) -> None:
     server.pause()
     thread, results = outcome(lambda: store.batch_set(space(), [A], [page()]))
@@ -170,7 +180,7 @@ def test_what_a_paused_server_was_asked_for_is_not_done_when_it_is_stopped(
     thread.join(LIMIT_S)
 
     assert [StorageUnavailable] == results
-    assert [] == [one for one in threading.enumerate() if one.name.startswith("wire ")]
+    assert earlier == wire_threads()
     server.start()
     assert [False] == store.batch_exists(space(), [A])
 

@@ -172,7 +172,7 @@ def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
                 case.must_hold(store, space, pages)
 
 
-@check("KV-202")
+@check("KV-202", quick=False)
 def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
     """Where some pages of a delete are not there, the others are deleted; who is not in it stays."""
     store, space = _opened(case)

@@ -39,7 +39,7 @@ def pages_survive_sigkill_of_their_writer(case: Case) -> None:
     _must_be_kept(case, kept, (reader,) if beside else ())
 
 
-@check("KV-401")
+@check("KV-401", quick=False)
 def a_page_survives_a_kill_right_after_its_verdict(case: Case) -> None:
     """A page of any size is there although its writer was killed as soon as the set returned True."""
     mortals = Mortals(case)
@@ -57,7 +57,7 @@ def a_page_survives_a_kill_right_after_its_verdict(case: Case) -> None:
             store.close()
 
 
-@check("KV-401")
+@check("KV-401", quick=False)
 def an_overwritten_page_survives_a_kill(case: Case) -> None:
     """A page that was overwritten when its writer was killed is there, with the old or the new bytes."""
     space = case.space(fitting(case, 8192))
@@ -73,7 +73,7 @@ def an_overwritten_page_survives_a_kill(case: Case) -> None:
     case.must_hold(store, space, {page_hash: (old[page_hash], new[page_hash]) for page_hash in old})
 
 
-@check("KV-401")
+@check("KV-401", quick=False)
 def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
     """A page is gone although the process that deleted it was killed as soon as that returned True."""
     space = case.space(fitting(case, 1024))
@@ -103,7 +103,7 @@ def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
     case.must_hold(store, space, case.contents(space, gone))
 
 
-@check("KV-401")
+@check("KV-401", quick=False)
 def a_kill_in_a_set_takes_no_other_page_with_it(case: Case) -> None:
     """Pages that were there stay there when a process is killed in the middle of setting another one."""
     space = case.space(fitting(case, 6000))

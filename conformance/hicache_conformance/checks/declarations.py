@@ -95,7 +95,7 @@ def claims_stay_the_same(case: Case) -> None:
             )
 
 
-@check("KV-901")
+@check("KV-901", quick=False)
 def what_is_kept_until_deleted_is_kept(case: Case) -> None:
     """A store that claims UNTIL_DELETED has every page that it took, however many came after."""
     if not case.keeps:

@@ -36,7 +36,7 @@ _FEW, _MANY = 2, 12
 """Pages that are refused, before and after its files are counted."""
 
 
-@check("KV-307")
+@check("KV-307", quick=False)
 def a_disk_without_room_refuses_the_page(case: Case) -> None:
     """When files can't grow, a page is refused, nothing half-written shows, and sets work afterwards.
 

@@ -137,7 +137,7 @@ def _use_and_close(link: Link, space: KeySpace) -> None:
         link.say("")
 
 
-@check("KV-306")
+@check("KV-306", quick=False)
 def a_store_that_nobody_closed_lets_the_process_end(case: Case) -> None:
     """A process that opened and used the store, and did not close it, ends by itself."""
     child = case.child(_use_and_forget, small_space(case))

@@ -56,7 +56,7 @@ def a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole(case: Case) -> Non
     _kill_at_bytes(case, versions=1)
 
 
-@check("KV-402")
+@check("KV-402", quick=False)
 def an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes(case: Case) -> None:
     """A page is whole, old or new, after the kernel killed a writer at a byte of its new bytes."""
     require_files(case)
@@ -70,14 +70,14 @@ def a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole(case: Case
     _kill_between_segments(case, versions=1)
 
 
-@check("KV-402")
+@check("KV-402", quick=False)
 def an_overwrite_killed_half_way_leaves_old_or_new_bytes(case: Case) -> None:
     """A page is whole, old or new, after a writer was killed between two segments of its new bytes."""
     require_outlived(case)
     _kill_between_segments(case, versions=2)
 
 
-@check("KV-402")
+@check("KV-402", quick=False)
 def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None:
     """A store opens, and takes pages, after a process was killed while it was making the store."""
     if str(case.scratch.path) not in str(case.config):
@@ -103,7 +103,7 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
     case.evidence["killed"] = f"{killed} of {len(limits)}"
 
 
-@check("KV-402", stochastic=True)
+@check("KV-402", stochastic=True, quick=False)
 def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
     """Pages are absent or whole after a writer was killed at a random point of a storm of sets."""
     require_outlived(case)
@@ -163,7 +163,7 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
                 proxy.pass_through()
 
 
-@check("KV-402")
+@check("KV-402", quick=False)
 def killed_writers_leave_nothing_that_grows(case: Case) -> None:
     """What killed writers leave behind does not grow with how many were killed."""
     require_files(case)

@@ -260,7 +260,7 @@ def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
         )
 
 
-@check("KV-302")
+@check("KV-302", quick=False)
 def openings_that_fail_leave_nothing(case: Case) -> None:
     """Attempts to open it with a wrong config, or without its server, leave nothing."""
     wrong = [{**case.config, "conformance_no_such_field": 1}]

@@ -83,7 +83,7 @@ def scan_follows_every_change(case: Case) -> None:
         must_list(case, store, space, hashes[:2])
 
 
-@check("KV-104")
+@check("KV-104", quick=False)
 def long_listings_are_complete(case: Case) -> None:
     """A listing of more than a thousand pages has all of them, once each."""
     store = case.open()

@@ -45,7 +45,7 @@ def no_model_name_aliases_another(case: Case) -> None:
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
-@check("KV-105")
+@check("KV-105", quick=False)
 def model_names_survive_reopening(case: Case) -> None:
     """Another handle finds each model's pages, and lists its key space with the name unchanged."""
     store = case.open()

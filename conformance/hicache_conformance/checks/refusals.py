@@ -81,7 +81,7 @@ def bytes_that_have_no_room_never_show(case: Case) -> None:
             )
 
 
-@check("KV-006")
+@check("KV-006", quick=False)
 def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
     """A page whose file could not be written is not there, nor when files can be written again."""
     space = case.space(fitting(case, _PAGE_NBYTES))

@@ -56,7 +56,7 @@ def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
             case.must_miss(reader, space, list(pages), "was deleted elsewhere")
 
 
-@check("KV-502")
+@check("KV-502", quick=False)
 def a_page_deleted_elsewhere_can_be_set_again(case: Case) -> None:
     """A page that was set here and deleted elsewhere is there when it is set here once more."""
     for words, deleter, setter, space in _pairs(case):
@@ -70,7 +70,7 @@ def a_page_deleted_elsewhere_can_be_set_again(case: Case) -> None:
         setter.delete(space, list(pages))
 
 
-@check("KV-502", Need.ENUMERABLE)
+@check("KV-502", Need.ENUMERABLE, quick=False)
 def listings_show_what_others_set(case: Case) -> None:
     """Key spaces and pages that another process adds, removes or clears are listed so by all."""
     here, there = case.open(label="here"), remote(case, "another process")

@@ -74,7 +74,7 @@ def every_key_space_is_listed_once(case: Case) -> None:
     must_list_spaces(case, store, spaces, page_hash)
 
 
-@check("KV-104")
+@check("KV-104", quick=False)
 def many_key_spaces_are_listed(case: Case) -> None:
     """Of more than a thousand key spaces each keeps its page, and is listed once."""
     store = case.open()

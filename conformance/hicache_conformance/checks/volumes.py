@@ -40,7 +40,7 @@ def ten_thousand_pages_are_looked_up(case: Case) -> None:
             _must_find(case, store, space, hashes, pages)
 
 
-@check("KV-204")
+@check("KV-204", quick=False)
 def batches_of_every_size_are_set(case: Case) -> None:
     """Every page of a set is stored, in batches around the numbers at which they are cut."""
     store, space = _opened(case)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hicache_conformance.report.record import CheckRecord
     from hicache_conformance.waivers import Waiver
 
-_LANES = 2
+_LANES = 4
 SUMMARY = "Judge a store by the rules of the storage contract (what happens without a verb)."
 
 
@@ -130,7 +130,7 @@ def _outcomes(
 def _lanes(choice: config.StorageChoice) -> int:
     """How many checks at once: several where each has a directory, and so a store, of its own."""
     own = "{scratch}" in str(choice.config)
-    return min(_LANES, os.cpu_count() or 1) if own else 1
+    return min(_LANES, 2 * (os.cpu_count() or 1)) if own else 1
 
 
 def _waivers(path: Path | None) -> Mapping[str, Waiver]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -103,9 +104,10 @@ class WireSubject(Subject):
 
 @cache
 def _shared_server() -> WireServer:
-    """One for all tests of this process; its threads are daemons."""
+    """One for all tests of this process."""
     server = WireServer()
     server.start()
+    atexit.register(server.close)
     return server
 
 

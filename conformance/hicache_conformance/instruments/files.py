@@ -125,14 +125,21 @@ def _is_its_own(path: Path, data: bytes, others: Sequence[bytes]) -> bool:
     if path.stat().st_size > len(data) + _OVERHEAD_NBYTES:
         return False
     raw = path.read_bytes()
-    return data in raw and not any(other[:_RUN_NBYTES] in raw for other in others)
+    return data in raw and not any(
+        run in raw for other in others for run in _telling_runs(other, 1)
+    )
 
 
 def _holds(path: Path, data: bytes) -> bool:
     """Whether a file holds the page, be it in pieces."""
+    return any(True for run in _telling_runs(data, _PLACES) for _ in _positions(path, run))
+
+
+def _telling_runs(data: bytes, most: int) -> list[bytes]:
+    """Runs of a page's bytes, from places all over it, that are found in no other page."""
     step = max(1, (len(data) - _RUN_NBYTES) // _PLACES)
-    runs = [data[low : low + _RUN_NBYTES] for low in range(0, len(data), step)][:_PLACES]
-    return any(_is_telling(run) and any(True for _ in _positions(path, run)) for run in runs)
+    runs = (data[low : low + _RUN_NBYTES] for low in range(0, len(data), step))
+    return [run for run in runs if _is_telling(run)][:most]
 
 
 def _is_telling(run: bytes) -> bool:
