@@ -52,16 +52,19 @@ def uncontrolled_rules() -> list[str]:
 
 
 def findings(
-    options: RunOptions, *, rights: bool = True, lanes: int | None = None
+    options: RunOptions, *, wrongs: bool = True, rights: bool = True, lanes: int | None = None
 ) -> Iterator[Finding]:
-    """Every control against each of its rules, then every right store against all of them.
+    """Every right store against all rules, then every control against each of its own.
 
-    Several processes share the work, and none is used for long: a control may leave threads that hang.
+    Several processes share the work, more than there are processors: most of it is waiting. None is used
+    for long: a control may leave threads that hang.
     """
-    jobs = [_Job("wrong", control.name) for control in all_controls()]
+    jobs: list[_Job] = []
     if rights:
         jobs += [_Job("right", subject.__name__) for subject in must_pass()]
         jobs.append(_Job("skips"))
+    if wrongs:
+        jobs += [_Job("wrong", control.name) for control in all_controls()]
     asked: Counter[Lane] = Counter()
 
     def work(lane: Lane, job: _Job) -> list[Finding]:
@@ -72,7 +75,7 @@ def findings(
         return found
 
     made = partial(Lane, _answer, options)
-    for found in in_lanes(made, work, jobs, lanes or os.cpu_count() or 1):
+    for found in in_lanes(made, work, jobs, lanes or 2 * (os.cpu_count() or 1)):
         yield from found
 
 

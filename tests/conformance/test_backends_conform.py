@@ -42,21 +42,24 @@ def unpassed(record: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("name", "config"),
+    ("name", "config", "arguments"),
     [
-        ("memory", {}),
-        ("file", {"path": "{scratch}"}),
-        ("file", {"path": "{scratch}", "durability": "power"}),
-        ("file", {"path": "{scratch}", "capacity_nbytes": "256MiB"}),
+        ("memory", {}, []),
+        ("file", {"path": "{scratch}"}, []),
+        ("file", {"path": "{scratch}", "durability": "power"}, ["--quick"]),
+        ("file", {"path": "{scratch}", "capacity_nbytes": "256MiB"}, ["--quick"]),
         (
             "dynamic",
             {"backend_name": "d", "module_path": "dict_backend", "class_name": "DictStorage"},
+            ["--quick"],
         ),
     ],
     ids=["memory", "file", "file-power", "file-evicting", "example"],
 )
-def test_it_is_conformant(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
-    code, record = verdict(tmp_path, name, config)
+def test_it_is_conformant(
+    tmp_path: Path, name: str, config: dict[str, Any], arguments: list[str]
+) -> None:
+    code, record = verdict(tmp_path, name, config, *arguments)
 
     assert unpassed(record) == {}
     assert (0, "conformant") == (code, record["verdict"])
