@@ -26,7 +26,7 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 for suite in "$release" "$release-backports"; do
   echo "deb [signed-by=$keyring] $mirror $suite main"
 done > "$apt/sources.list"
-options=(-qq -o "Dir::Etc::sourcelist=$apt/sources.list" -o "Dir::Etc::sourceparts=-"
+options=(-qq -o Acquire::Retries=5 -o "Dir::Etc::sourcelist=$apt/sources.list" -o "Dir::Etc::sourceparts=-"
          -o "Dir::State::lists=$apt/lists" -o "Dir::Cache::archives=$apt/archives"
          -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o "APT::Sandbox::User=")
 apt-get "${options[@]}" update

@@ -75,7 +75,7 @@ def findings(
         return found
 
     made = partial(Lane, _answer, options)
-    for found in in_lanes(made, work, jobs, lanes or 2 * (os.cpu_count() or 1)):
+    for found in in_lanes(made, work, jobs, lanes or 3 * (os.cpu_count() or 1)):
         yield from found
 
 
