@@ -57,7 +57,8 @@ def findings(
     """Every right store against all rules, then every control against each of its own.
 
     Several processes share the work, more than there are processors: most of it is waiting. None is used
-    for long: a control may leave threads that hang.
+    for long: a control may leave threads that hang. A control that survives among others is tried once
+    more alone: threads race differently on a machine that is not busy.
     """
     jobs: list[_Job] = []
     if rights:
@@ -75,7 +76,14 @@ def findings(
         return found
 
     made = partial(Lane, _answer, options)
-    for found in in_lanes(made, work, jobs, lanes or 3 * (os.cpu_count() or 1)):
+    again: list[_Job] = []
+    many = in_lanes(made, work, jobs, lanes or 3 * (os.cpu_count() or 1))
+    for job, found in zip(jobs, many, strict=True):
+        if job.kind == "wrong" and survivors(found):
+            again.append(job)
+        else:
+            yield from found
+    for found in in_lanes(made, work, again, 1):
         yield from found
 
 
