@@ -1,0 +1,99 @@
+"""One open filesystem: where its calls run, and its files."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import fsspec
+import fsspec.core
+
+from hicache_backends.fsspec._files import Files
+from hicache_backends.fsspec._lanes import EventLoopLane, Lane, ThreadLane
+from hicache_storage.errors import BackendNotInstalled, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from hicache_backends.fsspec._lanes import Answer
+    from hicache_backends.fsspec._protocols import Protocol, Publishing
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+_CHAIN = "::"
+_USER_OR_QUERY = re.compile(r"(?<=//).*@|[?#].*", re.DOTALL)
+
+
+def protocol_name(url: str) -> str:
+    """The name of the filesystem in a URL; `file` where there is none.
+
+    Raises:
+        ValueError: The URL chains several filesystems.
+    """
+    if _CHAIN in url:
+        raise ValueError("must name one filesystem, without '::': pages go straight to it")
+    return fsspec.core.split_protocol(url)[0] or "file"
+
+
+def without_secrets(url: str) -> str:
+    """A URL for people: no user, no password, no query."""
+    return _USER_OR_QUERY.sub("", url)
+
+
+class Mount:
+    """A filesystem of this process; a forked child makes its own."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        *,
+        protocol: Protocol,
+        publishing: Publishing,
+        parallelism: int,
+        timeout_s: float,
+    ) -> None:
+        self.pid = os.getpid()
+        self._timeout_s = timeout_s
+        self._blocking = not _class_of(url).async_impl
+        chosen = {**protocol.options(parallelism), **options, "skip_instance_cache": True}
+        self._lane: Lane
+        if self._blocking:
+            self._lane = ThreadLane(parallelism)
+        else:
+            lane = self._lane = EventLoopLane(parallelism)
+            chosen |= {"asynchronous": True, "loop": lane.loop}
+
+        def opening() -> tuple[Any, str]:
+            found: tuple[Any, str] = fsspec.core.url_to_fs(url, **chosen)
+            return found
+
+        self.files = Files(protocol, publishing, opening, blocking=self._blocking)
+
+    def each(
+        self, operation: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]
+    ) -> list[Answer[T]]:
+        """One answer an item, within `timeout_s`.
+
+        Raises:
+            StorageClosed: It is closed, or was meanwhile.
+        """
+        answers = self._lane.each(operation, items, time.monotonic() + self._timeout_s)
+        return answers
+
+    def close(self) -> None:
+        """End the threads and the connections. Once."""
+        self._lane.close(self.files.disconnect)
+
+
+def _class_of(url: str) -> Any:
+    name = protocol_name(url)
+    try:
+        return fsspec.get_filesystem_class(name)
+    except ImportError as error:
+        raise BackendNotInstalled(f"fsspec: {name}:// needs more than fsspec: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from error
