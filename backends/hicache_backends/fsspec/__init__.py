@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from pydantic import Secret, field_validator
 
 from hicache_backends.fsspec._errors import failure, says_full, says_late, says_missing
-from hicache_backends.fsspec._loan import Loan
 from hicache_backends.fsspec._lookup import Lookup
 from hicache_backends.fsspec._mount import Mount, protocol_name, without_secrets
 from hicache_backends.fsspec._page_object import TRAILER_NBYTES, packed, unpacked
@@ -140,36 +139,32 @@ class FsspecStorage(HiCacheStorage):
     ) -> list[bool]:
         self.ensure_open()
         files = self._mount().files
-        with Loan() as loan:
 
-            async def read(item: tuple[str, Page]) -> bool:
-                page_hash, page = item
-                name = f"{space.id}/{page_hash}"
-                data = unpacked(await files.read(name), space.id, page_hash)
-                if data is None or data.nbytes != page.nbytes:
-                    await self._reject(name)
-                    return False
-                loan.touch(lambda: page.copy_from(data))
-                return True
+        async def read(page_hash: str) -> bytes:
+            return await files.read(f"{space.id}/{page_hash}")
 
-            answers = self._each(read, list(zip(hashes, pages, strict=True)))
-        return self._read_verdicts(answers)
+        answers = self._each(read, hashes)
+        self._raise_unless_answered(answers)
+        return [
+            answer.value is not None and self._take(answer.value, space, page_hash, page)
+            for answer, page_hash, page in zip(answers, hashes, pages, strict=True)
+        ]
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
         files = self._mount().files
-        with Loan() as loan:
+        objects = [
+            (f"{space.id}/{page_hash}", packed(page, space.id, page_hash))
+            for page_hash, page in zip(hashes, pages, strict=True)
+        ]
 
-            async def write(item: tuple[str, Page]) -> bool:
-                page_hash, page = item
-                data = loan.touch(lambda: packed(page, space.id, page_hash))
-                await files.write(f"{space.id}/{page_hash}", data)
-                return True
+        async def write(item: tuple[str, bytes]) -> bool:
+            await files.write(*item)
+            return True
 
-            answers = self._each(write, list(zip(hashes, pages, strict=True)))
-        return self._write_verdicts(answers)
+        return self._write_verdicts(self._each(write, objects))
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -277,11 +272,16 @@ class FsspecStorage(HiCacheStorage):
             return None
         return space if name.startswith(f"{space.id}/") else None
 
-    async def _reject(self, name: str) -> None:
-        """A file that is not the page it is named after. What is never overwritten has to go."""
+    def _take(self, data: bytes, space: KeySpace, page_hash: str, page: Page) -> bool:
+        """Copy a page out of its object. What is never overwritten has to go if it is wrong."""
+        payload = unpacked(data, space.id, page_hash)
+        if payload is not None and payload.nbytes == page.nbytes:
+            page.copy_from(payload)
+            return True
         self._counters.add("wrong_pages")
         if self._publishing is Publishing.DIRECT:
-            await self._mount().files.remove(name)
+            self._each(self._mount().files.remove, [f"{space.id}/{page_hash}"])
+        return False
 
     def _removed(self, names: Sequence[str]) -> list[bool]:
         files = self._mount().files

@@ -46,9 +46,14 @@ class Protocol:
 
 
 def _s3_options(parallelism: int) -> Mapping[str, Any]:
-    """As many connections as calls, one request a read, and no second layer of retries."""
+    """As many connections as calls, one request a page, no second layer of retries or checksums."""
     return {
-        "config_kwargs": {"max_pool_connections": parallelism, "retries": {"max_attempts": 0}},
+        "config_kwargs": {
+            "max_pool_connections": parallelism,
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
+            "retries": {"max_attempts": 0},
+        },
         "max_concurrency": 1,
     }
 
@@ -59,13 +64,14 @@ _PROTOCOLS = (
         publishing=Publishing.PUT,
         durability=Durability.PROCESS,
         shared=False,
-        parallelism=_LOCAL_PARALLELISM,
+        parallelism=1,  # its listings fail while another thread deletes
     ),
     Protocol(names=("file", "local"), publishing=Publishing.RENAME, parallelism=_LOCAL_PARALLELISM),
     Protocol(
         names=("s3", "s3a"),
         publishing=Publishing.PUT,
         has_directories=False,
+        parallelism=2 * _NETWORK_PARALLELISM,  # a put takes two round trips: it asks for leave first
         options=_s3_options,
     ),
     Protocol(
