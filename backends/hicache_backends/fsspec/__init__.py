@@ -1,12 +1,11 @@
 """`fsspec`: pages as files of any filesystem that fsspec has, with the guarantees that this one has.
 
-What is known of each is in `_protocols`; the trust in what is read is in `_page_object`.
+What is known of each is in `_protocols`, the trust in what is read in `_page_object`.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import threading
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from pydantic import Secret, field_validator
 
-from hicache_backends.fsspec._errors import failure, says_full, says_late, says_missing
 from hicache_backends.fsspec._lookup import Lookup
 from hicache_backends.fsspec._mount import Mount, protocol_name, without_secrets
 from hicache_backends.fsspec._page_object import TRAILER_NBYTES, packed, unpacked
 from hicache_backends.fsspec._protocols import Publishing, protocol_of
+from hicache_backends.fsspec._verdicts import Judge
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError
 from hicache_storage.keys import KeySpace
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 __all__ = ["FsspecSettings", "FsspecStorage"]
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -86,18 +83,19 @@ class FsspecStorage(HiCacheStorage):
     )
 
     def __init__(self, settings: FsspecSettings) -> None:
+        url = settings.url.get_secret_value()
         self._settings = settings
-        self._url = settings.url.get_secret_value()
-        self._shown_url = without_secrets(self._url)
-        self._protocol = protocol_of(protocol_name(self._url))
+        self._shown_url = without_secrets(url)
+        self._protocol = protocol_of(protocol_name(url))
         self._publishing = (
             self._protocol.publishing if settings.atomic == "auto" else Publishing(settings.atomic)
         )
+        self._parallelism = settings.parallelism or self._protocol.parallelism
         self._counters = Counters()
+        self._judge = Judge(self._counters, self._shown_url, settings.timeout_s)
         self._lookup = Lookup()
         self._lock = threading.Lock()
         self._forked: list[Mount] = []
-        self._parallelism = settings.parallelism or self._protocol.parallelism
         self._declare()
         self._mount_now = self._mounted()
 
@@ -127,24 +125,20 @@ class FsspecStorage(HiCacheStorage):
         files, nbytes = self._mount().files, _object_nbytes(space)
 
         async def look(page_hash: str) -> bool:
-            return await files.size(f"{space.id}/{page_hash}") == nbytes
+            return await files.size(_name(space, page_hash)) == nbytes
 
-        verdicts = self._read_verdicts(self._each(look, hashes))
-        if hashes:
-            self._lookup.note_pages(len(hashes), time.monotonic() - began_s)
+        verdicts = self._judge.found(self._each(look, hashes))
+        self._lookup.note_pages(len(hashes), time.monotonic() - began_s)
         return verdicts
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        files = self._mount().files
-
-        async def read(page_hash: str) -> bytes:
-            return await files.read(f"{space.id}/{page_hash}")
-
-        answers = self._each(read, hashes)
-        self._raise_unless_answered(answers)
+        names = [_name(space, page_hash) for page_hash in hashes]
+        answers = self._each(self._mount().files.read, names)
+        self._judge.must_have_answered(answers)
+        # Pages are filled here, by the caller's thread: work that is late touches none of them.
         return [
             answer.value is not None and self._take(answer.value, space, page_hash, page)
             for answer, page_hash, page in zip(answers, hashes, pages, strict=True)
@@ -156,19 +150,18 @@ class FsspecStorage(HiCacheStorage):
         self.ensure_open()
         files = self._mount().files
         objects = [
-            (f"{space.id}/{page_hash}", packed(page, space.id, page_hash))
+            (_name(space, page_hash), packed(page, space.id, page_hash))
             for page_hash, page in zip(hashes, pages, strict=True)
         ]
 
-        async def write(item: tuple[str, bytes]) -> bool:
+        async def write(item: tuple[str, bytes]) -> None:
             await files.write(*item)
-            return True
 
-        return self._write_verdicts(self._each(write, objects))
+        return self._judge.stored(self._each(write, objects))
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        return self._removed([f"{space.id}/{page_hash}" for page_hash in hashes])
+        return self._removed([_name(space, page_hash) for page_hash in hashes])
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
@@ -177,20 +170,19 @@ class FsspecStorage(HiCacheStorage):
             for entry in self._entries("")
             if _SPACE_NAME.fullmatch(entry.name)
         ]
-        found = self._each(self._manifest, names)
-        self._raise_unless_answered(found)
-        return iter([answer.value for answer in found if answer.value is not None])
+        answers = self._each(self._manifest, names)
+        self._judge.must_have_answered(answers)
+        return iter([answer.value for answer in answers if answer.value is not None])
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
-        return iter(
-            [PageInfo(name, space.stored_nbytes) for name, whole in self._pages(space) if whole]
-        )
+        whole = [name for name, whole in self._pages(space) if whole]
+        return iter([PageInfo(name, space.stored_nbytes) for name in whole])
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
         found = self._pages(space)
-        removed = self._removed([f"{space.id}/{name}" for name, _ in found])
+        removed = self._removed([_name(space, name) for name, _ in found])
         return sum(gone and whole for gone, (_, whole) in zip(removed, found, strict=True))
 
     def stats(self) -> StorageStats:
@@ -203,7 +195,7 @@ class FsspecStorage(HiCacheStorage):
         if not closed and self._mount_now.pid == os.getpid():
             self._mount_now.close()
 
-    # --- parts ---------------------------------------------------------------------------------------
+    # --- the mount -----------------------------------------------------------------------------------
 
     def _declare(self) -> None:
         direct = self._publishing is Publishing.DIRECT
@@ -218,27 +210,39 @@ class FsspecStorage(HiCacheStorage):
     def _mounted(self) -> Mount:
         """A new mount, whose filesystem has answered."""
         mount = Mount(
-            self._url,
+            self._settings.url.get_secret_value(),
             self._settings.storage_options.get_secret_value(),
             protocol=self._protocol,
             publishing=self._publishing,
             parallelism=self._parallelism,
             timeout_s=self._settings.timeout_s,
         )
-        (answer,) = mount.each(mount.files.sweep, [None])
+        (answer,) = mount.each(mount.files.check, [None])
         if answer.error is not None:
             mount.close()
             raise self._not_opened(answer.error) from answer.error
         return mount
+
+    def _not_opened(self, error: Exception) -> HiCacheError:
+        if isinstance(error, FileNotFoundError):
+            return ConfigError(f"fsspec: url: {self._shown_url} is in no bucket: make it first")
+        if isinstance(error, (TypeError, ValueError, ImportError)):
+            return ConfigError(
+                f"fsspec: storage_options: {self._shown_url} cannot be opened with them"
+                f" ({type(error).__name__})"
+            )
+        return self._judge.failure([error])
 
     def _mount(self) -> Mount:
         """This process's mount: a forked child makes its own, and leaves its parent's alone."""
         if self._mount_now.pid != os.getpid():
             with self._lock:
                 if self._mount_now.pid != os.getpid():
-                    self._forked.append(self._mount_now)
+                    self._forked.append(self._mount_now)  # collected, it would close shared sockets
                     self._mount_now = self._mounted()
         return self._mount_now
+
+    # --- parts ---------------------------------------------------------------------------------------
 
     def _each(
         self, operation: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]
@@ -249,7 +253,7 @@ class FsspecStorage(HiCacheStorage):
         """The value of one operation that must succeed."""
         (answer,) = self._each(operation, [None])
         if answer.error is not None:
-            raise self._failure([answer.error]) from answer.error
+            raise self._judge.failure([answer.error]) from answer.error
         return cast("T", answer.value)
 
     def _entries(self, directory: str) -> list[Entry]:
@@ -270,7 +274,7 @@ class FsspecStorage(HiCacheStorage):
             space = KeySpace.from_manifest(json.loads(await self._mount().files.read(name)))
         except (FileNotFoundError, ValueError):
             return None
-        return space if name.startswith(f"{space.id}/") else None
+        return space if name == f"{space.id}/{_MANIFEST}" else None
 
     def _take(self, data: bytes, space: KeySpace, page_hash: str, page: Page) -> bool:
         """Copy a page out of its object. What is never overwritten has to go if it is wrong."""
@@ -280,73 +284,15 @@ class FsspecStorage(HiCacheStorage):
             return True
         self._counters.add("wrong_pages")
         if self._publishing is Publishing.DIRECT:
-            self._each(self._mount().files.remove, [f"{space.id}/{page_hash}"])
+            self._each(self._mount().files.remove, [_name(space, page_hash)])
         return False
 
     def _removed(self, names: Sequence[str]) -> list[bool]:
-        files = self._mount().files
-
-        async def remove(name: str) -> bool:
-            await files.remove(name)
-            return True
-
-        return self._read_verdicts(self._each(remove, names), missing=True)
-
-    # --- verdicts ------------------------------------------------------------------------------------
-
-    def _read_verdicts(
-        self, answers: Sequence[Answer[bool]], *, missing: bool = False
-    ) -> list[bool]:
-        """One verdict a page, `missing` for those that are not there; a failure is a counted False.
-
-        Raises:
-            StorageTimeout, StorageUnavailable: No page was answered.
-        """
-        self._raise_unless_answered(answers)
-        return [_verdict(answer, missing=missing) for answer in answers]
-
-    def _write_verdicts(self, answers: Sequence[Answer[bool]]) -> list[bool]:
-        """One verdict a page: False is for those that surely will not show.
-
-        Raises:
-            StorageTimeout, StorageUnavailable: A page failed, and may be there or may not.
-        """
-        failed = self._counted(answers)
-        if failed:
-            raise self._failure(failed) from failed[0]
-        self._counters.add("refused_no_space", sum(answer.error is not None for answer in answers))
-        return [answer.value is True for answer in answers]
-
-    def _raise_unless_answered(self, answers: Sequence[Answer[Any]]) -> None:
-        failed = self._counted(answers)
-        if failed and len(failed) == len(answers):
-            raise self._failure(failed) from failed[0]
-
-    def _counted(self, answers: Sequence[Answer[Any]]) -> list[Exception]:
-        """The errors that say something of the store, not of a page."""
-        errors = [answer.error for answer in answers if answer.error is not None]
-        failed = [error for error in errors if not (says_missing(error) or says_full(error))]
-        late = sum(map(says_late, failed))
-        self._counters.add("timeouts", late)
-        self._counters.add("io_errors", len(failed) - late)
-        return failed
-
-    def _failure(self, errors: Sequence[Exception]) -> HiCacheError:
-        return failure(errors, self._shown_url, self._settings.timeout_s)
-
-    def _not_opened(self, error: Exception) -> HiCacheError:
-        if isinstance(error, (TypeError, ValueError, ImportError)):
-            return ConfigError(
-                f"fsspec: storage_options: the filesystem of {self._shown_url} does not take them"
-                f" ({type(error).__name__})"
-            )
-        return self._failure([error])
+        return self._judge.removed(self._each(self._mount().files.remove, names))
 
 
-def _verdict(answer: Answer[bool], *, missing: bool) -> bool:
-    if answer.error is None:
-        return answer.value is True
-    return missing and says_missing(answer.error)
+def _name(space: KeySpace, page_hash: str) -> str:
+    return f"{space.id}/{page_hash}"
 
 
 def _object_nbytes(space: KeySpace) -> int:

@@ -24,6 +24,11 @@ def says_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
+def says_down(error: Exception | None) -> bool:
+    """The store did not answer: there is no saying what became of the object."""
+    return error is not None and not says_missing(error) and not says_full(error)
+
+
 def says_late(error: Exception) -> bool:
     """No answer in time, as Python or as the library calls it."""
     return isinstance(error, TimeoutError) or any(

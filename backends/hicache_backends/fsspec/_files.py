@@ -82,7 +82,7 @@ class Files:
 
     async def size(self, name: str) -> int | None:
         """How many bytes a file has; None for what is no file."""
-        found = await self._call("info", self._path(name))
+        found = await self._info(self._path(name))
         return int(found["size"]) if found["type"] == "file" else None
 
     async def entries(self, directory: str) -> list[Entry]:
@@ -96,30 +96,38 @@ class Files:
             for one in found
         ]
 
-    async def sweep(self, _: None = None) -> int:
-        """Remove what writers left behind that died; how many files that were."""
-        removed = 0
+    async def check(self, _: None = None) -> None:
+        """Raise unless the place is there, or can be made; remove what dead writers left in it.
+
+        Raises:
+            FileNotFoundError: There is no such bucket.
+        """
+        if not self._has_directories:
+            await self._info(self._filesystem()[1].partition("/")[0])
+            return
         oldest_s = time.time() - _STALE_S
         for entry in await self.entries(_WRITING):
             if entry.modified_s is not None and entry.modified_s < oldest_s:
                 with suppress(OSError):
                     await self.remove(f"{_WRITING}/{entry.name}")
-                    removed += 1
-        return removed
 
     async def disconnect(self, _: None = None) -> None:
         """Close what is open; the next call opens it anew."""
-        with self._lock:
-            opened, self._opened = self._opened, None
-        if opened is None:
-            return
-        filesystem, _root = opened
-        with suppress(Exception):
-            if self._blocking:
-                _hang_up(filesystem)
-            else:
+        if self._blocking:
+            self.hang_up()
+        elif (filesystem := self._taken()) is not None:
+            with suppress(Exception):
                 session = await filesystem.set_session()
                 await session.close()
+
+    def hang_up(self) -> None:
+        """The same for a blocking filesystem. It wakes those who wait for an answer."""
+        filesystem = self._taken()
+        for name in ("client", "ftp", "session"):  # fsspec has no call for it
+            connection = getattr(filesystem, name, None)
+            if connection is not None:
+                with suppress(Exception):
+                    connection.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -151,6 +159,10 @@ class Files:
         except FileNotFoundError:
             return False
 
+    async def _info(self, path: str) -> dict[str, Any]:
+        info: dict[str, Any] = await self._call("info", path)
+        return info
+
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         filesystem = self._filesystem()[0]
         if self._blocking:
@@ -159,6 +171,12 @@ class Files:
 
     def _path(self, name: str) -> str:
         return f"{self._filesystem()[1]}/{name}".rstrip("/")
+
+    def _taken(self) -> Any:
+        """The open filesystem, which is forgotten here; None where there is none."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+        return opened and opened[0]
 
     def _filesystem(self) -> tuple[Any, str]:
         opened = self._opened
@@ -178,12 +196,3 @@ def _modified_s(info: dict[str, Any]) -> float | None:
     if isinstance(modified, datetime):
         return modified.timestamp()
     return float(modified) if isinstance(modified, (int, float)) else None
-
-
-def _hang_up(filesystem: Any) -> None:
-    """Close the connection of a blocking filesystem: fsspec has no call for it."""
-    for name in ("client", "ftp", "session"):
-        connection = getattr(filesystem, name, None)
-        if connection is not None:
-            connection.close()
-            return

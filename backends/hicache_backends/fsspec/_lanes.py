@@ -1,7 +1,7 @@
 """Where the calls of a filesystem run: an event loop of its own, or threads of its own.
 
-An operation is a coroutine function of one item. On an event loop it waits like any other; on a thread its
-filesystem blocks, so it never waits, and one step of it is all of it.
+An operation is a coroutine function of one item. On an event loop it waits like any other; on a thread
+its filesystem blocks, so it never waits, and one step of it is all of it.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class ThreadLane:
                 raise _closed()
             futures = [
                 self._workers.submit(
-                    partial(self._some, operation, items, answers, deadline_s, first, parts)
+                    partial(self._some, operation, items, answers, places, deadline_s)
                 )
-                for first in range(parts)
+                for places in (range(first, len(items), parts) for first in range(parts))
             ]
         for future in wait(futures, _left_s(deadline_s)).not_done:
             future.cancel()
@@ -177,11 +177,10 @@ class ThreadLane:
         operation: Operation[Item, T],
         items: Sequence[Item],
         answers: list[Answer[T]],
+        places: range,
         deadline_s: float,
-        first: int,
-        step: int,
     ) -> None:
-        for place in range(first, len(items), step):
+        for place in places:
             if self._closed or time.monotonic() > deadline_s:
                 return
             answers[place] = _stepped(_answer(operation, items[place]))

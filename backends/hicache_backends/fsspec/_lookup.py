@@ -1,4 +1,4 @@
-"""Whether to ask for each page of a batch, or to list the directory they are in: what has been quicker."""
+"""Whether to ask for each page of a batch or to list their directory: what has been quicker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lookup:
 
     def note_pages(self, pages: int, elapsed_s: float) -> None:
         """So many pages were asked for, one by one."""
-        sample = elapsed_s / pages
+        sample = elapsed_s / max(1, pages)
         self._page_s += (sample - self._page_s) * (_WEIGHT if self._page_s else 1.0)
 
     def note_listing(self, space_id: str, elapsed_s: float) -> None:

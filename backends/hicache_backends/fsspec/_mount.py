@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import fsspec
-import fsspec.core
-
+from hicache_backends.fsspec._errors import says_down
 from hicache_backends.fsspec._files import Files
 from hicache_backends.fsspec._lanes import EventLoopLane, Lane, ThreadLane
 from hicache_storage.errors import BackendNotInstalled, ConfigError
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Item = TypeVar("Item")
 
+fsspec: Any = importlib.import_module("fsspec")  # it has no types
+
 _CHAIN = "::"
 _USER_OR_QUERY = re.compile(r"(?<=//).*@|[?#].*", re.DOTALL)
 
@@ -35,7 +36,8 @@ def protocol_name(url: str) -> str:
     """
     if _CHAIN in url:
         raise ValueError("must name one filesystem, without '::': pages go straight to it")
-    return fsspec.core.split_protocol(url)[0] or "file"
+    name: str = fsspec.core.split_protocol(url)[0] or "file"
+    return name
 
 
 def without_secrets(url: str) -> str:
@@ -59,7 +61,7 @@ class Mount:
         self.pid = os.getpid()
         self._timeout_s = timeout_s
         self._blocking = not _class_of(url).async_impl
-        chosen = {**protocol.options(parallelism), **options, "skip_instance_cache": True}
+        chosen = _merged(protocol.options(parallelism), options) | {"skip_instance_cache": True}
         self._lane: Lane
         if self._blocking:
             self._lane = ThreadLane(parallelism)
@@ -68,7 +70,7 @@ class Mount:
             chosen |= {"asynchronous": True, "loop": lane.loop}
 
         def opening() -> tuple[Any, str]:
-            found: tuple[Any, str] = fsspec.core.url_to_fs(url, **chosen)
+            found: tuple[Any, str] = fsspec.url_to_fs(url, **chosen)
             return found
 
         self.files = Files(protocol, publishing, opening, blocking=self._blocking)
@@ -78,10 +80,15 @@ class Mount:
     ) -> list[Answer[T]]:
         """One answer an item, within `timeout_s`.
 
+        A blocking filesystem that answered nothing is connected anew by the next call: few of them do
+        so themselves, and some wait for ever for what they have lost.
+
         Raises:
             StorageClosed: It is closed, or was meanwhile.
         """
         answers = self._lane.each(operation, items, time.monotonic() + self._timeout_s)
+        if self._blocking and answers and all(says_down(answer.error) for answer in answers):
+            self.files.hang_up()
         return answers
 
     def close(self) -> None:
@@ -97,3 +104,12 @@ def _class_of(url: str) -> Any:
         raise BackendNotInstalled(f"fsspec: {name}:// needs more than fsspec: {error}") from error
     except ValueError as error:
         raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from error
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Our options and the user's, which come first; in nested mappings too."""
+    merged = {**ours, **theirs}
+    for name in ours.keys() & theirs.keys():
+        if isinstance(ours[name], dict) and isinstance(theirs[name], dict):
+            merged[name] = _merged(ours[name], theirs[name])
+    return merged

@@ -71,7 +71,8 @@ _PROTOCOLS = (
         names=("s3", "s3a"),
         publishing=Publishing.PUT,
         has_directories=False,
-        parallelism=2 * _NETWORK_PARALLELISM,  # a put takes two round trips: it asks for leave first
+        parallelism=2
+        * _NETWORK_PARALLELISM,  # a put takes two round trips: it asks for leave first
         options=_s3_options,
     ),
     Protocol(
