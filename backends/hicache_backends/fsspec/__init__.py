@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from hicache_backends.fsspec._files import Entry
     from hicache_backends.fsspec._lanes import Answer
-    from hicache_storage.errors import HiCacheError
     from hicache_storage.page import Page
 
 __all__ = ["FsspecSettings", "FsspecStorage"]
@@ -209,29 +208,34 @@ class FsspecStorage(HiCacheStorage):
 
     def _mounted(self) -> Mount:
         """A new mount, whose filesystem has answered."""
-        mount = Mount(
-            self._settings.url.get_secret_value(),
-            self._settings.storage_options.get_secret_value(),
-            protocol=self._protocol,
-            publishing=self._publishing,
-            parallelism=self._parallelism,
-            timeout_s=self._settings.timeout_s,
-        )
-        (answer,) = mount.each(mount.files.check, [None])
-        if answer.error is not None:
+        try:
+            mount = Mount(
+                self._settings.url.get_secret_value(),
+                self._settings.storage_options.get_secret_value(),
+                protocol=self._protocol,
+                publishing=self._publishing,
+                parallelism=self._parallelism,
+                timeout_s=self._settings.timeout_s,
+            )
+        except OSError as error:  # no descriptor is left
+            raise self._judge.failure([error]) from error
+        try:
+            mount.connect()
+        except FileNotFoundError:
             mount.close()
-            raise self._not_opened(answer.error) from answer.error
-        return mount
-
-    def _not_opened(self, error: Exception) -> HiCacheError:
-        if isinstance(error, FileNotFoundError):
-            return ConfigError(f"fsspec: url: {self._shown_url} is in no bucket: make it first")
-        if isinstance(error, (TypeError, ValueError, ImportError)):
-            return ConfigError(
+            raise ConfigError(
+                f"fsspec: url: {self._shown_url} is in no bucket: make it first"
+            ) from None
+        except (TypeError, ValueError, ImportError) as error:  # their text may quote the options
+            mount.close()
+            raise ConfigError(
                 f"fsspec: storage_options: {self._shown_url} cannot be opened with them"
                 f" ({type(error).__name__})"
-            )
-        return self._judge.failure([error])
+            ) from None
+        except Exception as error:
+            mount.close()
+            raise self._judge.failure([error]) from error
+        return mount
 
     def _mount(self) -> Mount:
         """This process's mount: a forked child makes its own, and leaves its parent's alone."""

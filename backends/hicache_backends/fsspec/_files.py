@@ -26,6 +26,10 @@ _WRITING = "writing"
 _STALE_S = 86_400.0
 """No write takes so long: its writer has died."""
 
+# What holds the connections of a filesystem: fsspec has no call that closes them.
+_CONNECTIONS = ("_s3", "_session", "service_client")  # of s3fs, of gcsfs, of adlfs
+_BLOCKING_CONNECTIONS = ("client", "ftp")  # of sftp, of ftp
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -51,7 +55,7 @@ class Files:
         *,
         blocking: bool,
     ) -> None:
-        self._has_directories = protocol.has_directories
+        self._protocol = protocol
         self._publishing = publishing
         self._opening = opening
         self._blocking = blocking
@@ -70,7 +74,7 @@ class Files:
         try:
             await self._publish(name, data)
         except FileNotFoundError:
-            if not self._has_directories:
+            if not self._protocol.has_directories:
                 raise
             for directory in {name.rpartition("/")[0], _WRITING}:
                 await self._call("makedirs", self._path(directory), exist_ok=True)
@@ -96,13 +100,19 @@ class Files:
             for one in found
         ]
 
+    async def connect(self, _: None = None) -> None:
+        """Make the client of an asynchronous filesystem: it asks nobody, and may take a while."""
+        set_session = getattr(self._filesystem()[0], "set_session", None)
+        if set_session is not None:
+            await set_session()
+
     async def check(self, _: None = None) -> None:
         """Raise unless the place is there, or can be made; remove what dead writers left in it.
 
         Raises:
             FileNotFoundError: There is no such bucket.
         """
-        if not self._has_directories:
+        if not self._protocol.has_directories:
             await self._info(self._filesystem()[1].partition("/")[0])
             return
         oldest_s = time.time() - _STALE_S
@@ -116,14 +126,16 @@ class Files:
         if self._blocking:
             self.hang_up()
         elif (filesystem := self._taken()) is not None:
-            with suppress(Exception):
-                session = await filesystem.set_session()
-                await session.close()
+            for name in _CONNECTIONS:
+                connection = getattr(filesystem, name, None)
+                if connection is not None:
+                    with suppress(Exception):
+                        await connection.close()
 
     def hang_up(self) -> None:
         """The same for a blocking filesystem. It wakes those who wait for an answer."""
         filesystem = self._taken()
-        for name in ("client", "ftp", "session"):  # fsspec has no call for it
+        for name in _BLOCKING_CONNECTIONS:
             connection = getattr(filesystem, name, None)
             if connection is not None:
                 with suppress(Exception):
@@ -147,11 +159,17 @@ class Files:
         try:
             await self._call("pipe_file", self._path(name), data)
             if name != final_name:
-                await self._call("mv", self._path(name), self._path(final_name))
+                await self._rename(self._path(name), self._path(final_name))
         except BaseException:
             with suppress(Exception):
                 await self.remove(name)
             raise
+
+    async def _rename(self, path: str, final_path: str) -> None:
+        if self._protocol.rename is not None:
+            self._protocol.rename(path, final_path)
+        else:
+            await self._call("mv", path, final_path)
 
     async def _holds(self, name: str, nbytes: int) -> bool:
         try:

@@ -25,6 +25,8 @@ Item = TypeVar("Item")
 fsspec: Any = importlib.import_module("fsspec")  # it has no types
 
 _CHAIN = "::"
+_CLIENT_LIMIT_S = 30.0
+"""Some clients read megabytes of their own data before they are ready, which no store delays."""
 _USER_OR_QUERY = re.compile(r"(?<=//).*@|[?#].*", re.DOTALL)
 
 
@@ -75,6 +77,16 @@ class Mount:
 
         self.files = Files(protocol, publishing, opening, blocking=self._blocking)
 
+    def connect(self) -> None:
+        """Get ready, and see that the store answers.
+
+        Raises what the filesystem raises.
+        """
+        if not self._blocking:
+            ready_by_s = time.monotonic() + _CLIENT_LIMIT_S
+            _must_succeed(self._lane.each(self.files.connect, [None], ready_by_s))
+        _must_succeed(self.each(self.files.check, [None]))
+
     def each(
         self, operation: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]
     ) -> list[Answer[T]]:
@@ -104,6 +116,12 @@ def _class_of(url: str) -> Any:
         raise BackendNotInstalled(f"fsspec: {name}:// needs more than fsspec: {error}") from error
     except ValueError as error:
         raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from error
+
+
+def _must_succeed(answers: Sequence[Answer[None]]) -> None:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that it really makes. A filesystem that is not listed gets the most careful trea
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ class Protocol:
     has_directories: bool = True
     """A file needs its directory to be made first."""
     parallelism: int = _NETWORK_PARALLELISM
+    rename: Callable[[str, str], None] | None = None
+    """A better one than the filesystem's own `mv`."""
     options: Callable[[int], Mapping[str, Any]] = field(default=lambda _: {})
     """Storage options that suit so many calls at once; the user's come first."""
 
@@ -66,13 +69,17 @@ _PROTOCOLS = (
         shared=False,
         parallelism=1,  # its listings fail while another thread deletes
     ),
-    Protocol(names=("file", "local"), publishing=Publishing.RENAME, parallelism=_LOCAL_PARALLELISM),
+    Protocol(
+        names=("file", "local"),
+        publishing=Publishing.RENAME,
+        parallelism=_LOCAL_PARALLELISM,
+        rename=os.replace,  # its own copies where it cannot rename, and moves into directories
+    ),
     Protocol(
         names=("s3", "s3a"),
         publishing=Publishing.PUT,
         has_directories=False,
-        parallelism=2
-        * _NETWORK_PARALLELISM,  # a put takes two round trips: it asks for leave first
+        parallelism=2 * _NETWORK_PARALLELISM,  # botocore asks for leave before each put
         options=_s3_options,
     ),
     Protocol(

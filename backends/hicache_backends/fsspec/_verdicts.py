@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hicache_backends.fsspec._errors import failure, says_down, says_late, says_missing
+from hicache_backends.fsspec._errors import (
+    failure,
+    says_down,
+    says_full,
+    says_late,
+    says_missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +52,8 @@ class Judge:
         Raises:
             StorageTimeout, StorageUnavailable: A page failed, and may be there or may not.
         """
-        failed = self._failed(answers)
+        errors = [answer.error for answer in answers if answer.error is not None]
+        failed = self._counted([error for error in errors if not says_full(error)])
         if failed:
             raise self.failure(failed) from failed[0]
         verdicts = [answer.error is None for answer in answers]
@@ -55,7 +62,8 @@ class Judge:
 
     def must_have_answered(self, answers: Sequence[Answer[Any]]) -> None:
         """Raise unless one page was answered, or there are none."""
-        failed = self._failed(answers)
+        errors = [answer.error for answer in answers if answer.error is not None]
+        failed = self._counted([error for error in errors if says_down(error)])
         if failed and len(failed) == len(answers):
             raise self.failure(failed) from failed[0]
 
@@ -63,9 +71,7 @@ class Judge:
         """What to raise for errors of the store."""
         return failure(errors, self._shown_url, self._timeout_s)
 
-    def _failed(self, answers: Sequence[Answer[Any]]) -> list[Exception]:
-        errors = [answer.error for answer in answers if answer.error is not None]
-        failed = [error for error in errors if says_down(error)]
+    def _counted(self, failed: list[Exception]) -> list[Exception]:
         late = sum(map(says_late, failed))
         self._counters.add("timeouts", late)
         self._counters.add("io_errors", len(failed) - late)
