@@ -41,7 +41,8 @@ class Protocol:
     shared: bool = True
     has_directories: bool = True
     """A file needs its directory to be made first."""
-    parallelism: int = _NETWORK_PARALLELISM
+    parallelism: int = 1
+    """Not every client stands several threads."""
     rename: Callable[[str, str], None] | None = None
     """A better one than the filesystem's own `mv`."""
     options: Callable[[int], Mapping[str, Any]] = field(default=lambda _: {})
@@ -67,7 +68,6 @@ _PROTOCOLS = (
         publishing=Publishing.PUT,
         durability=Durability.PROCESS,
         shared=False,
-        parallelism=1,  # its listings fail while another thread deletes
     ),
     Protocol(
         names=("file", "local"),
@@ -86,6 +86,7 @@ _PROTOCOLS = (
         names=("gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "ocilake", "tos", "obs"),
         publishing=Publishing.PUT,
         has_directories=False,
+        parallelism=_NETWORK_PARALLELISM,
     ),
     Protocol(names=("sftp", "ssh"), publishing=Publishing.RENAME),
     Protocol(
