@@ -122,7 +122,7 @@ def test_options_of_the_user_come_first_and_leave_ours(ministack: Ministack) -> 
         filesystem = store._mount_now.files._filesystem()[0]
 
         assert filesystem.config_kwargs["max_pool_connections"] == 3
-        assert filesystem.config_kwargs["retries"] == {"max_attempts": 0}
+        assert filesystem.config_kwargs["retries"]["max_attempts"] == 0
 
 
 def test_a_forked_child_has_connections_of_its_own(store: FsspecStorage) -> None:
