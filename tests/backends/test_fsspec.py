@@ -487,6 +487,13 @@ class TestLookup:
             lookup.prefers_listing("small", 100),
         )
 
+    def test_a_page_alone_says_nothing_of_many(self) -> None:
+        lookup = Lookup()
+        lookup.note_listing("space", 0.1)
+        lookup.note_pages(1, 60.0)
+
+        assert not lookup.prefers_listing("space", 100)
+
     def test_a_slow_listing_is_tried_again_in_the_end(self) -> None:
         lookup = Lookup()
         lookup.note_listing("space", 10.0)

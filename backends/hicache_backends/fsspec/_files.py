@@ -155,7 +155,7 @@ class Files:
                     await self._create(name, data, name)
 
     async def _create(self, name: str, data: bytes, final_name: str) -> None:
-        """Write a file that nobody else writes, and give it its name; or leave nothing."""
+        """Write a file and give it its name, which may be its own; or leave nothing."""
         try:
             await self._call("pipe_file", self._path(name), data)
             if name != final_name:

@@ -25,12 +25,13 @@ class Lookup:
             return False
         listing_s = self._listing_s.get(space_id, 0.0)
         self._listing_s[space_id] = listing_s * _FADE
-        return listing_s <= pages * self._page_s or listing_s == 0.0
+        return listing_s <= pages * self._page_s
 
     def note_pages(self, pages: int, elapsed_s: float) -> None:
-        """So many pages were asked for, one by one."""
-        sample = elapsed_s / max(1, pages)
-        self._page_s += (sample - self._page_s) * (_WEIGHT if self._page_s else 1.0)
+        """So many pages were asked for, several at once; of few there is nothing to be learnt."""
+        if pages >= _LEAST_PAGES:
+            sample = elapsed_s / pages
+            self._page_s += (sample - self._page_s) * (_WEIGHT if self._page_s else 1.0)
 
     def note_listing(self, space_id: str, elapsed_s: float) -> None:
         """The key space was listed, or too large to be listed in time."""

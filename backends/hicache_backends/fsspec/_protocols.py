@@ -83,14 +83,14 @@ _PROTOCOLS = (
         options=_s3_options,
     ),
     Protocol(
-        names=("gs", "gcs", "az", "abfs", "abfss", "oss", "oci", "ocilake", "tos", "obs"),
+        names=("gs", "gcs", "az", "abfs", "abfss"),
         publishing=Publishing.PUT,
         has_directories=False,
         parallelism=_NETWORK_PARALLELISM,
     ),
     Protocol(names=("sftp", "ssh"), publishing=Publishing.RENAME),
     Protocol(
-        names=("hdfs", "webhdfs", "smb", "ftp", "webdav", "webdavs", "dav", "davs"),
+        names=("hdfs", "webhdfs", "smb", "ftp", "webdav"),  # none of them replaces in a rename
         publishing=Publishing.DIRECT,
     ),
 )
