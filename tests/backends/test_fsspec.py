@@ -312,10 +312,11 @@ class TestListing:
         hashes = [hash_of(number) for number in range(40)]
         local.batch_set(SPACE, hashes[::2], [page() for _ in hashes[::2]])
         page_file(tmp_path, hashes[2]).write_bytes(b"cut")
-        one_by_one = [local.batch_exists(SPACE, [page_hash])[0] for page_hash in hashes]
+        one_by_one = local.batch_exists(SPACE, hashes)
+        listed = local._listed(SPACE, LIMIT_S)
 
-        assert one_by_one == local.batch_exists(SPACE, hashes)
         assert one_by_one == [number % 2 == 0 and number != 2 for number in range(40)]
+        assert listed == {h for h, there in zip(hashes, one_by_one, strict=True) if there}
 
 
 class TestFailures:
@@ -471,32 +472,40 @@ class TestLanes:
 
 class TestLookup:
     def test_few_pages_are_asked_for_one_by_one(self) -> None:
-        assert not Lookup().prefers_listing("space", 3)
+        assert Lookup(0.001).budget_s("space", 50) == 0
 
-    def test_a_listing_is_tried_where_nothing_is_known(self) -> None:
-        assert Lookup().prefers_listing("space", 100)
+    def test_a_listing_may_take_what_the_pages_would(self) -> None:
+        assert Lookup(0.001).budget_s("space", 500) == pytest.approx(0.5)
 
     def test_the_quicker_way_is_taken(self) -> None:
-        lookup = Lookup()
-        lookup.note_listing("large", 10.0)
-        lookup.note_listing("small", 0.01)
-        lookup.note_pages(100, 1.0)
+        lookup = Lookup(0.01)
+        lookup.note_listing("large", 10.0, done=True)
+        lookup.note_listing("small", 0.01, done=True)
 
-        assert (False, True) == (
-            lookup.prefers_listing("large", 100),
-            lookup.prefers_listing("small", 100),
-        )
+        assert lookup.budget_s("large", 100) == 0
+        assert lookup.budget_s("small", 100) > 0
+
+    def test_what_pages_take_is_learnt(self) -> None:
+        lookup = Lookup(0.01)
+        for _ in range(50):
+            lookup.note_pages(100, 0.01)
+
+        assert lookup.budget_s("space", 500) == 0
 
     def test_a_page_alone_says_nothing_of_many(self) -> None:
-        lookup = Lookup()
-        lookup.note_listing("space", 0.1)
+        lookup = Lookup(0.0001)
         lookup.note_pages(1, 60.0)
 
-        assert not lookup.prefers_listing("space", 100)
+        assert lookup.budget_s("space", 100) == 0
 
-    def test_a_slow_listing_is_tried_again_in_the_end(self) -> None:
-        lookup = Lookup()
-        lookup.note_listing("space", 10.0)
-        lookup.note_pages(100, 1.0)
+    def test_a_listing_that_was_given_up_is_not_tried_at_once(self) -> None:
+        lookup = Lookup(0.01)
+        lookup.note_listing("space", 1.0, done=False)
 
-        assert any(lookup.prefers_listing("space", 100) for _ in range(50))
+        assert lookup.budget_s("space", 200) == 0
+
+    def test_it_is_tried_again_in_the_end(self) -> None:
+        lookup = Lookup(0.01)
+        lookup.note_listing("space", 10.0, done=True)
+
+        assert any(lookup.budget_s("space", 100) for _ in range(50))

@@ -92,11 +92,11 @@ class FsspecStorage(HiCacheStorage):
         self._parallelism = settings.parallelism or self._protocol.parallelism
         self._counters = Counters()
         self._judge = Judge(self._counters, self._shown_url, settings.timeout_s)
-        self._lookup = Lookup()
         self._lock = threading.Lock()
         self._forked: list[Mount] = []
         self._declare()
         self._mount_now = self._mounted()
+        self._lookup = Lookup(self._mount_now.page_guess_s)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -114,18 +114,15 @@ class FsspecStorage(HiCacheStorage):
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        began_s = time.monotonic()
-        if self._lookup.prefers_listing(space.id, len(hashes)):
-            try:
-                there = {page_hash for page_hash, whole in self._pages(space) if whole}
-            finally:
-                self._lookup.note_listing(space.id, time.monotonic() - began_s)
+        there = self._listed(space, self._lookup.budget_s(space.id, len(hashes)))
+        if there is not None:
             return [page_hash in there for page_hash in hashes]
         files, nbytes = self._mount().files, _object_nbytes(space)
 
         async def look(page_hash: str) -> bool:
             return await files.size(_name(space, page_hash)) == nbytes
 
+        began_s = time.monotonic()
         verdicts = self._judge.found(self._each(look, hashes))
         self._lookup.note_pages(len(hashes), time.monotonic() - began_s)
         return verdicts
@@ -265,12 +262,20 @@ class FsspecStorage(HiCacheStorage):
 
     def _pages(self, space: KeySpace) -> list[tuple[str, bool]]:
         """Every file that is named like a page, and whether it has a page's size."""
-        nbytes = _object_nbytes(space)
-        return [
-            (entry.name, entry.nbytes == nbytes)
-            for entry in self._entries(space.id)
-            if _PAGE_NAME.fullmatch(entry.name)
-        ]
+        return _pages_among(self._entries(space.id), space)
+
+    def _listed(self, space: KeySpace, budget_s: float) -> set[str] | None:
+        """The pages of `space`, if listing them is quicker than `budget_s`."""
+        if not budget_s:
+            return None
+        began_s = time.monotonic()
+        mount = self._mount()
+        answer = mount.attempt(mount.files.entries, space.id, budget_s)
+        elapsed_s = time.monotonic() - began_s
+        self._lookup.note_listing(space.id, elapsed_s, done=answer.error is None)
+        if answer.value is None:
+            return None
+        return {name for name, whole in _pages_among(answer.value, space) if whole}
 
     async def _manifest(self, name: str) -> KeySpace | None:
         """The key space that a manifest describes; None where there is none, or it is no manifest."""
@@ -293,6 +298,15 @@ class FsspecStorage(HiCacheStorage):
 
     def _removed(self, names: Sequence[str]) -> list[bool]:
         return self._judge.removed(self._each(self._mount().files.remove, names))
+
+
+def _pages_among(entries: Sequence[Entry], space: KeySpace) -> list[tuple[str, bool]]:
+    nbytes = _object_nbytes(space)
+    return [
+        (entry.name, entry.nbytes == nbytes)
+        for entry in entries
+        if _PAGE_NAME.fullmatch(entry.name)
+    ]
 
 
 def _name(space: KeySpace, page_hash: str) -> str:

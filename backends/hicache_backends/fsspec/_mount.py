@@ -27,6 +27,8 @@ fsspec: Any = importlib.import_module("fsspec")  # it has no types
 _CHAIN = "::"
 _CLIENT_LIMIT_S = 30.0
 """Some clients read megabytes of their own data before they are ready, which no store delays."""
+_BLOCKING_GUESS_S = 1e-4
+_NETWORK_GUESS_S = 1e-3
 _USER_OR_QUERY = re.compile(r"(?<=//).*@|[?#].*", re.DOTALL)
 
 
@@ -102,6 +104,19 @@ class Mount:
         if self._blocking and answers and all(says_down(answer.error) for answer in answers):
             self.files.hang_up()
         return answers
+
+    def attempt(
+        self, operation: Callable[[Item], Coroutine[Any, Any, T]], item: Item, limit_s: float
+    ) -> Answer[T]:
+        """The answer to one item that may be given up early, where calls can be interrupted."""
+        limit_s = self._timeout_s if self._blocking else min(limit_s, self._timeout_s)
+        (answer,) = self._lane.each(operation, [item], time.monotonic() + limit_s)
+        return answer
+
+    @property
+    def page_guess_s(self) -> float:
+        """What looking for one page of many takes, before that is known."""
+        return _BLOCKING_GUESS_S if self._blocking else _NETWORK_GUESS_S
 
     def close(self) -> None:
         """End the threads and the connections. Once."""
