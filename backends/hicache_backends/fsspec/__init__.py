@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from pydantic import Secret, field_validator
@@ -78,7 +79,7 @@ class FsspecStorage(HiCacheStorage):
         durability=Durability.CRASH,
         shared=True,
         enumerable=True,
-        parallelism=16,
+        parallelism=32,
     )
 
     def __init__(self, settings: FsspecSettings) -> None:
@@ -104,11 +105,15 @@ class FsspecStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        name = f"{space.id}/{_MANIFEST}"
+        name, files = f"{space.id}/{_MANIFEST}", self._mount().files
 
         async def make(_: None) -> None:
-            if await self._manifest(name) != space:
-                await self._mount().files.write(name, json.dumps(space.manifest()).encode())
+            if await self._manifest(name) == space:
+                return
+            if self._publishing is Publishing.DIRECT:  # which overwrites nothing
+                with suppress(FileNotFoundError):
+                    await files.remove(name)
+            await files.write(name, json.dumps(space.manifest()).encode())
 
         self._only(make)
 
