@@ -35,7 +35,7 @@ test: $(VENV)/.all .servers/.done ## run all tests
 	@$(BIN)/python -m pytest --hicache-quick
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
-	@$(BIN)/python -m pytest -q -m 'not slow' --hicache-quick
+	@$(BIN)/python -m pytest -q -m 'not slow'
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@echo "setting up $(VENV)-s3fs"
