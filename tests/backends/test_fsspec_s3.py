@@ -122,7 +122,16 @@ def test_options_of_the_user_come_first_and_leave_ours(ministack: Ministack) -> 
         filesystem = store._mount_now.files._filesystem()[0]
 
         assert filesystem.config_kwargs["max_pool_connections"] == 3
-        assert filesystem.config_kwargs["retries"]["max_attempts"] == 0
+        assert filesystem.config_kwargs["response_checksum_validation"] == "when_required"
+
+
+def test_a_put_carries_a_checksum(ministack: Ministack) -> None:
+    """Ministack takes half a body for the whole object without."""
+    with FsspecStorage.from_config(config(ministack, "checksums")) as store:
+        filesystem = store._mount_now.files._filesystem()[0]
+        chosen = filesystem._s3.meta.config.request_checksum_calculation
+
+    assert chosen == "when_supported"
 
 
 def test_a_forked_child_has_connections_of_its_own(store: FsspecStorage) -> None:

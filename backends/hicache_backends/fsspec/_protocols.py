@@ -50,11 +50,13 @@ class Protocol:
 
 
 def _s3_options(parallelism: int) -> Mapping[str, Any]:
-    """As many connections as calls, one request a page, no second layer of retries or checksums."""
+    """As many connections as calls, one request a page, no second layer of retries.
+
+    Puts keep botocore's checksum: some servers take half a body for all of it without.
+    """
     return {
         "config_kwargs": {
             "max_pool_connections": parallelism,
-            "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
             "retries": {"max_attempts": 0},
         },
