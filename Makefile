@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check lint format selftest rules-page bench-file bench-page-hashes clean
+.PHONY: help demo test test-s3fs conformance-fsspec quick check lint format selftest rules-page bench-file bench-page-hashes clean
 
 help: ## what there is to make
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "setting up $(VENV)"
@@ -32,10 +32,25 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	@touch $@
 
 test: $(VENV)/.all .servers/.done ## run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --hicache-quick
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m 'not slow'
+
+$(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
+	@echo "setting up $(VENV)-s3fs"
+	@test -x $(VENV)-s3fs/bin/python || $(PYTHON) -m venv $(VENV)-s3fs
+	@$(VENV)-s3fs/bin/python -m pip -q install -e . -r tests/requirements-s3fs.txt
+	@touch $@
+
+test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
+	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/test_fsspec_s3.py
+
+conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec, reports in artifacts/
+	@$(BIN)/python -m pytest -q tests/backends/test_fsspec_conformance.py \
+	  --hicache-report artifacts/fsspec
+	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/test_fsspec_s3.py -k TestS3 \
+	  --hicache-report artifacts/fsspec-s3
 
 lint: $(VENV)/.all ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
@@ -65,4 +80,4 @@ bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-sglang .servers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs .servers .pytest_cache .mypy_cache .ruff_cache .hypothesis

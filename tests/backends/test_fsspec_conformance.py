@@ -1,0 +1,60 @@
+"""The kit's verdict on `fsspec`, over filesystems of each kind."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.fsspec import FsspecStorage
+from hicache_conformance import Scratch, StorageConformance
+
+if TYPE_CHECKING:
+    from hicache_storage.keys import KeySpace
+
+pytestmark = pytest.mark.slow
+
+fsspec: Any = importlib.import_module("fsspec")  # it has no types
+
+
+class TestMemory(StorageConformance):
+    """Whole writes, in this process."""
+
+    storage_class = FsspecStorage
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        self.root = f"/{scratch.prefix}"
+        return {"url": f"memory:/{self.root}"}
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        filesystem = fsspec.filesystem("memory")
+        try:
+            return bytes(filesystem.cat_file(f"{self.root}/{space.id}/{page_hash}"))
+        except FileNotFoundError:
+            return None
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        filesystem = fsspec.filesystem("memory")
+        path = f"{self.root}/{space.id}/{page_hash}"
+        if data is not None:
+            filesystem.pipe_file(path, data)
+        elif filesystem.exists(path):
+            filesystem.rm_file(path)
+
+
+class TestLocal(StorageConformance):
+    """Writes aside, and an atomic rename."""
+
+    storage_class = FsspecStorage
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        return {"url": f"file://{scratch.path}/kv"}
+
+
+class TestDirect(StorageConformance):
+    """Writes in place, as on a filesystem that nothing is known of."""
+
+    storage_class = FsspecStorage
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        return {"url": f"file://{scratch.path}/kv", "atomic": "none"}
