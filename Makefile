@@ -32,10 +32,10 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	@touch $@
 
 test: $(VENV)/.all .servers/.done ## run all tests
-	@$(BIN)/python -m pytest --hicache-quick
+	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
-	@$(BIN)/python -m pytest -q -m 'not slow'
+	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@echo "setting up $(VENV)-s3fs"
