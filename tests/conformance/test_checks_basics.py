@@ -94,7 +94,7 @@ def caught(name: str, control_name: str, options: RunOptions) -> CheckRecord:
         ("a_deleted_page_is_gone", "ServesWhatItRead", "batch_get is True for a page that was del"),
         ("deleting_an_absent_page_is_true", "AbsentIsFalse", "batch_delete is False"),
         ("a_deleted_page_can_be_set_again", "NeverAgain", "set and deleted 1 times before"),
-        ("one_delete_is_enough", "StacksVersions", "had been set four times"),
+        ("one_delete_is_enough", "OldVersionReturns", "had been set four times"),
         ("a_page_with_the_same_bytes_stays", "CountsNoReferences", "with the same bytes"),
         ("deleting_spares_hashes_that_are_alike", "DeletesByPattern", "whose hash is like it"),
         ("what_is_done_later_brings_no_deleted_page_back", "RebuildsItsIndex", "was deleted"),

@@ -229,6 +229,12 @@ class CallsSilenceUnavailable(WireStore):
             raise StorageUnavailable(str(error)) from error
 
 
+def _must_have_been_connected(error: StorageUnavailable) -> None:
+    """Raise where nothing was sent: such a failure is told as it should be."""
+    if isinstance(error.__cause__, ConnectionRefusedError):
+        raise error
+
+
 @caught_by("KV-304")
 class SetsWithoutLooking(_Wrapped):
     """A set that was sent is True, whatever becomes of its reply."""
@@ -239,8 +245,7 @@ class SetsWithoutLooking(_Wrapped):
         try:
             return super()._store(space, hashes, contents)
         except StorageUnavailable as error:
-            if isinstance(error.__cause__, ConnectionRefusedError):
-                raise
+            _must_have_been_connected(error)
             return [True] * len(hashes)
 
 
@@ -254,8 +259,7 @@ class RefusesWhatItStored(WireStore):
         try:
             return super()._store(space, hashes, contents)
         except StorageUnavailable as error:
-            if isinstance(error.__cause__, ConnectionRefusedError):
-                raise
+            _must_have_been_connected(error)
             return [False] * len(hashes)
 
 
@@ -267,8 +271,7 @@ class FillsUpWhatIsMissing(_Wrapped):
         try:
             return super()._contents(space, hashes)
         except StorageUnavailable as error:
-            if isinstance(error.__cause__, ConnectionRefusedError):
-                raise
+            _must_have_been_connected(error)
             return [bytes(space.stored_nbytes)] * len(hashes)
 
 

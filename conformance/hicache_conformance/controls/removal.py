@@ -109,29 +109,6 @@ class ServesWhatItRead(DictStore):
 
 
 @caught_by("KV-007")
-class StacksVersions(DictStore):
-    """Every set adds a version of its page, and a delete removes only the last."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._older: dict[Hashable, list[Stored]] = {}
-
-    def _put(self, key: Hashable, stored: Stored) -> None:
-        if key in self._pages:
-            self._older.setdefault(key, []).append(self._pages[key])
-        super()._put(key, stored)
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        super()._removed(space, page_hash)
-        key = self._key(space, page_hash)
-        older = self._older.get(key)
-        if older:
-            with self._lock:
-                super()._put(key, older.pop())
-        return True
-
-
-@caught_by("KV-007")
 class CountsNoReferences(DictStore):
     """Equal pages are kept once; deleting one of them deletes the bytes of all."""
 

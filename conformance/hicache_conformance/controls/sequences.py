@@ -64,7 +64,7 @@ class SlotFreedTwice(DictStore):
         return None if data is None else self._slots[self._slot_of[self._key(space, page_hash)]]
 
 
-@caught_by("KV-002")
+@caught_by("KV-002", "KV-007")
 class OldVersionReturns(DictStore):
     """A log of versions: deleting a page that was set twice brings its first bytes back."""
 

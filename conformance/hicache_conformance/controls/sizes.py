@@ -61,7 +61,7 @@ class LengthIn24Bits(DictStore):
         return None if data is None else data[: len(data) & 0xFFFFFF]
 
 
-@caught_by("KV-008")
+@caught_by("KV-008", "KV-102")
 class SizedByTheFirst(DictStore):
     """Slots are as large as the pages of the key space that was opened first."""
 

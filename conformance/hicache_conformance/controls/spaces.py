@@ -266,20 +266,6 @@ class SpacesNumbered(Shelf):
 
 
 @caught_by("KV-102")
-class SlotsOfTheFirstPool(DictStore):
-    """All slots have the page size of the key space that was opened first; larger pages are cut."""
-
-    _slot_nbytes = 0
-
-    def open_space(self, space: KeySpace) -> None:
-        super().open_space(space)
-        self._slot_nbytes = self._slot_nbytes or space.stored_nbytes
-
-    def _put(self, key: Hashable, stored: Stored) -> None:
-        super()._put(key, stored._replace(data=stored.data[: self._slot_nbytes]))
-
-
-@caught_by("KV-102")
 class OneSizeAHash(DictStore):
     """A set of a page drops those of its hash that have another size."""
 
