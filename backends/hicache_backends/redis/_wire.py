@@ -1,0 +1,186 @@
+"""redis-py's connections over a socket that keeps a deadline and takes pages without copying them.
+
+redis-py resolves, connects, encrypts and authenticates. The one thing of it that is used and is not
+public is the method `_connect` of its connections, which returns the socket.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import redis.connection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_PIECES = 1024
+"""Of one system call: IOV_MAX."""
+_FEW_NBYTES = 1 << 14
+_CONNECT = "_connect"
+
+if not hasattr(redis.connection.Connection, _CONNECT):
+    raise ImportError(
+        f"redis-py {redis.__version__} has no Connection._connect: install another release of redis",
+        name="redis",
+    )
+
+
+class Deadline:
+    """The end of a call as a whole."""
+
+    __slots__ = ("_at_s",)
+
+    def __init__(self, timeout_s: float) -> None:
+        self._at_s = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds that are left.
+
+        Raises:
+            TimeoutError: None are.
+        """
+        left_s = self._at_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the time is up")
+        return left_s
+
+    def part(self, share: float) -> Deadline:
+        """An earlier end: after this share of what is left."""
+        return Deadline(self.left_s() * share)
+
+
+class Wire:
+    """A connected socket. No call of it, not even byte by byte, goes on beyond `deadline`.
+
+    It is what redis-py has for a socket. Used by one thread at a time; any thread may `hang_up`.
+    """
+
+    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._socket = connected
+        self._is_tls = isinstance(connected, ssl.SSLSocket)
+        self._asked_s: float | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    # --- as redis-py uses it ---------------------------------------------------------------------
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._asked_s = timeout_s
+
+    def recv(self, *arguments: Any) -> bytes:
+        self._arm()
+        return self._socket.recv(*arguments)
+
+    def recv_into(self, buffer: Any, *arguments: Any) -> int:
+        self._arm()
+        return self._socket.recv_into(buffer, *arguments)
+
+    def sendall(self, data: Any) -> None:
+        self.send_pieces([memoryview(data)])
+
+    def _arm(self) -> None:
+        left_s = self.deadline.left_s()
+        asked_s = self._asked_s
+        self._socket.settimeout(left_s if asked_s is None else min(asked_s, left_s))
+
+    # --- as pages use it -------------------------------------------------------------------------
+
+    def send_pieces(self, pieces: list[memoryview]) -> None:
+        """Send all of these, in order."""
+        if self._is_tls:
+            pieces = _with_few_small(pieces)
+        start = 0
+        while start < len(pieces):
+            self._arm()
+            if self._is_tls:
+                sent = self._socket.send(pieces[start])
+            else:
+                sent = self._socket.sendmsg(pieces[start : start + _MOST_PIECES])
+            start = _passed(pieces, start, sent)
+
+    def receive(self, pieces: list[memoryview], least: int | None = None) -> list[memoryview]:
+        """Fill `pieces` in order, with `least` bytes or all; what is left of them.
+
+        Raises:
+            ConnectionResetError: The other side has ended the connection.
+        """
+        wanted = sum(map(len, pieces)) if least is None else least
+        start = 0
+        while wanted > 0:
+            self._arm()
+            if self._is_tls:
+                came = self._socket.recv_into(pieces[start])
+            else:
+                came = self._socket.recvmsg_into(pieces[start : start + _MOST_PIECES])[0]
+            if came == 0:
+                raise ConnectionResetError("the server ended the connection")
+            start = _passed(pieces, start, came)
+            wanted -= came
+        return pieces[start:]
+
+    def hang_up(self) -> None:
+        """End it for both sides; a thread that waits in it is woken."""
+        with suppress(OSError):  # the other side was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class _Timed:
+    """What is put in front of a redis-py connection class."""
+
+    deadline: Deadline
+    wire: Wire
+
+    def _connect(self) -> Wire:
+        connection = cast("Any", self)
+        left_s = self.deadline.left_s()
+        connection.socket_connect_timeout = left_s
+        connection.socket_timeout = left_s
+        connected: socket.socket = cast("Any", super())._connect()
+        connection.socket_timeout = None
+        self.wire = Wire(connected, self.deadline)
+        return self.wire
+
+
+class TcpConnection(_Timed, redis.connection.Connection):
+    """A redis-py connection whose socket is a `Wire`."""
+
+
+class TlsConnection(_Timed, redis.connection.SSLConnection):
+    """The same, encrypted."""
+
+
+class UnixConnection(_Timed, redis.connection.UnixDomainSocketConnection):
+    """The same, by a socket of the file system."""
+
+
+def _passed(pieces: list[memoryview], start: int, nbytes: int) -> int:
+    """The first piece that is not done after `nbytes` more; its beginning is cut off in place."""
+    while nbytes:
+        piece = pieces[start]
+        if nbytes < len(piece):
+            pieces[start] = piece[nbytes:]
+            return start
+        nbytes -= len(piece)
+        start += 1
+    return start
+
+
+def _with_few_small(pieces: Sequence[memoryview]) -> list[memoryview]:
+    """Neighbours that are small in one piece: each piece is a record of its own in TLS."""
+    joined: list[memoryview] = []
+    small: list[memoryview] = []
+    for piece in pieces:
+        if len(piece) < _FEW_NBYTES:
+            small.append(piece)
+            continue
+        if small:
+            joined.append(memoryview(b"".join(small)))
+            small = []
+        joined.append(piece)
+    return [*joined, memoryview(b"".join(small))] if small else joined
