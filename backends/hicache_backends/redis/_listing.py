@@ -139,9 +139,7 @@ class Listing:
         cursor = b"0"
         while True:
             with node.lent(Deadline(self._timeout_s)) as link:
-                (reply,) = link.exchange(
-                    [("SCAN", cursor, "MATCH", keys.pattern, "COUNT", _STEP)]
-                )
+                (reply,) = link.exchange([("SCAN", cursor, "MATCH", keys.pattern, "COUNT", _STEP)])
             cursor, found = _whole(reply)
             named = [keys.page_hash(key) for key in found]
             yield list(dict.fromkeys(page_hash for page_hash in named if page_hash is not None))

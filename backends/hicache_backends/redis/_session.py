@@ -50,9 +50,7 @@ class Session:
         """What each server says of itself."""
         return [facts_of(node, deadline) for node in self._topology.all_nodes(deadline)]
 
-    def exists(
-        self, space: KeySpace, hashes: Sequence[str], deadline: Deadline
-    ) -> list[bool]:
+    def exists(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
         lengths = self._lengths(self._keys(space).pages(hashes), deadline)
         return [length == space.stored_nbytes for length in lengths]
 
@@ -73,9 +71,7 @@ class Session:
             self.listing.trim(keys, hashes, deadline)
         return verdicts
 
-    def delete(
-        self, space: KeySpace, hashes: Sequence[str], deadline: Deadline
-    ) -> list[bool]:
+    def delete(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
         keys = self._keys(space)
         page_keys = keys.pages(hashes)
         members: dict[bytes, list[str]] = {}

@@ -58,7 +58,9 @@ class RedisSettings(Settings):
         try:
             options = parse_url(url.get_secret_value())
         except ValueError:
-            raise ValueError("must be redis://, rediss:// or unix://, with a number as port") from None
+            raise ValueError(
+                "must be redis://, rediss:// or unix://, with a number as port"
+            ) from None
         known = {"host", "port", "path", "username", "password", "connection_class", *_URL_OPTIONS}
         for name in options:
             if name not in known and not name.startswith("ssl_"):
