@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import redis
+from hicache_backends.redis._keys import SpaceKeys
 from servers import (
     RedisCluster,
     RedisServer,
@@ -16,14 +17,13 @@ from servers import (
     wait_until,
 )
 
-from hicache_backends.redis._keys import SpaceKeys
-
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
 
+_redis: Any = redis  # untyped
 AnyServer: TypeAlias = RedisServer | RedisCluster
 
 
@@ -32,7 +32,7 @@ class Kind:
     """One kind of server."""
 
     name: str
-    server_class: type[RedisServer] | type[RedisCluster]
+    server_class: type[RedisServer | RedisCluster]
 
     def start(self, directory: Path, *options: str) -> AbstractContextManager[AnyServer]:
         return self.server_class(directory, *options)
@@ -64,7 +64,7 @@ def config_of(server: AnyServer) -> dict[str, Any]:
 def client_of(server: AnyServer) -> AbstractContextManager[Any]:
     """redis-py's own client."""
     if isinstance(server, RedisCluster):
-        return closing(redis.RedisCluster.from_url(server.url))
+        return closing(_redis.RedisCluster.from_url(server.url))
     if isinstance(server, TlsRedisServer):
         client = redis.Redis(
             port=server.port,
@@ -74,7 +74,12 @@ def client_of(server: AnyServer) -> AbstractContextManager[Any]:
             ssl_ca_certs=str(server.authority),
         )
         return closing(client)
-    return closing(redis.Redis.from_url(server.url))
+    return closing(client_of_one(server))
+
+
+def client_of_one(server: RedisServer) -> Any:
+    """Of one server, be it one of a cluster; it may be left to be collected."""
+    return _redis.Redis.from_url(server.url)
 
 
 def stored(server: AnyServer, prefix: str, space: KeySpace, page_hash: str) -> bytes | None:
@@ -114,5 +119,5 @@ class SentinelServer(RedisServer):
         return [program(*self.programs), str(self._file), "--sentinel", *address]
 
     def wait_until_it_knows_a_replica(self) -> None:
-        with closing(redis.Redis(port=self.port)) as sentinel:
+        with closing(_redis.Redis(port=self.port)) as sentinel:
             wait_until(lambda: bool(sentinel.sentinel_slaves(self.master)))

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis._keys import BUCKETS, SpaceKeys, registry
 from hicache_backends.redis._wire import Deadline
+from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
-from redis_servers import config_of
+from redis.exceptions import BusyLoadingError
+from redis_servers import client_of_one, config_of
 from servers import RedisServer, TlsRedisServer, wait_until
 
-from hicache_conformance import FaultProxy
 from hicache_storage import (
     ConfigError,
     KeySpace,
@@ -39,7 +39,8 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+    options = ("--enable-debug-command", "local")
+    with RedisServer(tmp_path_factory.mktemp("redis"), *options) as server:
         yield server
 
 
@@ -66,7 +67,7 @@ def opened(server: RedisServer, **config: Any) -> RedisStorage:
 
 @contextmanager
 def client(server: RedisServer) -> Generator[Any, None, None]:
-    with redis.Redis.from_url(server.url) as made:
+    with client_of_one(server) as made:
         yield made
 
 
@@ -285,13 +286,13 @@ class TestCosts:
                     return turns[-1] - turns[-2]
 
                 storage.batch_exists(small, hashes_of(1000))
-                assert 1 == took()
+                assert took() <= 4  # the first replies come while the last requests go
                 storage.batch_set(small, hashes_of(1000), pages_of(1000, 64))
                 assert took() <= 10
                 storage.batch_get(small, hashes_of(1000), [blank(64) for _ in range(1000)])
                 assert took() <= 10
                 storage.batch_delete(small, hashes_of(1000))
-                assert took() <= 3
+                assert took() <= 8
 
     def test_a_page_that_is_there_is_not_sent_again(self, server: RedisServer) -> None:
         large = space(page_nbytes=MIB)
@@ -434,8 +435,9 @@ class TestRefusals:
                 assert [False] == storage.batch_exists(space(), [hash_of(1)])
 
     def test_a_replica_does_not_take_pages(self, server: RedisServer, tmp_path: Any) -> None:
-        with RedisServer(tmp_path, "--replicaof", "127.0.0.1", str(server.port)) as replica:
-            with opened(replica) as storage, pytest.raises(StorageUnavailable, match="READONLY"):
+        of = f"127.0.0.1 {server.port}"
+        with RedisServer(tmp_path, "--replicaof", of) as replica, opened(replica) as storage:  # noqa: SIM117
+            with pytest.raises(StorageUnavailable, match="READONLY"):
                 storage.batch_set(space(), [hash_of(1)], [page()])
 
     def test_a_server_that_loads_its_dump_is_unavailable_until_it_has(self, tmp_path: Any) -> None:
@@ -444,18 +446,19 @@ class TestRefusals:
                 storage.batch_set(space(), hashes_of(200), pages_of(200))
                 admin.save()
             server.stop()
-            server.options = ("--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024")
+            slowly = "--key-load-delay 5000 --loading-process-events-interval-bytes 1024"
+            server.options = tuple(slowly.split())
             server.start()
-            with pytest.raises(StorageUnavailable, match=r"[Ll]oading"):
-                opened(server)
-            with client(server) as admin:
+            with opened(server) as storage, client(server) as admin:
+                with pytest.raises(StorageUnavailable, match=r"[Ll]oading"):
+                    storage.batch_exists(space(), hashes_of(200))
                 wait_until(lambda: not _is_loading(admin))
-            with opened(server) as storage:
                 assert 200 == len(must_get(storage, space(), hashes_of(200)))
 
     def test_commands_that_are_forbidden_are_named(self, server: RedisServer) -> None:
         with client(server) as admin:
-            admin.acl_setuser("reader", enabled=True, nopass=True, keys="*", commands=["+@read", "+info"])
+            rights = "on nopass ~* +@read +info"
+            admin.execute_command("ACL", "SETUSER", "reader", *rights.split())
         with opened(server, username="reader", password="any") as storage:  # noqa: S106
             assert [False] == storage.batch_exists(space(), [hash_of(1)])
             with pytest.raises(StorageUnavailable, match="NOPERM"):
@@ -465,5 +468,5 @@ class TestRefusals:
 def _is_loading(admin: Any) -> bool:
     try:
         return bool(admin.info("persistence")["loading"])
-    except redis.exceptions.BusyLoadingError:
+    except BusyLoadingError:
         return True

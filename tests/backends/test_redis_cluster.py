@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import redis
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis._keys import SpaceKeys
 from pages import blank, hash_of, page, space
 from redis.crc import key_slot
-from redis_servers import SentinelServer
+from redis_servers import SentinelServer, client_of_one
 from servers import RedisCluster, RedisServer, free_port, wait_until
 
 from hicache_storage import StorageUnavailable
@@ -34,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 def cluster(shared: RedisCluster) -> RedisCluster:
     """A cluster with nothing in it."""
     for node in shared.nodes:
-        client(node).flushall()
+        client_of_one(node).flushall()
     return shared
 
 
@@ -42,11 +41,6 @@ def cluster(shared: RedisCluster) -> RedisCluster:
 def storage(cluster: RedisCluster) -> Iterator[RedisStorage]:
     with RedisStorage.from_config({"url": cluster.url, "prefix": PREFIX}) as storage:
         yield storage
-
-
-def client(node: RedisServer) -> Any:
-    """Of one server; it holds no connection between two calls."""
-    return redis.Redis.from_url(node.url, single_connection_client=False, max_connections=1)
 
 
 def set_all(storage: RedisStorage) -> list[bool]:
@@ -66,12 +60,14 @@ class Move:
     def __init__(self, cluster: RedisCluster, page_hash: str) -> None:
         self.slot = key_slot(KEYS.page(page_hash))
         self._cluster = cluster
-        self._ids = {node: client(node).execute_command("CLUSTER", "MYID") for node in cluster.nodes}
+        self._ids = {
+            node: client_of_one(node).execute_command("CLUSTER", "MYID") for node in cluster.nodes
+        }
         self.source = next(node for node in cluster.nodes if self._has_slot(node))
         self.target = next(node for node in cluster.nodes if node is not self.source)
 
     def _has_slot(self, node: RedisServer) -> bool:
-        for first, last, master, *_ in client(node).execute_command("CLUSTER", "SLOTS"):
+        for first, last, master, *_ in client_of_one(node).execute_command("CLUSTER", "SLOTS"):
             if first <= self.slot <= last:
                 return bool(master[1] == node.port)
         return False
@@ -83,11 +79,11 @@ class Move:
 
     def carry(self, *keys: bytes) -> None:
         """Take these keys over, or all."""
-        taken = keys or client(self.source).execute_command(
+        taken = keys or client_of_one(self.source).execute_command(
             "CLUSTER", "GETKEYSINSLOT", self.slot, 1000
         )
         if taken:
-            client(self.source).execute_command(
+            client_of_one(self.source).execute_command(
                 *("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *taken)
             )
 
@@ -96,7 +92,7 @@ class Move:
             self._set_slot(node, "NODE", self._ids[self.target].decode())
 
     def _set_slot(self, node: RedisServer, *what: str) -> None:
-        client(node).execute_command("CLUSTER", "SETSLOT", self.slot, *what)
+        client_of_one(node).execute_command("CLUSTER", "SETSLOT", self.slot, *what)
 
 
 class TestCluster:
@@ -105,7 +101,7 @@ class TestCluster:
     ) -> None:
         assert [True] * len(HASHES) == set_all(storage)
 
-        assert all(client(node).dbsize() > 10 for node in cluster.nodes)
+        assert all(client_of_one(node).dbsize() > 10 for node in cluster.nodes)
         must_get_all(storage)
 
     def test_it_is_found_out_that_a_server_is_one_of_many(self, cluster: RedisCluster) -> None:
@@ -179,9 +175,7 @@ class TestSentinels:
     def test_the_master_is_found_and_its_successor_too(self, tmp_path: Path) -> None:
         with (
             RedisServer(tmp_path / "first") as master,
-            RedisServer(
-                tmp_path / "second", "--replicaof", f"127.0.0.1 {master.port}"
-            ) as replica,
+            RedisServer(tmp_path / "second", "--replicaof", f"127.0.0.1 {master.port}") as replica,
             SentinelServer(tmp_path / "sentinel", master.port) as sentinel,
         ):
             config = {
@@ -194,7 +188,9 @@ class TestSentinels:
             with RedisStorage.from_config(config) as storage:
                 assert [True] * len(HASHES) == set_all(storage)
                 must_get_all(storage)
-                wait_until(lambda: client(replica).dbsize() == client(master).dbsize())
+                wait_until(
+                    lambda: client_of_one(replica).dbsize() == client_of_one(master).dbsize()
+                )
                 master.stop()
                 wait_until(lambda: _takes_all(storage))
                 must_get_all(storage)

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from redis_servers import KINDS, AnyServer, Kind, config_of, put, stored
-
 from hicache_backends.redis import RedisStorage
 from hicache_conformance import Scratch, StorageConformance
 from hicache_conformance.subject import Subject
+from redis_servers import KINDS, AnyServer, Kind, config_of, put, stored
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from hicache_backends.redis import RedisStorage
+from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
-from redis_servers import config_of
+from redis_servers import client_of_one, config_of
 from servers import RedisServer, TlsRedisServer, wait_until
 
-from hicache_conformance import FaultProxy
 from hicache_storage import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture
 def server(shared: RedisServer) -> RedisServer:
     """A server with nothing in it."""
-    with redis.Redis.from_url(shared.url) as admin:
+    with client_of_one(shared) as admin:
         admin.flushall()
     return shared
 
@@ -75,7 +74,7 @@ def get_all(storage: RedisStorage) -> tuple[list[bool], list[bytes]]:
 
 
 class TestSet:
-    @pytest.mark.parametrize("nbytes", [1000, NBYTES // 2, 3 * NBYTES, 7 * NBYTES])
+    @pytest.mark.parametrize("nbytes", [1500, NBYTES // 2, 3 * NBYTES, 7 * NBYTES])
     def test_a_broken_connection_leaves_true_verdicts(
         self, storage: RedisStorage, direct: RedisStorage, proxy: FaultProxy, nbytes: int
     ) -> None:
@@ -112,14 +111,17 @@ class TestSet:
 
     def test_who_may_not_end_connections_gives_no_verdict(self, tmp_path: Path) -> None:
         """A False could turn out a lie: the user has no right to CLIENT KILL."""
-        with TlsRedisServer(tmp_path) as server, FaultProxy(("127.0.0.1", server.port)) as proxy:
-            with opened(server, proxy) as storage:
-                storage.open_space(SPACE)
-                proxy.reset_after(NBYTES)
-                with pytest.raises(StorageUnavailable):
-                    set_all(storage)
+        with (
+            TlsRedisServer(tmp_path) as server,
+            FaultProxy(("127.0.0.1", server.port)) as proxy,
+            opened(server, proxy) as storage,
+        ):
+            storage.open_space(SPACE)
+            proxy.reset_after(NBYTES)
+            with pytest.raises(StorageUnavailable):
+                set_all(storage)
 
-                assert [True] * 8 == set_all(storage)
+            assert [True] * 8 == set_all(storage)
 
     def test_a_paused_server_does_not_bring_back_what_was_given_up(
         self, server: RedisServer, proxy: FaultProxy, direct: RedisStorage

@@ -28,6 +28,7 @@ class Peer:
         near, self._far = socket.socketpair()
         self.wire = Wire(near, Deadline(10))
         self._near = near
+        self._speaker = threading.Thread()
 
     def says(self, *replies: bytes, each: int | None = None) -> None:
         """Send replies, in pieces of `each` bytes."""
@@ -42,7 +43,6 @@ class Peer:
 
         self._speaker = threading.Thread(target=speak)
         self._speaker.start()
-        self._speaker.join()
 
     def hangs_up(self) -> None:
         self._far.shutdown(socket.SHUT_WR)
@@ -52,6 +52,8 @@ class Peer:
 
     def close(self) -> None:
         self._near.close()
+        if self._speaker.ident is not None:
+            self._speaker.join()
         self._far.close()
 
 
@@ -136,7 +138,9 @@ class TestGet:
         assert isinstance(error, WrongReply)
         assert [data[0], _BLANK] == [pages[0].tobytes(), pages[2].tobytes()]
 
-    @pytest.mark.parametrize("wrong", [b"+OK\r\n", b":1\r\n", b"*1\r\n:1\r\n", b"_\r\n\r\n", b"garbage"])
+    @pytest.mark.parametrize(
+        "wrong", [b"+OK\r\n", b":1\r\n", b"*1\r\n:1\r\n", b"_\r\n\r\n", b"garbage"]
+    )
     def test_a_reply_of_another_kind_ends_the_connection(self, peer: Peer, wrong: bytes) -> None:
         pages = [blank(_NBYTES) for _ in range(2)]
         peer.says(wrong, bulk(contents(1)[0]))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redis import exceptions
-
 from hicache_backends.redis._replies import FAILURES, ErrorReply
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from hicache_backends.redis._wire import Deadline
 
 
-class InDoubt(exceptions.RedisError):
+class InDoubt(Exception):
     """Pages were on their way when a connection failed. The cause is what it failed with."""
 
     def __init__(self, identity: tuple[bytes, bytes] | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from redis import exceptions
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from hicache_backends.redis._wire import Deadline, Wire
 
 _MOST_COMMANDS = 1024
-"""Before replies are read: the requests and replies of so many commands fit into the kernel's buffers."""
+"""Before replies are read: so many requests and replies fit into the kernel's buffers."""
 
 
 class Link:
@@ -49,16 +48,14 @@ class Link:
         replies: list[Reply] = []
         for start in range(0, len(commands), _MOST_COMMANDS):
             part = commands[start : start + _MOST_COMMANDS]
-            self._connection.send_packed_command(
-                self._connection.pack_commands(part), check_health=False
-            )
+            packed = b"".join(self._connection.pack_commands(part))
+            self._connection.send_packed_command([packed], check_health=False)
             replies.extend(self._read() for _ in part)
         return replies
 
     def hang_up(self) -> None:
-        """End it for both sides; a thread that waits in it is woken."""
-        with suppress(AttributeError):  # it is being connected
-            self.wire.hang_up()
+        """End it for good; a thread that waits in it is woken."""
+        self._connection.hang_up()
 
     def drop(self) -> None:
         self._connection.disconnect()
@@ -81,5 +78,6 @@ class Link:
         (told,) = self.exchange([("CLIENT", "INFO")])
         if not isinstance(told, bytes):
             return None
-        fields = dict(part.partition(b"=")[::2] for part in told.split())
+        parts = (part.partition(b"=") for part in told.split())
+        fields = {name: value for name, _, value in parts}
         return (fields[b"id"], fields[b"addr"]) if {b"id", b"addr"} <= fields.keys() else None

@@ -39,8 +39,7 @@ class Node:
         link = self._lease(deadline)
         try:
             self.connections_made += link.ready(deadline)
-            if self._closed:
-                raise StorageClosed("closed while it connected")
+            self._must_be_open()  # `close` cannot end what is being connected
             yield link
         except BaseException:
             self._after_failure(link)
@@ -63,11 +62,14 @@ class Node:
         with self._changed:
             if not self._changed.wait_for(self._has_turn, deadline.left_s()):
                 raise TimeoutError("all connections are in use")
-            if self._closed:
-                raise StorageClosed("closed")
+            self._must_be_open()
             link = self._idle.pop() if self._idle else Link(self._make())
             self._busy.add(link)
             return link
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise StorageClosed(f"the connections to {self.place} were closed: open a new storage")
 
     def _has_turn(self) -> bool:
         return self._closed or len(self._busy) < self._limit

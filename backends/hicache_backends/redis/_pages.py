@@ -116,40 +116,43 @@ class _Reader:
         self._wire = wire
         self._head = memoryview(bytearray(_HEAD_NBYTES))
         self._end = memoryview(bytearray(len(_END)))
-        self._has_head = False
+        self._missing = [self._head]
+        """What has not come yet of the head of the next reply."""
 
     def page(self, page: Page, index: int, settle: Settle, *, more: bool) -> Reply:
         """The next reply. `more`: another one was asked for, so that its head may be read along."""
-        if not self._has_head:
-            self._wire.receive([self._head])
+        self._wire.receive(self._missing)
         head = bytes(self._head)
-        self._has_head = more
+        self._missing = [self._head]
         if head == _MISS:
-            return self._miss()
+            return self._miss(more=more)
         if head[:1] == b"-":
-            self._has_head = False
             return ErrorReply.of_line((head[1:] + self._line()).decode(errors="replace"))
         header = b"$%d\r\n" % page.nbytes
         if header[:_HEAD_NBYTES] == head:
             rest = memoryview(bytearray(len(header) - _HEAD_NBYTES))
-            pieces = [*([rest] if rest else []), *page.segments, self._end, *self._next_head()]
-            left = self._wire.receive(pieces, least=len(rest))
-            if header[_HEAD_NBYTES:] == rest:
-                self._wire.receive(left)
-                if self._end == _END:
+            pieces = [*([rest] if rest else []), *page.segments, self._end]
+            left = self._wire.receive([*pieces, *([self._head] if more else [])], least=len(rest))
+            if header[_HEAD_NBYTES:] == bytes(rest):
+                self._finish(left, more=more)
+                if bytes(self._end) == _END:
                     return True
         if head[:1] == b"$":
             settle(index, False)
         raise WrongReply("a page has another length, or its reply another form")
 
-    def _miss(self) -> bool:
-        self._wire.receive([self._end[:1], *self._next_head()])
-        if self._end[:1] != _END[1:]:
+    def _miss(self, *, more: bool) -> bool:
+        self._finish([self._end[:1], *([self._head] if more else [])], more=more)
+        if bytes(self._end[:1]) != _END[1:]:
             raise WrongReply("a reply has another form")
         return False
 
-    def _next_head(self) -> list[memoryview]:
-        return [self._head] if self._has_head else []
+    def _finish(self, pieces: list[memoryview], *, more: bool) -> None:
+        """Receive the rest of a reply, and what has come of the next one's head along with it."""
+        nbytes = sum(map(len, pieces))
+        left = self._wire.receive(pieces, least=nbytes - (_HEAD_NBYTES if more else 0))
+        if more:
+            self._missing = left
 
     def _line(self) -> bytes:
         """The rest of a line, byte by byte: what follows it is no business of this reply."""

@@ -62,7 +62,7 @@ class ErrorReply:
         return self.text.rpartition(" ")[2]
 
 
-class Refused(exceptions.ResponseError):
+class Refused(Exception):
     """A command was refused in a way that concerns all others too."""
 
     def __init__(self, reply: ErrorReply) -> None:
@@ -81,5 +81,5 @@ Reply: TypeAlias = Any
 """int, bytes, None, a list of replies, `ErrorReply` or `UNANSWERED`."""
 Command: TypeAlias = tuple[bytes | str | int | float, ...]
 TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
-FAILURES = (OSError, exceptions.RedisError)
+FAILURES = (OSError, exceptions.RedisError, Refused)
 """What a connection may raise."""

@@ -17,7 +17,7 @@ from hicache_backends.redis._topology import ClusterMap, Nodes, OneServer, Watch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_backends.redis._replies import Reply
+    from hicache_backends.redis._replies import Command, Reply
     from hicache_backends.redis._server import ServerFacts
     from hicache_backends.redis._settings import RedisSettings
     from hicache_backends.redis._topology import Topology
@@ -77,10 +77,8 @@ class Session:
         members: dict[bytes, list[str]] = {}
         for page_hash in hashes:
             members.setdefault(keys.index(page_hash[:2]), []).append(page_hash)
-        commands = [
-            *(("UNLINK", key) for key in page_keys),
-            *(("ZREM", key, *named) for key, named in members.items()),
-        ]
+        commands: list[Command] = [("UNLINK", key) for key in page_keys]
+        commands += [("ZREM", key, *named) for key, named in members.items()]
         replies = self._router.ask([*page_keys, *members], commands, deadline)
         return [isinstance(reply, int) for reply in replies[: len(hashes)]]
 
@@ -106,7 +104,7 @@ class Session:
                     requests[index] = self._request(keys, hashes[index], keep=kept)
             asked = [pages[index] for index in requests]
             replies = self._router.set([*requests.values()], asked, deadline)
-            todo = []
+            todo.clear()
             for index, reply in zip(requests, replies, strict=True):
                 verdicts[index] = reply is True
                 if reply is None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import redis.connection
 from pydantic import field_validator, model_validator
-from redis.connection import parse_url
 
 from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_connection: Any = redis.connection  # untyped
+_parse_url: Callable[[str], dict[str, Any]] = _connection.parse_url
 # Timeouts, retries and encodings are this backend's own; redis-py's would break its promises.
 _URL_OPTIONS = ("db", "client_name")
 _MAX_PORT = 65535
@@ -20,7 +25,7 @@ class RedisSettings(Settings):
     """The config of `redis`."""
 
     url: SecretStr
-    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it; a cluster's: any of its nodes."""
+    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it; of a cluster: any server."""
     username: str | None = None
     password: SecretStr | None = None
     password_file: str | None = None
@@ -56,7 +61,7 @@ class RedisSettings(Settings):
     @classmethod
     def _is_understood(cls, url: SecretStr) -> SecretStr:
         try:
-            options = parse_url(url.get_secret_value())
+            options = _parse_url(url.get_secret_value())
         except ValueError:
             raise ValueError(
                 "must be redis://, rediss:// or unix://, with a number as port"
@@ -93,7 +98,7 @@ class RedisSettings(Settings):
     @property
     def url_options(self) -> dict[str, Any]:
         """What redis-py makes of the URL."""
-        return dict(parse_url(self.url.get_secret_value()))
+        return _parse_url(self.url.get_secret_value())
 
     @property
     def is_tls(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import redis.sentinel
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from hicache_backends.redis._node import Node
 from hicache_backends.redis._replies import FAILURES, ErrorReply, Refused
@@ -69,9 +69,11 @@ class Nodes:
         options = dict(self._options)
         if where is not None:
             options |= {"host": where[0], "port": where[1]}
-        kind = TlsConnection if self._settings.is_tls else TcpConnection
+        kind: Any = TlsConnection if self._settings.is_tls else TcpConnection
         place = self._settings.place if where is None else f"{where[0]}:{where[1]}"
-        make = partial(UnixConnection if "path" in options else kind, **options)
+        if "path" in options:
+            kind = UnixConnection
+        make = partial(kind, **options)
         node = Node(place, make, self._settings.parallelism)
         if self._closed:
             node.close()
@@ -122,7 +124,8 @@ class WatchedServer:
         addresses = [address(text) for text in settings.sentinels]
         secret = settings.sentinel_password
         each_s = settings.timeout_s * _SHARE / len(addresses)
-        self._sentinel = Sentinel(
+        library: Any = redis.sentinel  # untyped
+        self._sentinel = library.Sentinel(
             addresses,
             sentinel_kwargs={
                 "username": settings.sentinel_username,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import redis.connection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MOST_PIECES = 1024
 """Of one system call: IOV_MAX."""
@@ -134,16 +134,27 @@ class _Timed:
     """What is put in front of a redis-py connection class."""
 
     deadline: Deadline
-    wire: Wire
+    wire: Wire | None = None
+    _ended = False
 
-    def _connect(self) -> Wire:
+    def hang_up(self) -> None:
+        """End it for good, whatever it is doing; a thread that waits in it is woken."""
+        self._ended = True
+        if self.wire is not None:
+            self.wire.hang_up()
+
+    def _connect(self) -> Any:
         connection = cast("Any", self)
         left_s = self.deadline.left_s()
         connection.socket_connect_timeout = left_s
         connection.socket_timeout = left_s
-        connected: socket.socket = cast("Any", super())._connect()
+        connect: Callable[[], socket.socket] = getattr(super(), _CONNECT)
+        connected = connect()
         connection.socket_timeout = None
         self.wire = Wire(connected, self.deadline)
+        if self._ended:
+            connected.close()
+            raise ConnectionAbortedError("it was ended while it connected")
         return self.wire
 
 
