@@ -1,9 +1,9 @@
-"""The `redis` backend against the socket, a bare loop, redis-py and LMCache's C++ client, in one process.
+"""The `redis` backend against the socket, a bare loop, redis-py and LMCache's C++ client.
 
     python benchmarks/redis_backend.py [--quick] [--server valkey-server] [--json FILE]
 
-`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out. It is not
-called `redis.py`: from its own folder Python would import it in place of redis-py.
+`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out. It is
+not called `redis.py`: from its own folder Python would import it in place of redis-py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import redis
@@ -51,12 +51,12 @@ class Turn:
         self.store = store
         self.name = store.name
         self.cpu_s: list[float] = []
-        self._client = redis.Redis(port=port)
+        self._client: Any = redis.Redis(port=port)
         self._direction = direction
         self._hashes: list[str] = []
 
     def prepare(self, turn: int) -> None:
-        """An empty server, but for the batch that is to be got. Its memory is free again: no LAZYFREE."""
+        """Empty the server, at once and not in the background, but for the batch that is to be got."""
         self._hashes = page_hashes_of(self.name, turn, self.store.source.pages)
         self._client.flushall()
         self.store.source.stamp(turn)
@@ -105,7 +105,9 @@ def stores(port: int, sink_port: int, source: Memory, landing: Memory) -> list[S
     return [make() for make in made]
 
 
-def measure(report: Report, direction: str, rounds: int, port: int, all_stores: list[Store]) -> None:
+def measure(
+    report: Report, direction: str, rounds: int, port: int, all_stores: list[Store]
+) -> None:
     """One table, with its processor time, and what it says about the aims."""
     turns = [Turn(store, port, direction) for store in all_stores]
     seconds = interleave(turns, rounds)
@@ -144,7 +146,9 @@ def size_text(nbytes: int) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--server", default="redis-server", help="the program (default: %(default)s)")
+    parser.add_argument(
+        "--server", default="redis-server", help="the program (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
     parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")

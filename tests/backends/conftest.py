@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,29 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hicache_conformance import StorageConformance
+    from hicache_conformance.checks import Check
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the kit's tests leave out what a class says is too long for every day.
+
+    `in_suite` is a pattern of their names, of quick checks only. HICACHE_FULL=1 runs all of them.
+    """
+    left_out = [item for item in items if _is_too_long(item)]
+    if left_out and not os.environ.get("HICACHE_FULL"):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _is_too_long(item: pytest.Item) -> bool:
+    check: Check | None = getattr(getattr(item, "function", None), "hicache_check", None)
+    cls: type[StorageConformance] | None = getattr(item, "cls", None)
+    wanted: str | None = getattr(cls, "in_suite", None)
+    if wanted is None or check is None:
+        return False
+    return not (check.quick and re.search(wanted, item.name))
 
 
 @pytest.fixture(params=["disk", "shm"])

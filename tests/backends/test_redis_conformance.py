@@ -1,6 +1,6 @@
 """The kit's verdict on the redis backend, on every kind of server, with real servers that are stopped.
 
-pytest tests/backends/test_redis_conformance.py --hicache-report artifacts/
+make conformance-redis        # the reports are then in artifacts/
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class OnOneServer(Subject):
 
     storage_class = RedisStorage
     kind: ClassVar[Kind]
+    in_suite: ClassVar[str]
+    """What `make test` runs of the quick checks; `make conformance-redis` runs everything."""
     shared_server: ClassVar[AnyServer]
     rooms: ClassVar[pytest.TempPathFactory]
 
@@ -54,15 +56,19 @@ class OnOneServer(Subject):
 
 class TestRedis(OnOneServer, StorageConformance):
     kind = KINDS["redis"]
+    in_suite = ""
 
 
 class TestValkey(OnOneServer, StorageConformance):
     kind = KINDS["valkey"]
+    in_suite = "kv_(003|103|204|403)"
 
 
 class TestCluster(OnOneServer, StorageConformance):
     kind = KINDS["cluster"]
+    in_suite = "kv_(103|305|403)"
 
 
 class TestTls(OnOneServer, StorageConformance):
     kind = KINDS["tls"]
+    in_suite = "kv_(003|304|305)"

@@ -239,7 +239,7 @@ class TestSet:
 
 def test_the_window_is_the_depth_for_large_pages_and_wide_for_small_ones() -> None:
     assert 4 == window_of(4, 1 << 20)
-    assert 64 == window_of(4, 4096)
+    assert 128 == window_of(4, 4096)
     assert 512 == window_of(4, 1)
 
 

@@ -11,9 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from servers import RedisServer
-
 from hicache_conformance import FaultProxy
+from servers import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,10 +53,9 @@ def _faults(proxy: FaultProxy) -> list[Callable[[], None]]:
 
 def _tormented(process: subprocess.Popen[bytes], server: RedisServer, proxy: FaultProxy) -> int:
     """Let the network fail, and the server twice, for as long as the replay runs; how often it did."""
-    start_s, restarts, faults = time.monotonic(), list(_RESTARTS), 0
-    for fault in itertools.cycle(_faults(proxy)):
+    start_s, restarts = time.monotonic(), list(_RESTARTS)
+    for faults, fault in enumerate(itertools.cycle(_faults(proxy)), start=1):
         fault()
-        faults += 1
         if _has_ended(process):
             return faults
         proxy.pass_through()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Settle = Callable[[int, Reply], None]
 
-WINDOW_NBYTES = 1 << 18
+WINDOW_NBYTES = 1 << 19
 """Of small pages so many bytes are under way at once: a round trip is worth more than they are."""
 _MOST_PAGES = 512
 _HEAD_NBYTES = 4
@@ -50,15 +50,13 @@ class PageRequest:
     listing: tuple[bytes, ...] = ()
     """The command that lists it; empty: it is listed."""
 
-    def before(self) -> bytes:
-        """What goes before the page's bytes."""
-        count = 3 + len(self.options)
-        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n" % (count, len(self.key), self.key)
-        return b"%b%b$%d\r\n" % (_packed(self.listing), head, self.nbytes)
-
-    def after(self) -> bytes:
-        """What follows them."""
-        return b"\r\n%b%b" % (b"".join(map(_argument, self.options)), _packed(self.listing))
+    def around(self) -> tuple[bytes, bytes]:
+        """What goes before the page's bytes, and what follows them."""
+        listed = _packed(self.listing)
+        before = b"%b*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
+            *(listed, 3 + len(self.options), len(self.key), self.key, self.nbytes),
+        )
+        return before, b"\r\n%b%b" % (b"".join(map(_argument, self.options)), listed)
 
     @property
     def verdict_at(self) -> int:
@@ -132,7 +130,9 @@ class _Reader:
         if header[:_HEAD_NBYTES] == head:
             rest = memoryview(bytearray(len(header) - _HEAD_NBYTES))
             pieces = [*([rest] if rest else []), *page.segments, self._end]
-            left = self._wire.receive([*pieces, *([self._head] if more else [])], least=len(rest))
+            left = self._wire.receive(
+                [*pieces, *([self._head] if more else [])], least=len(rest), eager=True
+            )
             if header[_HEAD_NBYTES:] == bytes(rest):
                 self._finish(left, more=more)
                 if bytes(self._end) == _END:
@@ -191,10 +191,13 @@ def set_pages(
 
 def _pieces(requests: Sequence[PageRequest], pages: Sequence[Page]) -> list[memoryview]:
     pieces: list[memoryview] = []
+    between = b""
     for request, page in zip(requests, pages, strict=True):
-        pieces.append(memoryview(request.before()))
+        before, after = request.around()
+        pieces.append(memoryview(between + before))
         pieces += page.segments
-        pieces.append(memoryview(request.after()))
+        between = after
+    pieces.append(memoryview(between))
     return pieces
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import redis.connection
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 _MOST_PIECES = 1024
 """Of one system call: IOV_MAX."""
 _FEW_NBYTES = 1 << 14
+_SLACK_S = 0.05
+"""By so much may a system call go on beyond a deadline, so that limits are not set for every one."""
+_TIMEVAL = struct.Struct("@ll")
+_T = TypeVar("_T")
 _CONNECT = "_connect"
 
 if not hasattr(redis.connection.Connection, _CONNECT):
@@ -64,6 +69,7 @@ class Wire:
         self._socket = connected
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         self._asked_s: float | None = None
+        self._armed_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -74,20 +80,13 @@ class Wire:
         self._asked_s = timeout_s
 
     def recv(self, *arguments: Any) -> bytes:
-        self._arm()
-        return self._socket.recv(*arguments)
+        return self._in_time(self._socket.recv, *arguments)
 
-    def recv_into(self, buffer: Any, *arguments: Any) -> int:
-        self._arm()
-        return self._socket.recv_into(buffer, *arguments)
+    def recv_into(self, *arguments: Any) -> int:
+        return self._in_time(self._socket.recv_into, *arguments)
 
     def sendall(self, data: Any) -> None:
         self.send_pieces([memoryview(data)])
-
-    def _arm(self) -> None:
-        left_s = self.deadline.left_s()
-        asked_s = self._asked_s
-        self._socket.settimeout(left_s if asked_s is None else min(asked_s, left_s))
 
     # --- as pages use it -------------------------------------------------------------------------
 
@@ -97,32 +96,63 @@ class Wire:
             pieces = _with_few_small(pieces)
         start = 0
         while start < len(pieces):
-            self._arm()
             if self._is_tls:
-                sent = self._socket.send(pieces[start])
+                sent = self._in_time(self._socket.send, pieces[start])
             else:
-                sent = self._socket.sendmsg(pieces[start : start + _MOST_PIECES])
+                given = pieces[start : start + _MOST_PIECES]
+                sent = self._in_time(self._socket.sendmsg, given)
             start = _passed(pieces, start, sent)
 
-    def receive(self, pieces: list[memoryview], least: int | None = None) -> list[memoryview]:
+    def receive(
+        self, pieces: list[memoryview], least: int | None = None, *, eager: bool = False
+    ) -> list[memoryview]:
         """Fill `pieces` in order, with `least` bytes or all; what is left of them.
+
+        `eager`: return as soon as there are `least`; else wait for the others too, but not for ever.
 
         Raises:
             ConnectionResetError: The other side has ended the connection.
         """
         wanted = sum(map(len, pieces)) if least is None else least
+        flags = 0 if eager else socket.MSG_WAITALL
         start = 0
         while wanted > 0:
-            self._arm()
             if self._is_tls:
-                came = self._socket.recv_into(pieces[start])
+                came = self._in_time(self._socket.recv_into, pieces[start])
             else:
-                came = self._socket.recvmsg_into(pieces[start : start + _MOST_PIECES])[0]
+                given = pieces[start : start + _MOST_PIECES]
+                came = self._in_time(self._socket.recvmsg_into, given, 0, flags)[0]
             if came == 0:
                 raise ConnectionResetError("the server ended the connection")
             start = _passed(pieces, start, came)
             wanted -= came
         return pieces[start:]
+
+    def _in_time(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        """Make a system call that ends with the deadline.
+
+        A plain socket blocks, with the kernel's own time limit: it moves a whole page in one call where
+        one that does not block would be polled for every part of it.
+        """
+        left_s = self.deadline.left_s()
+        if self._is_tls or self._asked_s is not None:
+            self._armed_s = 0.0
+            self._socket.settimeout(min(left_s, left_s if self._asked_s is None else self._asked_s))
+        elif not left_s <= self._armed_s < left_s + _SLACK_S:
+            self._limit(left_s)
+        try:
+            return call(*arguments)
+        except BlockingIOError:
+            if self._armed_s:
+                raise TimeoutError("the time is up") from None
+            raise
+
+    def _limit(self, left_s: float) -> None:
+        limit = _TIMEVAL.pack(*divmod(int(left_s * 1e6) + 1, 10**6))
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._armed_s = left_s
 
     def hang_up(self) -> None:
         """End it for both sides; a thread that waits in it is woken."""
