@@ -26,6 +26,7 @@ class Link:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._is_connected = False
         self.identity: tuple[bytes, bytes] | None = None
         """How the server tells this connection from others: an id, and the address it comes from."""
 
@@ -36,10 +37,11 @@ class Link:
     def ready(self, deadline: Deadline) -> bool:
         """See to it that it is connected, as it was left, and keeps `deadline`; whether it is new."""
         self._connection.deadline = deadline
-        if self._connection.is_connected and self._is_quiet(deadline):
+        if self._is_connected and self._is_quiet(deadline):
             return False
         self.drop()
         self._connection.connect()
+        self._is_connected = True
         self.identity = self._identity()
         return True
 
@@ -58,6 +60,7 @@ class Link:
         self._connection.hang_up()
 
     def drop(self) -> None:
+        self._is_connected = False
         self._connection.disconnect()
 
     def _read(self) -> Reply:
