@@ -33,15 +33,17 @@ class Kind:
 
     name: str
     server_class: type[RedisServer | RedisCluster]
+    options: tuple[str, ...] = ()
 
-    def start(self, directory: Path, *options: str) -> AbstractContextManager[AnyServer]:
-        return self.server_class(directory, *options)
+    def start(self, directory: Path) -> AbstractContextManager[AnyServer]:
+        return self.server_class(directory, *self.options)
 
 
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("redis", RedisServer),
+        Kind("small", RedisServer, ("--maxmemory", "2500kb")),
         Kind("valkey", ValkeyServer),
         Kind("cluster", RedisCluster),
         Kind("tls", TlsRedisServer),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import threading
 import time
 import tracemalloc
@@ -18,7 +19,7 @@ from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
 from redis.exceptions import BusyLoadingError
 from redis_servers import client_of_one, config_of
-from servers import RedisServer, TlsRedisServer, wait_until
+from servers import ROOT, RedisServer, TlsRedisServer, wait_until
 
 from hicache_storage import (
     ConfigError,
@@ -394,8 +395,8 @@ class TestConnections:
     ) -> None:
         with opened(server, parallelism=1, timeout_s=0.3) as storage:
             ((node,),) = [list(storage._session_now.nodes._nodes.values())]
-            held = node.lent(Deadline(5))
-            with held, pytest.raises(StorageTimeout):
+            held = [node.lent(Deadline(5)) for _ in range(2)]
+            with held[0], held[1], pytest.raises(StorageTimeout):
                 storage.batch_exists(space(), [hash_of(1)])
 
 
@@ -454,6 +455,21 @@ class TestRefusals:
                     storage.batch_exists(space(), hashes_of(200))
                 wait_until(lambda: not _is_loading(admin))
                 assert 200 == len(must_get(storage, space(), hashes_of(200)))
+
+    def test_the_rights_that_the_documentation_names_are_enough(self, server: RedisServer) -> None:
+        text = (ROOT / "docs/backends/redis.md").read_text()
+        (rights,) = re.findall(r"`(~hicache:\* [^`]*)`", text)
+        with client(server) as admin:
+            command = f"ACL SETUSER cache reset on nopass {rights}"
+            admin.execute_command(*command.replace("hicache:", PREFIX).replace("\\", "").split())
+        with opened(server, username="cache", password="any", ttl_s=60) as storage:  # noqa: S106
+            assert [True] * 50 == storage.batch_set(space(), hashes_of(50), pages_of(50))
+            assert 50 == len(must_get(storage, space(), hashes_of(50)))
+            assert [space()] == list(storage.spaces())
+            assert 50 == len(list(storage.scan(space())))
+            with client(server) as admin:
+                admin.config_set("maxmemory-policy", "allkeys-lru")
+            assert 50 == storage.clear(space())
 
     def test_commands_that_are_forbidden_are_named(self, server: RedisServer) -> None:
         with client(server) as admin:

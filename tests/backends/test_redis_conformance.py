@@ -59,6 +59,13 @@ class TestRedis(OnOneServer, StorageConformance):
     in_suite = ""
 
 
+class TestSmall(OnOneServer, StorageConformance):
+    """A server with room for some dozens of pages: refusals can be had."""
+
+    kind = KINDS["small"]
+    in_suite = "kv_006"
+
+
 class TestValkey(OnOneServer, StorageConformance):
     kind = KINDS["valkey"]
     in_suite = "kv_(003|103|204|403)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class Listing:
         self._router = router
         self._registry = registry(prefix)
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
         self._opened: dict[KeySpace, float | None] = {}
         """When its manifest was last seen to be there; None: it has to be looked at."""
         self._connections = 0
@@ -51,29 +53,38 @@ class Listing:
     def register(self, space: KeySpace, deadline: Deadline) -> None:
         """See to it that `space` is listed, as far as that is not certain."""
         made = self._router.nodes.connections_made
-        if made != self._connections:  # to a server that may have been started anew, and empty
-            self._connections = made
-            self._opened = dict.fromkeys(self._opened)
-        seen_at_s = self._opened.get(space)
+        with self._lock:
+            if made != self._connections:  # to a server that may have been started anew, and empty
+                self._connections = made
+                self._opened = dict.fromkeys(self._opened)
+            seen_at_s = self._opened.get(space)
         if seen_at_s is None or time.monotonic() - seen_at_s > _REGISTRATION_S:
             self._register([space], deadline)
 
     def known(self) -> list[KeySpace]:
         """Every key space that was registered, by whomever, and those of this storage."""
         deadline = Deadline(self._timeout_s)
-        self._register([*self._opened], deadline)
+        with self._lock:
+            opened = [*self._opened]
+        self._register(opened, deadline)
         (told,) = self._asked([("HVALS", self._registry)], deadline)
-        return [space for space in map(_space_of, told) if space is not None]
+        registered = [space for space in map(_space_of, told) if space is not None]
+        return [*dict.fromkeys([*registered, *opened])]
 
     def _register(self, spaces: Sequence[KeySpace], deadline: Deadline) -> None:
         manifests = {space.id: json.dumps(space.manifest()) for space in spaces}
-        self._asked([("HSETNX", self._registry, *item) for item in manifests.items()], deadline)
-        self._opened |= dict.fromkeys(spaces, time.monotonic())
+        commands = [("HSETNX", self._registry, *item) for item in manifests.items()]
+        replies = self._asked(commands, deadline)
+        now_s = time.monotonic()
+        with self._lock:
+            for space, reply in zip(spaces, replies, strict=True):
+                self._opened[space] = now_s if isinstance(reply, int) else None
 
     def _asked(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        """The replies to commands about the registry; a server without room is no failure."""
         replies = self._router.ask([self._registry] * len(commands), commands, deadline)
         for reply in replies:
-            if isinstance(reply, ErrorReply):
+            if isinstance(reply, ErrorReply) and not reply.is_full:
                 raise Refused(reply)
         return replies
 

@@ -50,7 +50,7 @@ class RedisSettings(Settings):
     ttl_s: float | None = Field(default=None, ge=0.001, allow_inf_nan=False)
     """Pages go so long after they were set. None: never."""
     parallelism: int = Field(default=4, ge=1, le=64)
-    """Connections to each server, and calls that the page store makes at once in each direction."""
+    """Calls that the page store makes at once in each direction; each needs a connection."""
     depth: int = Field(default=4, ge=1, le=16)
     """Large pages that are under way at once on a connection; of small ones there are more."""
     max_batch: int = Field(default=1024, ge=1, le=16384)

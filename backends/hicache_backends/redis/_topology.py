@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hicache_backends.redis._wire import Deadline
 
 _SLOTS = 16384
+_DIRECTIONS = 2
+"""Gets need not wait for sets: each have as many connections as may be in use at once."""
 _SHARE = 0.4
 """Of what is left of a call: what one node may take to tell of the others."""
 
@@ -74,7 +76,7 @@ class Nodes:
         if "path" in options:
             kind = UnixConnection
         make = partial(kind, **options)
-        node = Node(place, make, self._settings.parallelism)
+        node = Node(place, make, _DIRECTIONS * self._settings.parallelism)
         if self._closed:
             node.close()
         return node
