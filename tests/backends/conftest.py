@@ -18,23 +18,26 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the kit's tests leave out what a class says is too long for every day.
+    """Of the kit's tests leave out what a class says is too long for every day, or no matter of its.
 
-    `in_suite` is a pattern of their names, of quick checks only. HICACHE_FULL=1 runs all of them.
+    `in_suite` and `concerns` are patterns of their names; in the suite only quick checks run.
+    HICACHE_FULL=1 runs all that a class is concerned with.
     """
-    left_out = [item for item in items if _is_too_long(item)]
-    if left_out and not os.environ.get("HICACHE_FULL"):
+    left_out = [item for item in items if not _is_wanted(item)]
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = filter(_is_wanted, items)
 
 
-def _is_too_long(item: pytest.Item) -> bool:
+def _is_wanted(item: pytest.Item) -> bool:
     check: Check | None = getattr(getattr(item, "function", None), "hicache_check", None)
     cls: type[StorageConformance] | None = getattr(item, "cls", None)
-    wanted: str | None = getattr(cls, "in_suite", None)
-    if wanted is None or check is None:
-        return False
-    return not (check.quick and re.search(wanted, item.name))
+    if check is None or not re.search(getattr(cls, "concerns", ""), item.name):
+        return check is None
+    in_suite: str | None = getattr(cls, "in_suite", None)
+    if in_suite is None or os.environ.get("HICACHE_FULL"):
+        return True
+    return check.quick and re.search(in_suite, item.name) is not None
 
 
 @pytest.fixture(params=["disk", "shm"])

@@ -136,6 +136,8 @@ class _Batch:
         raise NotImplementedError(f"{node.place}: all of {indices} may be sent twice") from doubt
 
     def _try(self, todo: Sequence[int], work: Work) -> None:
+        for index in todo:
+            self.replies[index] = UNANSWERED
         try:
             groups = self._by_node(todo)
         except FAILURES as error:
@@ -149,7 +151,7 @@ class _Batch:
             with node.lent(self.deadline) as link:
                 work(link, indices)
         except InDoubt as doubt:
-            self.router.topology.doubt()
+            self._failed(doubt)
             self.resolve(node, doubt, indices)
         except FAILURES as error:
             self._failed(error)
@@ -175,6 +177,7 @@ class _Batch:
             if reply.code != "ASK":
                 self.router.topology.doubt()
                 continue
+            self.replies[index] = UNANSWERED
             self._asking = True
             self._do(self.router.nodes.at(*address(reply.target)), [index], work)
             self._asking = False
