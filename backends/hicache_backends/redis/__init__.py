@@ -151,6 +151,7 @@ class RedisStorage(HiCacheStorage):
             with self._lock:
                 if self._session_now.pid != os.getpid():
                     self._session_now.close()
+                    self._counters = Counters()
                     self._session_now = self._new_session()
         return self._session_now
 

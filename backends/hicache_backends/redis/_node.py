@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,7 +30,6 @@ class Node:
         self._idle: list[Link] = []
         self._busy: set[Link] = set()
         self._closed = False
-        self._pid = os.getpid()
 
     @contextmanager
     def lent(self, deadline: Deadline) -> Generator[Link, None, None]:
@@ -50,13 +48,20 @@ class Node:
         """End all connections, those in use too; wait until nobody uses one. Idempotent."""
         with self._changed:
             self._closed = True
-            if self._pid == os.getpid():
-                for link in self._busy:
-                    link.hang_up()
+            for link in self._busy:
+                link.hang_up()
             self._drop_idle()
             self._changed.notify_all()
-            if self._pid == os.getpid():
-                self._changed.wait_for(lambda: not self._busy, _CLOSE_LIMIT_S)
+            self._changed.wait_for(lambda: not self._busy, _CLOSE_LIMIT_S)
+
+    def abandon(self) -> None:
+        """In a forked child: close what was inherited, which ends nothing for the parent.
+
+        Takes no lock: it may have been held by a thread that the child does not have.
+        """
+        self._closed = True
+        for link in (*self._idle, *self._busy):
+            link.drop()
 
     def _lease(self, deadline: Deadline) -> Link:
         with self._changed:

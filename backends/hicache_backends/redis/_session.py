@@ -83,7 +83,11 @@ class Session:
         return [isinstance(reply, int) for reply in replies[: len(hashes)]]
 
     def close(self) -> None:
-        self.nodes.close()
+        """End everything; in a forked child, the child's copies of it."""
+        if self.pid == os.getpid():
+            self.nodes.close()
+        else:
+            self.nodes.abandon()
 
     # --- parts -----------------------------------------------------------------------------------
 

@@ -61,6 +61,12 @@ class Nodes:
         for node in nodes:
             node.close()
 
+    def abandon(self) -> None:
+        """In a forked child: leave everything to the parent. Takes no lock."""
+        self._closed = True
+        for node in self._nodes.values():
+            node.abandon()
+
     def _known(self, where: tuple[str, int] | None) -> Node:
         with self._lock:
             if where not in self._nodes:
