@@ -67,7 +67,8 @@ class Router:
         def work(link: Link, indices: Sequence[int]) -> None:
             batch.may_ask(link)
             wanted = [pages[index] for index in indices]
-            window = window_of(self._depth, wanted[0].nbytes)
+            # Replies that wait behind others are buffered by the server, which costs it dearly.
+            window = window_of(max(1, self._depth // 2), wanted[0].nbytes)
             settle = partial(_note, batch.replies, indices)
             get_pages(link.wire, [keys[index] for index in indices], wanted, window, settle)
 

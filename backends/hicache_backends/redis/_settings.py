@@ -52,7 +52,7 @@ class RedisSettings(Settings):
     parallelism: int = Field(default=4, ge=1, le=64)
     """Calls that the page store makes at once in each direction; each needs a connection."""
     depth: int = Field(default=4, ge=1, le=16)
-    """Large pages that are under way at once on a connection; of small ones there are more."""
+    """Large pages under way at once on a connection, in gets half as many; of small ones more."""
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0
     """For each call as a whole, connecting and every further try included."""
