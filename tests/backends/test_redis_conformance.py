@@ -74,7 +74,7 @@ class TestValkey(OnOneServer, StorageConformance):
 
 class TestCluster(OnOneServer, StorageConformance):
     kind = KINDS["cluster"]
-    in_suite = "kv_(103|305|403)"
+    in_suite = "kv_(003|103|305|403)"
 
 
 class TestTls(OnOneServer, StorageConformance):

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance import FaultProxy
-from servers import RedisServer
+from servers import RedisServer, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 60
 _PAUSE_S = 0.15
-_RESTARTS = (1.0, 2.5)
+_UNDER_WAY_NBYTES = 4 << 20
+_RESTARTS = (2.0, 5.0)
 
 
 def _command(address: tuple[str, int], report: Path) -> list[str]:
     config = {"url": f"redis://127.0.0.1:{address[1]}", "timeout_s": 1.0, "prefetch_threshold": 0}
     named = os.environ.get("HICACHE_TRACE")
-    trace = ["--trace", named, "--requests", "150"] if named else ["--conversations", "100"]
+    if named:
+        trace = ["--trace", named, "--requests", "250", "--speed", "8"]
+    else:
+        trace = ["--conversations", "100", "--speed", "90"]
     return [
         *(sys.executable, "-m", "hicache_storage.cli", "replay"),
         *("--hicache-storage-backend", "redis"),
@@ -53,6 +57,7 @@ def _faults(proxy: FaultProxy) -> list[Callable[[], None]]:
 
 def _tormented(process: subprocess.Popen[bytes], server: RedisServer, proxy: FaultProxy) -> int:
     """Let the network fail, and the server twice, for as long as the replay runs; how often it did."""
+    wait_until(lambda: proxy.bytes_up > _UNDER_WAY_NBYTES)
     start_s, restarts = time.monotonic(), list(_RESTARTS)
     for faults, fault in enumerate(itertools.cycle(_faults(proxy)), start=1):
         fault()
