@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-s3fs conformance-fsspec quick check lint format selftest rules-page bench-file bench-page-hashes clean
+.PHONY: help demo test test-s3fs quick check lint format selftest rules-page clean \
+  bench-file bench-redis bench-page-hashes conformance-redis conformance-fsspec
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -79,5 +80,20 @@ bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGL
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
 
+$(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt
+	@echo "setting up $(VENV)-lmcache"
+	@test -x $(VENV)-lmcache/bin/python || $(PYTHON) -m venv $(VENV)-lmcache
+	@$(VENV)-lmcache/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis]'
+	@$(VENV)-lmcache/bin/python -m pip -q install --no-deps -r benchmarks/requirements-lmcache.txt
+	@touch $@
+
+bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache
+	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
+
+conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
+	@HICACHE_FULL=1 $(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
+	  --hicache-report artifacts/
+
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs .servers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache .servers .pytest_cache .mypy_cache \
+	  .ruff_cache .hypothesis

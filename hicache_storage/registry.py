@@ -54,6 +54,7 @@ _BUILT_INS = {
     for backend in (
         Backend("memory", "hicache_backends.memory:MemoryStorage", "hicache-storage"),
         Backend("file", "hicache_backends.file:FileStorage", "hicache-storage"),
+        Backend("redis", "hicache_backends.redis:RedisStorage", "hicache-storage", extra="redis"),
         Backend(
             "fsspec", "hicache_backends.fsspec:FsspecStorage", "hicache-storage", extra="fsspec"
         ),

@@ -1,0 +1,187 @@
+"""`redis`: one string a page in Redis or Valkey: one server, sentinels or a cluster.
+
+redis-py connects, and sends what carries no page. Pages go past it: `_pages` is their path, `_wire` the
+socket under both. `_router` finds servers and sends again, `_listing` knows what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from redis import exceptions
+
+from hicache_backends.redis._keys import SpaceKeys
+from hicache_backends.redis._replies import FAILURES, TIMEOUTS
+from hicache_backends.redis._session import Session
+from hicache_backends.redis._settings import RedisSettings
+from hicache_backends.redis._wire import Deadline
+from hicache_storage.counters import Counters
+from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.storage import (
+    Capabilities,
+    Durability,
+    HiCacheStorage,
+    PageInfo,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from hicache_backends.redis._server import ServerFacts
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+__all__ = ["RedisSettings", "RedisStorage"]
+
+_MAX_PAGE_NBYTES = 512 << 20
+"""Of a string, unless the server's proto-max-bulk-len says otherwise."""
+
+
+class RedisStorage(HiCacheStorage):
+    """Pages as strings of a server. Shared by everything that reaches it."""
+
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        enumerable=True,
+        overwrites=False,
+        parallelism=4,
+        max_page_nbytes=_MAX_PAGE_NBYTES,
+    )
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._counters = Counters()
+        self._lock = threading.Lock()
+        self._is_cluster = settings.cluster
+        self._session_now = self._new_session()
+        try:
+            self._declare(self._facts())
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(RedisSettings.parse("redis", config))
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        with self._calling() as (session, deadline):
+            session.listing.register(space, deadline)
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.exists(space, hashes, deadline)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.get(space, hashes, pages, deadline)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.set(space, hashes, pages, deadline) if hashes else []
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.delete(space, hashes, deadline)
+
+    def spaces(self) -> Iterator[KeySpace]:
+        with self._calling() as (session, _):
+            return iter(session.listing.known())
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return (
+            PageInfo(page_hash, space.stored_nbytes)
+            for part in self._listed(space)
+            for page_hash, nbytes in part
+            if nbytes == space.stored_nbytes
+        )
+
+    def clear(self, space: KeySpace) -> int:
+        """Everything that lies where pages of `space` do goes; what was damaged is not counted."""
+        self.ensure_open()
+        removed = 0
+        for part in self._listed(space):
+            gone = self.batch_delete(space, [page_hash for page_hash, _ in part])
+            whole = (nbytes == space.stored_nbytes for _, nbytes in part)
+            removed += sum(map(min, gone, whole))
+        return removed
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        return StorageStats(counters=self._counters.snapshot())
+
+    def close(self) -> None:
+        super().close()
+        self._session_now.close()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _calling(self) -> Generator[tuple[Session, Deadline], None, None]:
+        """One call: what it needs, and its failures in the contract's words."""
+        self.ensure_open()
+        try:
+            yield self._session(), Deadline(self._settings.timeout_s)
+        except FAILURES as error:
+            self.ensure_open()  # `close` ends calls that run
+            self._counters.add("timeouts" if isinstance(error, TIMEOUTS) else "unavailable")
+            kind = StorageTimeout if isinstance(error, TIMEOUTS) else StorageUnavailable
+            raise kind(f"redis: {self._settings.place}: {error}") from error
+
+    def _listed(self, space: KeySpace) -> Iterator[list[tuple[str, int | None]]]:
+        with self._calling() as (session, _):
+            yield from session.listing.pages(SpaceKeys(self._settings.prefix, space))
+
+    def _session(self) -> Session:
+        """This process's session: a forked child makes its own."""
+        if self._session_now.pid != os.getpid():
+            with self._lock:
+                if self._session_now.pid != os.getpid():
+                    self._session_now.close()
+                    self._counters = Counters()
+                    self._session_now = self._new_session()
+        return self._session_now
+
+    def _new_session(self) -> Session:
+        try:
+            return Session(self._settings, self._counters, is_cluster=self._is_cluster)
+        except (ValueError, TypeError) as error:  # redis-py's, for options that it does not take
+            raise ConfigError(f"redis: {error}") from None
+
+    def _facts(self) -> list[ServerFacts]:
+        """Ask the servers, and find out whether they are a cluster."""
+        try:
+            with self._calling() as (session, deadline):
+                facts = session.facts(deadline)
+        except StorageUnavailable as error:
+            if isinstance(error.__cause__, exceptions.AuthenticationError):
+                raise ConfigError(
+                    "redis: password: the server does not take it, with this username: change one"
+                ) from None
+            raise
+        if self._is_cluster is None and facts[0].is_cluster:
+            self._is_cluster = True
+            self._session_now.close()
+            self._session_now = self._new_session()
+            return self._facts()
+        return facts
+
+    def _declare(self, facts: Sequence[ServerFacts]) -> None:
+        self.narrow(parallelism=self._settings.parallelism, max_batch=self._settings.max_batch)
+        if self._settings.ttl_s is not None or any(one.policy is None for one in facts):
+            self.narrow(retention=Retention.BEST_EFFORT)
+        elif any(one.may_evict_anything for one in facts):
+            self.narrow(retention=Retention.UNTIL_PRESSURE)

@@ -1,0 +1,150 @@
+"""The connections of one process, and the batches that go over them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hicache_backends.redis._keys import SpaceKeys
+from hicache_backends.redis._listing import Listing
+from hicache_backends.redis._pages import PageRequest
+from hicache_backends.redis._replies import UNANSWERED, ErrorReply
+from hicache_backends.redis._router import Router
+from hicache_backends.redis._server import facts_of
+from hicache_backends.redis._topology import ClusterMap, Nodes, OneServer, WatchedServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_backends.redis._replies import Command, Reply
+    from hicache_backends.redis._server import ServerFacts
+    from hicache_backends.redis._settings import RedisSettings
+    from hicache_backends.redis._topology import Topology
+    from hicache_backends.redis._wire import Deadline
+    from hicache_storage.counters import Counters
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+_MS = 1000
+
+
+class Session:
+    """Everything of a storage that a forked child must not use. Thread-safe.
+
+    Raises (every method): OSError, RedisError.
+    """
+
+    def __init__(
+        self, settings: RedisSettings, counters: Counters, *, is_cluster: bool | None
+    ) -> None:
+        self.pid = os.getpid()
+        self._settings = settings
+        self._counters = counters
+        self.nodes = Nodes(settings)
+        self._topology = self._chosen(is_cluster=bool(is_cluster))
+        self._router = Router(self.nodes, self._topology, counters, settings.depth)
+        self.listing = Listing(self._router, settings.prefix, settings.timeout_s)
+
+    def facts(self, deadline: Deadline) -> list[ServerFacts]:
+        """What each server says of itself."""
+        return [facts_of(node, deadline) for node in self._topology.all_nodes(deadline)]
+
+    def exists(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
+        lengths = self._lengths(self._keys(space).pages(hashes), deadline)
+        return [length == space.stored_nbytes for length in lengths]
+
+    def get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        replies = self._router.get(self._keys(space).pages(hashes), pages, deadline)
+        return [reply is True for reply in replies]
+
+    def set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        keys = self._keys(space)
+        self.listing.register(space, deadline)
+        verdicts = self._set(keys, hashes, pages, deadline)
+        self.listing.register(space, deadline)  # a new connection may have found an empty server
+        if self._settings.ttl_s is not None:
+            self.listing.trim(keys, hashes, deadline)
+        return verdicts
+
+    def delete(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
+        keys = self._keys(space)
+        page_keys = keys.pages(hashes)
+        members: dict[bytes, list[str]] = {}
+        for page_hash in hashes:
+            members.setdefault(keys.index(page_hash[:2]), []).append(page_hash)
+        commands: list[Command] = [("UNLINK", key) for key in page_keys]
+        commands += [("ZREM", key, *named) for key, named in members.items()]
+        replies = self._router.ask([*page_keys, *members], commands, deadline)
+        return [isinstance(reply, int) for reply in replies[: len(hashes)]]
+
+    def close(self) -> None:
+        """End everything; in a forked child, the child's copies of it."""
+        if self.pid == os.getpid():
+            self.nodes.close()
+        else:
+            self.nodes.abandon()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _set(
+        self, keys: SpaceKeys, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        """Send what is not there. What another writer was quicker with stays; what is damaged goes."""
+        nbytes = keys.space.stored_nbytes
+        verdicts = [False] * len(hashes)
+        todo = [index for index, page in enumerate(pages) if page.nbytes == nbytes]
+        for keep in (True, False):
+            lengths = self._lengths(keys.pages([hashes[index] for index in todo]), deadline)
+            requests: dict[int, PageRequest] = {}
+            for index, length in zip(todo, lengths, strict=True):
+                verdicts[index] = length == nbytes
+                if not verdicts[index] and length is not UNANSWERED:
+                    kept = keep and length == 0
+                    requests[index] = self._request(keys, hashes[index], keep=kept)
+            asked = [pages[index] for index in requests]
+            replies = self._router.set([*requests.values()], asked, deadline)
+            todo.clear()
+            for index, reply in zip(requests, replies, strict=True):
+                verdicts[index] = reply is True
+                if reply is None:
+                    todo.append(index)
+                elif isinstance(reply, ErrorReply) and reply.is_full:
+                    self._counters.add("refused_no_space")
+            if not todo:
+                break
+        return verdicts
+
+    def _request(self, keys: SpaceKeys, page_hash: str, *, keep: bool) -> PageRequest:
+        ttl_s = self._settings.ttl_s
+        expires_s = b"+inf" if ttl_s is None else b"%.3f" % (time.time() + ttl_s)
+        expiry = () if ttl_s is None else (b"PX", b"%d" % (ttl_s * _MS))
+        return PageRequest(
+            key=keys.page(page_hash),
+            nbytes=keys.space.stored_nbytes,
+            options=(*((b"NX",) if keep else ()), *expiry),
+            listing=(b"ZADD", keys.index(page_hash[:2]), expires_s, page_hash.encode()),
+        )
+
+    def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
+        """The length of what lies under each key; None where that is no string."""
+        replies = self._router.ask(page_keys, [("STRLEN", key) for key in page_keys], deadline)
+        return [_length(reply) for reply in replies]
+
+    def _keys(self, space: KeySpace) -> SpaceKeys:
+        return SpaceKeys(self._settings.prefix, space)
+
+    def _chosen(self, *, is_cluster: bool) -> Topology:
+        if self._settings.sentinels:
+            return WatchedServer(self.nodes, self._settings)
+        return ClusterMap(self.nodes) if is_cluster else OneServer(self.nodes)
+
+
+def _length(reply: Reply) -> Reply:
+    if not isinstance(reply, ErrorReply):
+        return reply
+    return None if reply.is_about_the_key else UNANSWERED

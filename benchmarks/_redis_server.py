@@ -1,0 +1,99 @@
+"""A server of the benchmark's own, and the other end of a plain socket."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_FETCHED = Path(__file__).parents[1] / ".servers"
+_READY_LIMIT_S = 10.0
+_POLL_S = 0.02
+ORDER = struct.Struct("!QQ")
+"""To the sink: bytes that it will be sent, bytes that it is to send."""
+
+
+@contextmanager
+def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
+    """A server without persistence, on a loopback port.
+
+    Raises:
+        FileNotFoundError: It is not here.
+    """
+    path = os.pathsep.join([str(_FETCHED / "usr/bin"), os.environ.get("PATH", "")])
+    program = shutil.which(name, path=path)
+    if program is None:
+        raise FileNotFoundError(f"no {name} here: run tests/get_servers.sh, or install it")
+    libraries = os.pathsep.join(map(str, _FETCHED.glob("usr/lib/*-linux-gnu")))
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as directory:
+        command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", directory]
+        command += ["--save", "", "--appendonly", "no"]
+        with subprocess.Popen(
+            command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, stdout=subprocess.DEVNULL
+        ) as server:
+            try:
+                _wait_for(port)
+                yield port
+            finally:
+                server.terminate()
+
+
+@contextmanager
+def sink() -> Generator[int, None, None]:
+    """A process that takes and gives as many bytes as it is told to: what loopback can move."""
+    context = multiprocessing.get_context("fork")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = context.Process(target=_serve, args=(listener,), daemon=True)
+        process.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            process.terminate()
+            process.join()
+
+
+def _serve(listener: socket.socket) -> None:
+    buffer = memoryview(mmap.mmap(-1, 1 << 22))
+    buffer[:] = bytes(len(buffer))
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            while len(order := connection.recv(ORDER.size, socket.MSG_WAITALL)) == ORDER.size:
+                takes, gives = ORDER.unpack(order)
+                while takes:
+                    takes -= connection.recv_into(buffer[: min(takes, len(buffer))])
+                while gives:
+                    gives -= connection.send(buffer[: min(gives, len(buffer))])
+                connection.sendall(b".")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int) -> None:
+    until_s = time.monotonic() + _READY_LIMIT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return

@@ -1,0 +1,263 @@
+"""The stores that are compared on one Redis: bare sockets, redis-py, and ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any, Literal
+
+import redis
+from _redis_server import ORDER
+from _store import Memory, Store
+from hicache_backends.redis import RedisStorage
+
+from hicache_storage.frame import FramedPage
+from hicache_storage.keys import KeySpace, Shard
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.transfer import Transfer, Verdict
+
+if TYPE_CHECKING:
+    from hicache_storage.transfer import Outcome
+
+TIMEOUT_S = 600.0
+
+
+class Loopback(Store):
+    """The bytes of the pages, over a socket to a process that does nothing with them."""
+
+    name = "loopback"
+
+    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
+        super().__init__(source, landing)
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._nbytes = source.pages * source.page_nbytes
+
+    def set(self) -> None:
+        self._socket.sendall(ORDER.pack(self._nbytes, 0))
+        for view in self.source.views:
+            self._socket.sendall(view)
+        self._socket.recv(1)
+
+    def get(self) -> None:
+        self._socket.sendall(ORDER.pack(0, self._nbytes))
+        for view in self.landing.views:
+            self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+        self._socket.recv(1)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class RawSocket(Store):
+    """The least that a client can do: a loop over one blocking socket that believes every reply."""
+
+    name = "raw socket"
+    _set_depth = 4
+    _get_depth = 2
+
+    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
+        super().__init__(source, landing)
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def set(self) -> None:
+        head = b"*3\r\n$3\r\nSET\r\n$64\r\n%b\r\n$%d\r\n"
+        waiting = 0
+        for page_hash, view in zip(self.hashes, self.source.views, strict=True):
+            self._send(head % (page_hash.encode(), len(view)), view, b"\r\n")
+            waiting += 1
+            if waiting == self._set_depth:
+                self._expect(b"+OK\r\n")
+                waiting -= 1
+        for _ in range(waiting):
+            self._expect(b"+OK\r\n")
+
+    def get(self) -> None:
+        requests = [b"*2\r\n$3\r\nGET\r\n$64\r\n%b\r\n" % one.encode() for one in self.hashes]
+        for request in requests[: self._get_depth]:
+            self._socket.sendall(request)
+        header = bytearray(b"$%d\r\n" % self.landing.page_nbytes)
+        end = bytearray(2)
+        for number, view in enumerate(self.landing.views):
+            pieces = [memoryview(header), view, memoryview(end)]
+            while pieces:
+                pieces = _beyond(pieces, self._socket.recvmsg_into(pieces)[0])
+            if number + self._get_depth < len(requests):
+                self._socket.sendall(requests[number + self._get_depth])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, *given: bytes | memoryview) -> None:
+        pieces = [memoryview(piece) for piece in given]
+        while pieces:
+            pieces = _beyond(pieces, self._socket.sendmsg(pieces))
+
+    def _expect(self, reply: bytes) -> None:
+        if self._socket.recv(len(reply), socket.MSG_WAITALL) != reply:
+            raise RuntimeError("the server refused a page")
+
+
+class RedisPy(Store):
+    """redis-py as it is, with hiredis: pipelines of a few pages, which is its best."""
+
+    pages_at_once = 8
+    name = "redis-py, pipelines of 8"
+
+    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
+        super().__init__(source, landing)
+        self._client: Any = redis.Redis(port=port)
+
+    def set(self) -> None:
+        pairs = list(zip(self.hashes, self.source.views, strict=True))
+        for start in range(0, len(pairs), self.pages_at_once):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for page_hash, view in pairs[start : start + self.pages_at_once]:
+                    pipeline.set(page_hash, view)
+                pipeline.execute()
+
+    def get(self) -> None:
+        views = iter(self.landing.views)
+        for start in range(0, len(self.hashes), self.pages_at_once):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for page_hash in self.hashes[start : start + self.pages_at_once]:
+                    pipeline.get(page_hash)
+                for data in pipeline.execute():
+                    next(views)[:] = data
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class LmcacheClient(Store):
+    """LMCache's C++ client of Redis, with as many worker threads and connections as ours has."""
+
+    name = "LMCache's C++ client"
+    workers = 4
+
+    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
+        super().__init__(source, landing)
+        library: Any = _lmcache()
+        self._client = library.LMCacheRedisClient("127.0.0.1", port, self.workers, "", "")
+        self._done = select.poll()
+        self._event_fd = int(self._client.event_fd())
+        self._done.register(self._event_fd, select.POLLIN)
+
+    @staticmethod
+    def is_installed() -> bool:
+        return importlib.util.find_spec("lmcache") is not None
+
+    def set(self) -> None:
+        self._finish(self._client.submit_batch_set(self.hashes, self.source.views))
+
+    def get(self) -> None:
+        self._finish(self._client.submit_batch_get(self.hashes, self.landing.views))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _finish(self, number: object) -> None:
+        while True:
+            self._done.poll()
+            for done, ok, error, _ in self._client.drain_completions():
+                if not ok:
+                    raise RuntimeError(f"LMCache: {error}")
+                if done == number:
+                    return
+
+
+class OurStorage(Store):
+    """The backend alone: one call, over one connection."""
+
+    name = "ours: RedisStorage"
+
+    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
+        super().__init__(source, landing)
+        self._storage = RedisStorage.from_config(config(port))
+        self._space = key_space(source)
+        self._storage.open_space(self._space)
+        self._source = [Page(view) for view in source.views]
+        self._landing = [Page(view) for view in landing.views]
+
+    def set(self) -> None:
+        if not all(self._storage.batch_set(self._space, self.hashes, self._source)):
+            raise RuntimeError("the server refused a page")
+
+    def get(self) -> None:
+        if not all(self._storage.batch_get(self._space, self.hashes, self._landing)):
+            raise RuntimeError("a page is lost")
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+class OurPageStore(Store):
+    """Below the page store: frames, verdicts, its own threads and as many connections."""
+
+    def __init__(
+        self, port: int, source: Memory, landing: Memory, *, checksum: Literal["xxh3", "none"]
+    ) -> None:
+        super().__init__(source, landing)
+        self.name = f"ours: page store, {checksum}"
+        self._storage = RedisStorage.from_config(config(port))
+        settings = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
+        self._store = PageStore(self._storage, settings)
+        self._space = key_space(source)
+        self._store.open_space(self._space)
+        self._source = _framed(source, self._store.frame_nbytes)
+        self._landing = _framed(landing, self._store.frame_nbytes)
+
+    def set(self) -> None:
+        _expect_ok(self._store.save([Transfer(self._space, self.hashes, self._source)]))
+
+    def get(self) -> None:
+        _expect_ok(self._store.load([Transfer(self._space, self.hashes, self._landing)]))
+
+    def close(self) -> None:
+        self._store.close()
+        self._storage.close()
+
+
+def config(port: int) -> dict[str, Any]:
+    return {"url": f"redis://127.0.0.1:{port}", "timeout_s": TIMEOUT_S}
+
+
+def key_space(memory: Memory) -> KeySpace:
+    return KeySpace(
+        model="benchmark",
+        dtype="bfloat16",
+        layout="page_first",
+        page_tokens=64,
+        page_nbytes=memory.page_nbytes,
+        shard=Shard(layers=(0, 32), heads=(0, 8)),
+    )
+
+
+def _framed(memory: Memory, frame_nbytes: int) -> list[FramedPage]:
+    headers = Memory(memory.pages, frame_nbytes).views
+    return [
+        FramedPage(header, Page(view)) for header, view in zip(headers, memory.views, strict=True)
+    ]
+
+
+def _expect_ok(outcome: Outcome) -> None:
+    for number, verdict in enumerate(outcome.verdicts[0]):
+        if verdict is not Verdict.OK:
+            raise RuntimeError(f"the page store said {verdict.value} of page {number}")
+
+
+def _lmcache() -> Any:
+    os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+    importlib.import_module("torch")  # its libraries are linked against
+    return importlib.import_module("lmcache.lmcache_redis")
+
+
+def _beyond(pieces: list[memoryview], nbytes: int) -> list[memoryview]:
+    """What is left of `pieces` after so many bytes."""
+    while pieces and nbytes >= len(pieces[0]):
+        nbytes -= len(pieces[0])
+        pieces = pieces[1:]
+    return [pieces[0][nbytes:], *pieces[1:]] if pieces and nbytes else pieces

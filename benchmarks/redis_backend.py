@@ -1,0 +1,182 @@
+"""The `redis` backend against the socket, a bare loop, redis-py and LMCache's C++ client.
+
+    python benchmarks/redis_backend.py [--quick] [--server valkey-server] [--json FILE]
+
+`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out. It is
+not called `redis.py`: from its own folder Python would import it in place of redis-py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import redis
+from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _redis_server import redis_server, sink
+from _redis_stores import (
+    LmcacheClient,
+    Loopback,
+    OurPageStore,
+    OurStorage,
+    RawSocket,
+    RedisPy,
+)
+from _store import Memory
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from _store import Store
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 64}
+ROUNDS = {64 * KIB: 9, 1 * MIB: 9, 4 * MIB: 5}
+LEAST_OF_RAW = 0.8
+LEAST_OF_REDIS_PY = 2.0
+
+
+class Turn:
+    """Moves one batch in one direction, with the processor time that this process takes for it."""
+
+    def __init__(self, store: Store, port: int, direction: str) -> None:
+        self.store = store
+        self.name = store.name
+        self.cpu_s: list[float] = []
+        self._client: Any = redis.Redis(port=port)
+        self._direction = direction
+        self._hashes: list[str] = []
+
+    def prepare(self, turn: int) -> None:
+        """Empty the server, at once and not in the background, but for the batch that is to be got."""
+        self._hashes = page_hashes_of(self.name, turn, self.store.source.pages)
+        self._client.flushall()
+        self.store.source.stamp(turn)
+        self.store.prepare_set(self._hashes)
+        if self._direction == "get":
+            self.store.set()
+            self.store.prepare_get(self._hashes)
+
+    def run(self) -> None:
+        began_s = time.process_time()
+        (self.store.get if self._direction == "get" else self.store.set)()
+        self.cpu_s.append(time.process_time() - began_s)
+
+    def check(self) -> None:
+        """Compare what was moved with what was to be."""
+        if isinstance(self.store, Loopback):
+            return  # nothing was kept
+        if self._direction == "set":
+            self.store.prepare_get(self._hashes)
+            self.store.get()
+        if not np.array_equal(self.store.landed(), self.store.source.rows):
+            raise RuntimeError(f"{self.name} did not bring back what was set")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
+    """Page hashes of one batch, different for every candidate and turn."""
+    return [
+        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
+    ]
+
+
+def stores(port: int, sink_port: int, source: Memory, landing: Memory) -> list[Store]:
+    made: list[Callable[[], Store]] = [
+        partial(Loopback, sink_port, source, landing),
+        partial(RawSocket, port, source, landing),
+        partial(RedisPy, port, source, landing),
+        partial(OurStorage, port, source, landing),
+        partial(OurPageStore, port, source, landing, checksum="none"),
+        partial(OurPageStore, port, source, landing, checksum="xxh3"),
+    ]
+    if LmcacheClient.is_installed():
+        made.append(partial(LmcacheClient, port, source, landing))
+    return [make() for make in made]
+
+
+def measure(
+    report: Report, direction: str, rounds: int, port: int, all_stores: list[Store]
+) -> None:
+    """One table, with its processor time, and what it says about the aims."""
+    turns = [Turn(store, port, direction) for store in all_stores]
+    seconds = interleave(turns, rounds)
+    source = all_stores[0].source
+    work = source.pages * source.page_nbytes / 1e9
+    section = Section(
+        title=f"{direction}, {source.pages} pages of {size_text(source.page_nbytes)}",
+        unit="GB/s",
+        work=work,
+        seconds=seconds,
+        baselines=[Loopback.name, RawSocket.name, RedisPy.name],
+    )
+    report.add(section)
+    print_cpu(turns, work)
+    for turn in turns:
+        turn.close()
+    for name in (OurStorage.name, "ours: page store, none"):
+        for baseline, least in ((RawSocket.name, LEAST_OF_RAW), (RedisPy.name, LEAST_OF_REDIS_PY)):
+            text = f"{section.title}: {name} / {baseline}"
+            report.aims.append(Aim(text, least, section.ratio(name, baseline)))
+
+
+def print_cpu(turns: Sequence[Turn], work: float) -> None:
+    """What of the processor each candidate takes for itself: it stays the same on a real network."""
+    shown = Table(title="processor time of the client", title_justify="left")
+    shown.add_column("candidate")
+    shown.add_column("s/GB", justify="right")
+    for turn in turns:
+        shown.add_row(turn.name, f"{statistics.median(turn.cpu_s[1:]) / work:.2f}")
+    console.print(shown)
+
+
+def size_text(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--server", default="redis-server", help="the program (default: %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
+    parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    libraries = ["redis", "hiredis", *(["lmcache"] if LmcacheClient.is_installed() else [])]
+    report = Report(machine_facts(distributions=libraries))
+    report.print_facts()
+    for page_nbytes, pages in PAGES.items():
+        if options.quick and page_nbytes > MIB:
+            continue
+        rounds = options.rounds or (3 if options.quick else ROUNDS[page_nbytes])
+        source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+        source.fill(page_nbytes)
+        with sink() as sink_port, redis_server(options.server) as port:
+            all_stores = stores(port, sink_port, source, landing)
+            for direction in ("set", "get"):
+                measure(report, direction, rounds, port, all_stores)
+            for store in all_stores:
+                store.close()
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

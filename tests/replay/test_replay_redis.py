@@ -1,0 +1,105 @@
+"""A replay over a Redis that is restarted, behind a network that fails: slower, and never wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance import FaultProxy
+from servers import RedisServer, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_LIMIT_S = 60
+_PAUSE_S = 0.15
+_UNDER_WAY_NBYTES = 4 << 20
+_RESTARTS = (2.0, 5.0)
+
+
+def _command(address: tuple[str, int], report: Path) -> list[str]:
+    config = {"url": f"redis://127.0.0.1:{address[1]}", "timeout_s": 1.0, "prefetch_threshold": 0}
+    named = os.environ.get("HICACHE_TRACE")
+    if named:
+        trace = ["--trace", named, "--requests", "250", "--speed", "8"]
+    else:
+        trace = ["--conversations", "100", "--speed", "90"]
+    return [
+        *(sys.executable, "-m", "hicache_storage.cli", "replay"),
+        *("--hicache-storage-backend", "redis"),
+        *("--hicache-storage-backend-extra-config", json.dumps(config)),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--scale-bytes", "1/256", "--host-size", "16MiB"),
+        *("--json", str(report), *trace),
+    ]
+
+
+def _faults(proxy: FaultProxy) -> list[Callable[[], None]]:
+    """What the network does in turn; between two faults it is well."""
+    return [
+        partial(proxy.reset_after, 5_000),
+        partial(proxy.truncate_after, 20_000),
+        partial(proxy.reset_after, 60_000, direction="down"),
+        partial(proxy.delay, 0.02),
+        proxy.go_silent,
+        partial(proxy.drip, 200_000),
+        partial(proxy.reset_after, 3),
+        partial(proxy.truncate_after, 2),
+    ]
+
+
+def _tormented(process: subprocess.Popen[bytes], server: RedisServer, proxy: FaultProxy) -> int:
+    """Let the network fail, and the server twice, for as long as the replay runs; how often it did."""
+    wait_until(lambda: proxy.bytes_up > _UNDER_WAY_NBYTES)
+    start_s, restarts = time.monotonic(), list(_RESTARTS)
+    for faults, fault in enumerate(itertools.cycle(_faults(proxy)), start=1):
+        fault()
+        if _has_ended(process):
+            return faults
+        proxy.pass_through()
+        if restarts and time.monotonic() - start_s > restarts[0]:
+            restarts.pop(0)
+            server.stop()
+            server.start()
+        if _has_ended(process):
+            return faults
+        assert time.monotonic() - start_s < _LIMIT_S
+    raise AssertionError
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_PAUSE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def test_no_fault_makes_a_page_wrong(tmp_path: Path) -> None:
+    with (
+        RedisServer(tmp_path / "server") as server,
+        FaultProxy(("127.0.0.1", server.port)) as proxy,
+        subprocess.Popen(
+            _command(proxy.address, tmp_path / "report.json"), stdout=subprocess.DEVNULL
+        ) as process,
+    ):
+        faults = _tormented(process, server, proxy)
+        cuts = proxy.cuts
+
+    assert 0 == process.returncode
+    report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+    assert 0 == report["corrupt_pages"]
+    assert report["pages"]["l3_hits"] > 0
+    assert report["requests"] == report["trace_requests"]
+    assert faults > 10
+    assert cuts > 0
+    assert report["storage"]["failed_connections"] >= cuts / 2
+    assert report["storage"]["settled_afterwards"] > 0
+    assert report["store"]["save_ok"] + report["store"]["save_refused"] > 0
