@@ -98,7 +98,7 @@ class _Store:
         use(self.probe, space)  # what is imported or made at the first call is there
         before = self.nbytes()
         self.earlier = self.contents(3)
-        self.probe.set(space, self.earlier)
+        self.takes_pages = all(self.probe.set(space, self.earlier))
         self.writes_files = self.nbytes() - before >= space.stored_nbytes
 
     def contents(self, count: int) -> dict[str, bytes]:
@@ -246,6 +246,9 @@ def _run_out_of_descriptors(link: Link, space: KeySpace, directory: str) -> None
     """Actor: True, or why it does not apply."""
     before = Census.taken()
     store = _Store(link, space, directory)
+    if not store.takes_pages:
+        link.say("the store refuses pages although nothing is short")
+        return
     if not store.writes_files and not Census.taken().beyond(before):
         link.say("the store holds no descriptor and writes no files")
         return

@@ -112,6 +112,7 @@ def a_set_half_way_in_another_process_mixes_with_nothing(case: Case) -> None:
         with Crew() as crew:
             setting = crew.attempt(case.must_set, store, space, versions[0])
             if setting.done:
+                setting.result()
                 case.must_hold(store, space, pages)
             if said == HELD:
                 other.say("go on")
