@@ -54,6 +54,7 @@ _BUILT_INS = {
     for backend in (
         Backend("memory", "hicache_backends.memory:MemoryStorage", "hicache-storage"),
         Backend("file", "hicache_backends.file:FileStorage", "hicache-storage"),
+        Backend("s3", "hicache_backends.s3:S3Storage", "hicache-storage", "s3"),
     )
 }
 
