@@ -5,18 +5,18 @@ from __future__ import annotations
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from hicache_conformance import Scratch, StorageConformance
-from servers import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from servers import S3Server
     from types_boto3_s3 import S3Client
 
     from hicache_storage.keys import KeySpace
@@ -40,7 +40,7 @@ def config_of(server: S3Server, prefix: str = "", **fields: Any) -> dict[str, An
 @contextmanager
 def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
     """boto3, as anybody else would use it."""
-    client = boto3.client(
+    client: S3Client = cast("Any", boto3).client(
         "s3",
         endpoint_url=server.endpoint_url,
         aws_access_key_id=server.access_key,
@@ -109,5 +109,3 @@ class S3Conformance(StorageConformance):
     @property
     def _server(self) -> S3Server:
         return self.own_server or self.shared_server
-
-

@@ -44,6 +44,8 @@ __all__ = ["S3Settings", "S3Storage"]
 T = TypeVar("T")
 
 _LARGEST_PUT_NBYTES = 5 << 30
+# Without batches in the protocol, a large one is quickest when the page store cuts it for its threads.
+_MAX_BATCH = 64
 _MANIFESTS_AT_ONCE = 256
 
 
@@ -56,6 +58,7 @@ class S3Storage(HiCacheStorage):
         shared=True,
         enumerable=True,
         parallelism=8,
+        max_batch=_MAX_BATCH,
         max_page_nbytes=_LARGEST_PUT_NBYTES,
     )
 

@@ -110,8 +110,8 @@ def _models() -> Any:
     return botocore.session.Session().get_component("data_loader")
 
 
-def _session(settings: S3Settings) -> botocore.session.Session:
-    session: Any = botocore.session.Session(profile=settings.profile)
+def _session(settings: S3Settings) -> Any:
+    session = botocore.session.Session(profile=settings.profile)
     session.register_component("data_loader", _models())
     if settings.credentials_file is not None:
         session.set_config_variable("credentials_file", settings.credentials_file)
@@ -147,7 +147,7 @@ class _Fixed:
         return self._keys
 
 
-def _client(session: botocore.session.Session, settings: S3Settings) -> Any:
+def _client(session: Any, settings: S3Settings) -> Any:
     """Signing is ours, as is sending (`_bucket`): a deadline holds for all of a call."""
     config = Config(
         signature_version=UNSIGNED,
@@ -163,12 +163,10 @@ def _client(session: botocore.session.Session, settings: S3Settings) -> Any:
 
 def _target(client: Any, settings: S3Settings) -> Target:
     """The parts of the URL that boto3 would use for an object."""
-    url = urlsplit(
-        client.generate_presigned_url(
-            "get_object",
-            Params={"Bucket": settings.bucket, "Key": _NAME_THAT_NEEDS_NO_ESCAPE},
-        )
+    signed: str = client.generate_presigned_url(
+        "get_object", Params={"Bucket": settings.bucket, "Key": _NAME_THAT_NEEDS_NO_ESCAPE}
     )
+    url = urlsplit(signed)
     assert url.hostname is not None
     is_tls = url.scheme == "https"
     return Target(

@@ -64,17 +64,18 @@ class Addresses:
     def _resolve(self, deadline_s: float) -> None:
         try:
             found = done_in_time(self._looked_up, deadline_s)
-        except (OSError, UnicodeError) as error:
-            if self._known:
-                return
-            raise StorageUnavailable(
-                f"s3: the host {self._host} is not known: check endpoint_url and region"
-            ) from error
         except TimeoutError as error:
-            if self._known:
-                return
-            raise StorageTimeout(f"s3: the host {self._host} was not resolved in time") from error
-        self._known = found
+            if not self._known:
+                raise StorageTimeout(
+                    f"s3: the host {self._host} was not resolved in time"
+                ) from error
+        except (OSError, UnicodeError) as error:
+            if not self._known:
+                raise StorageUnavailable(
+                    f"s3: the host {self._host} is not known: check endpoint_url and region"
+                ) from error
+        else:
+            self._known = found
         self._stale_s = time.monotonic() + _KEPT_S
 
     def _looked_up(self) -> list[Address]:

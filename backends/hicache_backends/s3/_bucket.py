@@ -63,7 +63,7 @@ class Bucket:
             try:
                 self._boto.head_bucket(Bucket=self._name)
             except botocore.exceptions.ClientError as error:
-                status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+                status = _status(error)
                 if status != 404:
                     raise self._unusable(status) from error
                 if not self._settings.create_bucket:
@@ -129,7 +129,8 @@ class Bucket:
 
     def _send(self, request: Any, **_: object) -> AWSResponse:
         """Called by botocore in place of its own sending."""
-        url = urlsplit(request.url)
+        address: str = request.url
+        url = urlsplit(address)
         if url.netloc != self._client.target.authority:
             raise ConfigError(
                 f"s3: region: bucket {self._name} is served at {url.hostname}: set its region"
@@ -144,7 +145,8 @@ class Bucket:
         (outcome,) = self._client.run([call], self._threads.deadline_s)
         if isinstance(outcome, Failed):
             raise outcome.error
-        return AWSResponse(request.url, outcome.status, outcome.headers, _Body(outcome.body))
+        headers_read: Any = outcome.headers
+        return AWSResponse(address, outcome.status, headers_read, _Body(outcome.body))
 
     def _answered(
         self, method: str, target: str, headers: dict[str, str], body: bytes
@@ -178,6 +180,10 @@ def _translated() -> Generator[None, None, None]:
         raise StorageUnavailable(
             f"s3: the store's answer can't be read: {type(error).__name__}"
         ) from error
+
+
+def _status(error: botocore.exceptions.ClientError) -> int:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
 
 
 def _code(error: botocore.exceptions.ClientError) -> str:

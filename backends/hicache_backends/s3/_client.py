@@ -231,7 +231,7 @@ class Client:
 
 
 def _pause_s(attempt: int) -> float:
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempt - 1))
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
 
 
 def _sha256(body: Sequence[memoryview]) -> str:

@@ -49,7 +49,9 @@ class Loss(enum.Enum):
 class Lost(Exception):
     """No reply came to a request."""
 
-    def __init__(self, loss: Loss, reason: str, *, was_sent: bool = False, is_stale: bool = False):
+    def __init__(
+        self, loss: Loss, reason: str, *, was_sent: bool = False, is_stale: bool = False
+    ) -> None:
         super().__init__(reason)
         self.loss = loss
         self.was_sent = was_sent
@@ -132,7 +134,7 @@ class Exchange:
 
     def _start(self, number: int) -> None:
         if self._now_s < self._deadline_s:
-            self._advance(number, lambda call: next(call))
+            self._advance(number, next)
         else:
             self._calls[number].close()
             self._outcomes[number] = Failed(StorageTimeout("s3: there was no time for this page"))

@@ -217,7 +217,7 @@ class ReplyReader:
             end = start + size
             if len(self._body) < end + 2:
                 return
-            if self._body[end : end + 2] != b"\r\n":
+            if not self._body.startswith(b"\r\n", end):
                 raise Malformed("the chunks of a reply do not fit together")
             if not size:
                 self.reusable = self.reusable and len(self._body) == end + 2

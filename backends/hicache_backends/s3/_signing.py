@@ -75,33 +75,25 @@ class Signer:
         """
         sent = {"host": self._host, **headers}
         if keys is not None:
-            self._sign(method, path, query, sent, keys, payload_sha256)
+            sent["x-amz-content-sha256"] = payload_sha256
+            self._sign(f"{method}\n{path}\n{_canonical(query)}", sent, keys)
         if body_nbytes is not None:
             sent["content-length"] = str(body_nbytes)
         target = f"{path}?{query}" if query else path
         lines = "".join([f"{name}: {value}\r\n" for name, value in sent.items()])
         return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
-    def _sign(
-        self,
-        method: str,
-        path: str,
-        query: str,
-        sent: dict[str, str],
-        keys: FrozenKeys,
-        payload_sha256: str,
-    ) -> None:
-        now = self._now()
-        sent["x-amz-content-sha256"] = payload_sha256
-        sent["x-amz-date"] = now
+    def _sign(self, target: str, sent: dict[str, str], keys: FrozenKeys) -> None:
+        """Add a signature over `target` and all headers so far."""
+        now = sent["x-amz-date"] = self._now()
         if keys.token:
             sent["x-amz-security-token"] = keys.token
         names = sorted(sent)
         signed = ";".join(names)
         lines = "".join([f"{name}:{sent[name]}\n" for name in names])
-        request = f"{method}\n{path}\n{_canonical(query)}\n{lines}\n{signed}\n{payload_sha256}"
-        day = self._of_day(now[:8], keys.secret_key or "")
+        request = f"{target}\n{lines}\n{signed}\n{sent['x-amz-content-sha256']}"
         digest = hashlib.sha256(request.encode("latin-1")).hexdigest()
+        day = self._of_day(now[:8], keys.secret_key or "")
         text = f"AWS4-HMAC-SHA256\n{now}\n{day.scope}\n{digest}"
         signature = hmac.digest(day.key, text.encode(), "sha256").hex()
         sent["authorization"] = (
