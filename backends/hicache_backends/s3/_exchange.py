@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from hicache_backends.s3._connection import Connection, Request
-from hicache_backends.s3._replies import Malformed, Reply
+from hicache_backends.s3._replies import Malformed, Reply, Truncated
 from hicache_storage.errors import HiCacheError, StorageTimeout
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ class Loss(enum.Enum):
     UNREACHABLE = "unreachable"
     """No connection was made."""
     RESET = "resets"
-    """The connection broke, before the reply or in it."""
+    """The connection broke."""
+    TRUNCATED = "truncated"
+    """The connection ended in the middle of the reply."""
     MALFORMED = "malformed"
-    """What came is no reply, or its end is missing."""
+    """What came is no reply."""
     STALLED = "stalls"
     """Nothing moved on the connection for too long."""
     LATE = "timeouts"
@@ -179,10 +181,12 @@ class Exchange:
         wanted = connection.wants
         try:
             reply = connection.go_on(events)
+        except Truncated as error:
+            self._lose(flight, Loss.TRUNCATED, str(error))
         except Malformed as error:
             self._lose(flight, Loss.MALFORMED, str(error))
         except OSError as error:
-            self._lose(flight, Loss.RESET, error.strerror or type(error).__name__)
+            self._lose(flight, Loss.RESET, error.strerror or str(error))
         else:
             if reply is not None:
                 self._land(flight)
@@ -217,7 +221,7 @@ class Exchange:
         if flight.address is not None and not connection.is_connected:
             self._connections.failed(flight.address)
             loss = Loss.UNREACHABLE if loss is Loss.RESET else loss
-        is_stale = connection.was_used and connection.is_silent and loss in _ENDS
+        is_stale = connection.was_used and connection.is_silent and loss is Loss.RESET
         lost = Lost(loss, reason, was_sent=connection.is_sent, is_stale=is_stale)
         self._throw(flight.number, lost)
 
@@ -247,4 +251,3 @@ class Exchange:
                 heapq.heappush(self._paused, (self._now_s + step.seconds, number))
 
 
-_ENDS = (Loss.RESET, Loss.MALFORMED)

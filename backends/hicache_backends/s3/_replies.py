@@ -26,6 +26,10 @@ class Malformed(Exception):
     """What came is no reply that this client takes."""
 
 
+class Truncated(Malformed):
+    """The connection ended in the middle of a reply."""
+
+
 @dataclass(slots=True)
 class Reply:
     """What a server answered."""
@@ -107,6 +111,7 @@ class ReplyReader:
 
         Raises:
             Malformed: This can't become a reply.
+            ConnectionResetError: The connection ended before any of it came.
         """
         if not nbytes:
             self._end_of_connection()
@@ -230,8 +235,10 @@ class ReplyReader:
             raise Malformed("the chunks of a reply have no sizes")
 
     def _end_of_connection(self) -> None:
+        if not self.began:
+            raise ConnectionResetError("the server closed the connection")
         if self._head is None or self._views or self._is_chunked or self._body_left is not None:
-            raise Malformed("the connection ended before the reply did")
+            raise Truncated("the connection ended before the reply did")
         self._finish(reusable=False)
 
     def _finish(self, *, reusable: bool = True) -> None:

@@ -50,12 +50,13 @@ def _endpoint(text: str) -> str:
 
 
 def _headers(given: dict[str, str]) -> dict[str, str]:
-    headers = {name.lower(): " ".join(value.split()) for name, value in given.items()}
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+    headers: dict[str, str] = {}
+    for name, value in given.items():
+        if not _HEADER_NAME.fullmatch(name.lower()) or not _HEADER_VALUE.fullmatch(value):
             raise ValueError(f"{name!r} is no header, or its value is none")
-        if name in _OWN_HEADERS:
+        if name.lower() in _OWN_HEADERS:
             raise ValueError(f"{name!r} is set by the backend itself")
+        headers[name.lower()] = " ".join(value.split())
     return headers
 
 
