@@ -62,6 +62,7 @@ class S3Conformance(StorageConformance):
 
     server_class: ClassVar[type[S3Server]]
     shared_server: ClassVar[S3Server]
+    timeout_s: ClassVar[float] = 10.0
     own_server: S3Server | None = None
     prefix = ""
 
@@ -74,7 +75,7 @@ class S3Conformance(StorageConformance):
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.prefix = scratch.prefix
-        return config_of(self._server, self.prefix)
+        return config_of(self._server, self.prefix, timeout_s=self.timeout_s)
 
     @contextmanager
     def server(self) -> Generator[S3Server, None, None]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_DIGESTED_NBYTES_PER_S = 8e6
+"""How fast even a slow store works off a page before it answers."""
 _LOOK_UP_S = 0.2
 """How often a waiting call looks whether the storage was closed, or a connection says nothing."""
 
@@ -85,11 +87,14 @@ Call: TypeAlias = "Generator[Request | Pause, Reply | None, T]"
 class _Flight:
     """A request under way."""
 
-    __slots__ = ("address", "connection", "number")
+    __slots__ = ("address", "connection", "digest_s", "number")
 
-    def __init__(self, number: int, connection: Connection, address: Address | None) -> None:
+    def __init__(
+        self, number: int, connection: Connection, request: Request, address: Address | None
+    ) -> None:
         self.number = number
         self.connection = connection
+        self.digest_s = sum(map(len, request.body)) / _DIGESTED_NBYTES_PER_S
         self.address = address
         """Of a connection that is being made."""
 
@@ -166,7 +171,7 @@ class Exchange:
         for flight in list(self._flights.values()):
             if is_late:
                 self._lose(flight, Loss.LATE, "the server did not answer in time")
-            elif self._now_s - flight.connection.moved_s > self._stall_s:
+            elif self._now_s - flight.connection.moved_s > self._stall_s + flight.digest_s:
                 self._lose(flight, Loss.STALLED, "the connection fell silent")
         if is_late:
             paused, self._paused = self._paused, []
@@ -202,7 +207,7 @@ class Exchange:
             if connection is None:
                 connection, address = self._connections.connect(self._deadline_s)
             connection.moved_s = self._now_s
-            flight = _Flight(number, connection, address)
+            flight = _Flight(number, connection, request, address)
             self._flights[connection.fd] = flight
             self._poller.register(connection.fd, connection.wants)
             connection.begin(request)
