@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check lint format selftest rules-page bench-file bench-page-hashes clean
+.PHONY: help demo test quick check lint format selftest rules-page conformance-s3 test-rgw bench-file \
+  bench-s3 bench-page-hashes clean
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -51,6 +52,14 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kil
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
 
+conformance-s3: $(VENV)/.all ## the whole kit on the s3 backend over its two servers, reports in artifacts/
+	@HICACHE_KIT=full $(BIN)/python -m pytest tests/backends/test_s3_conformance.py \
+	  --hicache-report artifacts/s3
+
+test-rgw: $(VENV)/.all ## the whole kit on the s3 backend over Ceph RGW, which is fetched from Debian
+	@tests/get_ceph.sh
+	@HICACHE_KIT=full $(BIN)/python -m pytest tests/backends/s3_rgw.py --hicache-report artifacts/s3-rgw
+
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"
 	@test -x $(VENV)-sglang/bin/python || $(PYTHON) -m venv $(VENV)-sglang
@@ -60,6 +69,13 @@ $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constrai
 
 bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/file.py
+
+$(VENV)-sglang/.s3: $(VENV)-sglang/.done benchmarks/requirements-s3.txt
+	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -r benchmarks/requirements-s3.txt
+	@touch $@
+
+bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obstore and SGLang's own
+	@$(VENV)-sglang/bin/python benchmarks/s3.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py

@@ -68,7 +68,9 @@ class Loopback(S3Store):
         for one in self._sockets:
             one.close()
 
-    def _each(self, move: Callable[[socket.socket, list[memoryview]], None], memory: Memory) -> None:
+    def _each(
+        self, move: Callable[[socket.socket, list[memoryview]], None], memory: Memory
+    ) -> None:
         step = -(-memory.pages // len(self._sockets))
         parts = [memory.views[at : at + step] for at in range(0, memory.pages, step)]
         list(self._threads.map(move, self._sockets, parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,16 +13,19 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from hicache_conformance import Scratch, StorageConformance
+from hicache_conformance.rules import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Collection, Generator, Iterator
 
+    from hicache_conformance.checks import Check
     from servers import S3Server
     from types_boto3_s3 import S3Client
 
     from hicache_storage.keys import KeySpace
 
 BUCKET = "pages"
+IS_FULL = os.environ.get("HICACHE_KIT") == "full"
 
 
 def config_of(server: S3Server, prefix: str = "", **fields: Any) -> dict[str, Any]:
@@ -63,8 +67,20 @@ class S3Conformance(StorageConformance):
     server_class: ClassVar[type[S3Server]]
     shared_server: ClassVar[S3Server]
     timeout_s: ClassVar[float] = 10.0
+    families: ClassVar[Collection[str]] = FAMILIES.values()
+    """Of rules that are looked at in `make test`."""
     own_server: S3Server | None = None
     prefix = ""
+
+    @classmethod
+    def leaves_out(cls, check: Check) -> bool:
+        """Whether a check is for `make conformance-s3` only, where `HICACHE_KIT` is `full`."""
+        return not IS_FULL and not (check.quick and check.rule.family in cls.families)
+
+    @pytest.fixture(autouse=True)
+    def hurry(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if not IS_FULL:
+            monkeypatch.setattr(request.config.option, "hicache_quick", True)
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod

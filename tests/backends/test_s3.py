@@ -47,7 +47,8 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone]:
 
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
-    return request.node.name.replace("[", "-").replace("]", "")
+    name: str = request.node.name
+    return name.replace("[", "-").replace("]", "")
 
 
 def opened(server: S3Server, prefix: str, **fields: Any) -> S3Storage:
@@ -81,16 +82,17 @@ class TestBucket:
                 assert round_trip(storage)
 
     def test_a_wrong_key_is_a_config_error(self, rclone: Rclone) -> None:
-        config = config_of(rclone, secret_access_key="wrong-secret")
+        wrong = "wrong-secret"
+        config = config_of(rclone, secret_access_key=wrong)
 
-        with pytest.raises(ConfigError, match="denies access .403.") as raised:
+        with pytest.raises(ConfigError, match=r"denies access .403.") as raised:
             S3Storage.from_config(config)
         assert "wrong-secret" not in str(raised.value)
 
     def test_an_unknown_host_is_unavailable(self, rclone: Rclone) -> None:
         config = config_of(rclone, endpoint_url="http://no-such-host.invalid:9000")
 
-        with pytest.raises((StorageUnavailable, StorageTimeout), match="no-such-host.invalid"):
+        with pytest.raises((StorageUnavailable, StorageTimeout), match=r"no-such-host\.invalid"):
             S3Storage.from_config(config)
 
     def test_a_host_name_is_resolved(self, rclone: Rclone, prefix: str) -> None:

@@ -63,7 +63,7 @@ class TestGet:
 
     def test_403_is_unavailable_and_says_what_to_check(self, server: ScriptedS3) -> None:
         with storage(server, error(403, "AccessDenied")) as store:
-            with pytest.raises(StorageUnavailable, match="denies access .403 AccessDenied"):
+            with pytest.raises(StorageUnavailable, match=r"denies access .403 AccessDenied"):
                 got(store)
             assert counters(store) == {"denied": 1, "failed": 1}
 
@@ -244,10 +244,21 @@ class TestSet:
     def test_an_early_refusal_is_read_though_the_connection_ends(self, server: ScriptedS3) -> None:
         big = space(page_nbytes=8 << 20)
         with (
-            storage(server, error(403, "AccessDenied", "early"), head_first_nbytes=1 << 30) as store,
+            storage(
+                server, error(403, "AccessDenied", "early"), head_first_nbytes=1 << 30
+            ) as store,
             pytest.raises(StorageUnavailable, match="denies access"),
         ):
             store.batch_set(big, [hash_of(1)], [page(8 << 20)])
+
+    def test_a_success_before_all_was_sent_is_none(self, server: ScriptedS3) -> None:
+        big = space(page_nbytes=32 << 20)
+        early = [Answer(OK.data, "early")] * 4
+        with (
+            storage(server, *early, head_first_nbytes=1 << 30) as store,
+            pytest.raises(StorageUnavailable, match="not sent"),
+        ):
+            store.batch_set(big, [hash_of(1)], [page(32 << 20)])
 
 
 class TestChecksum:

@@ -20,3 +20,4 @@ class TestRclone(S3Conformance):
 
     storage_class = S3Storage
     server_class = Rclone
+    families = ("Basics", "Key spaces", "Batches", "Lifecycle and errors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hicache_backends.s3._replies import (
     SCRATCH_NBYTES,
@@ -20,7 +22,7 @@ def reader_of(target: bytearray | None = None, *, has_body: bool = True) -> Repl
     """For a page in three segments, or for none."""
     view = memoryview(target or b"")
     cuts = (0, 1, len(view) // 2, len(view))
-    into = [view[start:end] for start, end in zip(cuts, cuts[1:], strict=False)] if target else []
+    into = [view[start:end] for start, end in pairwise(cuts)] if target else []
     return ReplyReader(
         bytearray(SCRATCH_NBYTES), has_body=has_body, into=into, into_nbytes=len(view)
     )

@@ -26,9 +26,7 @@ def head_of(signer: Signer, method: str, path: str, **options: Any) -> dict[str,
     return dict(line.split(": ", 1) for line in lines)
 
 
-def signed_by_botocore(
-    method: str, path: str, query: str, sent: dict[str, str], keys: Keys
-) -> str:
+def signed_by_botocore(method: str, path: str, query: str, sent: dict[str, str], keys: Keys) -> str:
     """The header that botocore makes of the same request at the same time."""
     plain = {
         name: value

@@ -105,10 +105,12 @@ class Connection:
         """Do what can be done after `events`; the reply, once it is complete."""
         if not self.is_connected and not self._finish_connecting():
             return None
+        if events & ~select.POLLOUT:
+            reply = self._receive()
+            if reply is not None:
+                return reply
         if self._unsent and not self._is_cut and events & ~select.POLLIN:
             self._send_unless_cut()
-        if events & ~select.POLLOUT:
-            return self._receive()
         return None
 
     def close(self) -> None:

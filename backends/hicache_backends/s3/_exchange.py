@@ -193,12 +193,15 @@ class Exchange:
         except OSError as error:
             self._lose(flight, Loss.RESET, error.strerror or str(error))
         else:
-            if reply is not None:
+            if reply is None:
+                if connection.wants != wanted:
+                    self._poller.modify(connection.fd, connection.wants)
+            elif reply.status < 300 and not connection.is_sent:
+                self._lose(flight, Loss.MALFORMED, "the server has taken what was not sent")
+            else:
                 self._land(flight)
                 self._connections.give_back(connection)
                 self._advance(flight.number, lambda call: call.send(reply))
-            elif connection.wants != wanted:
-                self._poller.modify(connection.fd, connection.wants)
 
     def _begin(self, number: int, request: Request) -> None:
         address: Address | None = None
@@ -254,5 +257,3 @@ class Exchange:
                 self._begin(number, step)
             else:
                 heapq.heappush(self._paused, (self._now_s + step.seconds, number))
-
-
