@@ -60,7 +60,7 @@ class Asked:
 
 
 class ScriptedS3:
-    """Answers requests for objects from a script; what asks for the bucket itself is well.
+    """Answers requests for objects from a script, and for the bucket itself with `of_bucket`.
 
     Requests beyond the script are answered with 404.
     """
@@ -68,6 +68,7 @@ class ScriptedS3:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.script: deque[Answer] = deque()
+        self.of_bucket = reply(200)
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -146,7 +147,7 @@ class ScriptedS3:
 
     def _next(self, head: bytes) -> Answer:
         if _is_of_bucket(head):
-            return reply(200)
+            return self.of_bucket
         with self._lock:
             return self.script.popleft() if self.script else error(404, "NoSuchKey")
 

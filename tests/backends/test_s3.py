@@ -191,6 +191,27 @@ class TestCredentials:
             keyring.renew(time.monotonic() + 0.1)
         done.set()
 
+    def test_old_ones_are_used_until_they_expire(self) -> None:
+        done = threading.Event()
+
+        def renew() -> dict[str, str]:
+            done.wait(20)
+            raise OSError
+
+        later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        old = {"access_key": "a", "secret_key": "b", "token": "c", "expiry_time": later}
+        credentials: Any = RefreshableCredentials
+        refreshable = credentials.create_from_metadata(old, renew, "tests")
+        keyring = Keyring(refreshable)
+        keyring.renew(time.monotonic() + 10)
+        refreshable._expiry_time = datetime.now(UTC) + timedelta(minutes=5)
+
+        keyring.renew(time.monotonic() + 0.1)
+
+        assert keyring.keys is not None
+        assert keyring.keys.access_key == "a"
+        done.set()
+
 
 class TestTls:
     @pytest.fixture(scope="class")

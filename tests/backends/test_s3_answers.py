@@ -9,7 +9,7 @@ from hicache_backends.s3 import S3Storage
 from pages import blank, hash_of, page, space
 from s3_script import END, RESET, Answer, ScriptedS3, error, reply, size
 
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,27 @@ def set_(store: S3Storage) -> bool:
 
 def counters(store: S3Storage) -> dict[str, int]:
     return dict(store.stats().counters)
+
+
+class TestBucket:
+    @pytest.mark.parametrize(
+        ("status", "kind", "message"),
+        [
+            (301, ConfigError, "region: bucket pages is not served there"),
+            (403, ConfigError, "bucket: pages denies access"),
+            (404, ConfigError, "bucket: pages is not there"),
+            (503, StorageUnavailable, "answers 503"),
+        ],
+    )
+    def test_what_is_wrong_with_it_is_told_at_once(
+        self, server: ScriptedS3, status: int, kind: type[Exception], message: str
+    ) -> None:
+        server.of_bucket = Answer(
+            f"HTTP/1.1 {status} No\r\nx-amz-bucket-region: eu-west-1\r\n\r\n".encode()
+        )
+
+        with pytest.raises(kind, match=message):
+            storage(server)
 
 
 class TestGet:

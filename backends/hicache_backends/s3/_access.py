@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import ssl
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 _NAME_THAT_NEEDS_NO_ESCAPE = "name"
 _DEFAULT_REGION = "us-east-1"
+# From then on botocore renews credentials, on the thread that asks for them.
+_OLD_S = 15 * 60
+_SPENT_S = 30
+# While old keys are good, one call in so many seconds waits so long for new ones.
+_TRY_AGAIN_S = 20.0
+_TRY_S = 1.0
 
 
 class _Credentials(Protocol):
@@ -39,11 +46,12 @@ class Keyring:
 
     def __init__(self, credentials: _Credentials | None) -> None:
         self._credentials = credentials
+        self._next_try_s = 0.0
         self.keys: FrozenKeys | None = None
         """None: requests are not signed."""
 
     def renew(self, deadline_s: float) -> None:
-        """See to it that `keys` are good for some minutes.
+        """See to it that `keys` are good. Old ones are, until they expire.
 
         Raises:
             StorageUnavailable, StorageTimeout: Who issues them does not.
@@ -51,17 +59,26 @@ class Keyring:
         credentials = self._credentials
         if credentials is None:
             return
-        if not isinstance(credentials, RefreshableCredentials) or not _is_old(credentials):
+        if not isinstance(credentials, RefreshableCredentials) or not _expires(credentials, _OLD_S):
             self.keys = credentials.get_frozen_credentials()
             return
+        now_s = time.monotonic()
+        is_good = self.keys is not None and not _expires(credentials, _SPENT_S)
+        if is_good:
+            if now_s < self._next_try_s:
+                return
+            self._next_try_s = now_s + _TRY_AGAIN_S
+            deadline_s = min(deadline_s, now_s + _TRY_S)
         try:
             self.keys = done_in_time(credentials.get_frozen_credentials, deadline_s)
         except TimeoutError as error:
-            raise StorageTimeout("s3: the credentials were not renewed in time") from error
+            if not is_good:
+                raise StorageTimeout("s3: the credentials were not renewed in time") from error
         except (botocore.exceptions.BotoCoreError, OSError) as error:
-            raise StorageUnavailable(
-                f"s3: the credentials were not renewed: {type(error).__name__}"
-            ) from error
+            if not is_good:
+                raise StorageUnavailable(
+                    f"s3: the credentials were not renewed: {type(error).__name__}"
+                ) from error
 
 
 class Access:
@@ -184,7 +201,5 @@ def _ca_file(session: Any) -> str | None:
     return named or botocore.httpsession.get_cert_path(True)
 
 
-def _is_old(credentials: Any) -> bool:
-    """Whether botocore would renew them now, which may take its time."""
-    advisory_s = 15 * 60
-    return bool(credentials.refresh_needed(refresh_in=advisory_s))
+def _expires(credentials: Any, within_s: float) -> bool:
+    return bool(credentials.refresh_needed(refresh_in=within_s))
