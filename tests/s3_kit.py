@@ -56,6 +56,13 @@ def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
         yield client
 
 
+def make_ready(server: S3Server) -> None:
+    """Have the bucket made and written to: on some servers that takes seconds once."""
+    with plain_client(server) as client:
+        client.create_bucket(Bucket=BUCKET)
+        client.put_object(Bucket=BUCKET, Key="first", Body=b"page")
+
+
 def name_of(space: KeySpace, page_hash: str, prefix: str = "") -> str:
     """The object that holds a page."""
     return f"{prefix}/{space.id}/{page_hash[:2]}/{page_hash}".removeprefix("/")
@@ -87,6 +94,7 @@ class S3Conformance(StorageConformance):
     def serve(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with cls.server_class(tmp_path_factory.mktemp("server")) as server:
             cls.shared_server = server
+            make_ready(server)
             yield
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
@@ -100,6 +108,7 @@ class S3Conformance(StorageConformance):
             self.server_class(Path(directory)) as server,
         ):
             self.own_server = server
+            make_ready(server)
             yield server
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
