@@ -154,9 +154,10 @@ class Exchange:
         if self._paused:
             until_s = min(until_s, self._paused[0][0])
         wait_ms = max(0, int((until_s - self._now_s) * 1000) + 1)
-        for fd, events in self._poller.poll(wait_ms):
-            self._go_on(self._flights[fd], events)
+        ready = self._poller.poll(wait_ms)
         self._now_s = time.monotonic()
+        for fd, events in ready:
+            self._go_on(self._flights[fd], events)
         while self._paused and self._paused[0][0] <= self._now_s:
             _, number = heapq.heappop(self._paused)
             self._advance(number, lambda call: call.send(None))
