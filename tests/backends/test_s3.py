@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.credentials import RefreshableCredentials
-from hicache_backends.s3 import S3Storage
+from hicache_backends.s3 import S3Storage, _connections
 from hicache_backends.s3._access import Keyring
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
@@ -295,6 +295,21 @@ class TestCost:
             for _ in range(5):
                 storage.batch_exists(space(), HASHES)
             assert proxy.connections <= 5
+
+    def test_connections_that_were_idle_for_long_are_not_used(
+        self, rclone: Rclone, prefix: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with (
+            FaultProxy(("127.0.0.1", rclone.port)) as proxy,
+            opened(
+                rclone, prefix, endpoint_url=f"http://127.0.0.1:{proxy.address[1]}", fan_out=1
+            ) as storage,
+        ):
+            before = proxy.connections
+            monkeypatch.setattr(_connections, "_KEPT_S", 0.0)
+            storage.batch_exists(space(), HASHES[:3])
+
+            assert proxy.connections - before == 3
 
 
 class TestPresence:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hicache_backends.s3._addresses import Address, Addresses
 
 _CLOSE_LIMIT_S = 9.0
+# Gateways forget connections that are idle for long, and tell nobody.
+_KEPT_S = 60.0
 
 
 class Connections:
@@ -67,7 +69,8 @@ class Connections:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            if connection.is_idle():
+            is_young = time.monotonic() - connection.moved_s < _KEPT_S
+            if is_young and connection.is_idle():
                 return connection
             connection.close()
         return None
