@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-s3fs quick check lint format selftest rules-page clean \
-  bench-file bench-redis bench-page-hashes conformance-redis conformance-fsspec
+.PHONY: help demo test test-s3fs test-rgw quick check lint format selftest rules-page clean \
+  bench-file bench-redis bench-s3 bench-page-hashes conformance conformance-redis conformance-s3 conformance-fsspec
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -67,6 +67,16 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kil
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
 
+conformance: conformance-redis conformance-s3 conformance-fsspec ## the whole kit on every backend with a server
+
+conformance-s3: $(VENV)/.all ## the whole kit on the s3 backend over its two servers, reports in artifacts/
+	@$(BIN)/python -m pytest tests/backends/test_s3_conformance.py \
+	  --hicache-report artifacts/s3
+
+test-rgw: $(VENV)/.all ## the whole kit on the s3 backend over Ceph RGW, which is fetched from Debian
+	@tests/get_ceph.sh
+	@$(BIN)/python -m pytest tests/backends/s3_rgw.py --hicache-report artifacts/s3-rgw
+
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"
 	@test -x $(VENV)-sglang/bin/python || $(PYTHON) -m venv $(VENV)-sglang
@@ -76,6 +86,13 @@ $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constrai
 
 bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/file.py
+
+$(VENV)-sglang/.s3: $(VENV)-sglang/.done benchmarks/requirements-s3.txt
+	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -r benchmarks/requirements-s3.txt
+	@touch $@
+
+bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obstore and SGLang's own
+	@$(VENV)-sglang/bin/python benchmarks/s3.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
@@ -91,8 +108,8 @@ bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against s
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
 
 conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
-	@HICACHE_FULL=1 $(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
-	  --hicache-report artifacts/
+	@$(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
+	  --hicache-report artifacts/redis
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache .servers .pytest_cache .mypy_cache \

@@ -1,4 +1,4 @@
-"""SGLang's own file backend, `HiCacheFile`, out of its real wheel, without the rest of SGLang.
+"""SGLang's own backends, `HiCacheFile` and `SeaweedFSStore`, out of its real wheel, without the rest.
 
 Two things are put in front of the wheel's modules; all code that is measured is the wheel's:
 
@@ -49,7 +49,19 @@ def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> HiCa
     module = _hicache_storage()
     os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)  # it would win over `directory`
     extra = {} if capacity_nbytes is None else {"max_size": capacity_nbytes}
-    config = module.HiCacheStorageConfig(
+    backend: HiCacheFile = module.HiCacheFile(_config(module, extra), str(directory))
+    return backend
+
+
+def seaweedfs_store(extra: dict[str, Any]) -> Any:
+    """One rank's S3 backend."""
+    config = _config(_hicache_storage(), extra)
+    name = "sglang.srt.mem_cache.storage.seaweedfs.seaweedfs_store"
+    return importlib.import_module(name).SeaweedFSStore(config)
+
+
+def _config(module: Any, extra: dict[str, Any]) -> Any:
+    return module.HiCacheStorageConfig(
         tp_rank=0,
         tp_size=1,
         pp_rank=0,
@@ -62,8 +74,6 @@ def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> HiCa
         model_name="benchmarks/model",
         extra_config=extra,
     )
-    backend: HiCacheFile = module.HiCacheFile(config, str(directory))
-    return backend
 
 
 def _hicache_storage() -> Any:

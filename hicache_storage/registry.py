@@ -54,10 +54,9 @@ _BUILT_INS = {
     for backend in (
         Backend("memory", "hicache_backends.memory:MemoryStorage", "hicache-storage"),
         Backend("file", "hicache_backends.file:FileStorage", "hicache-storage"),
-        Backend("redis", "hicache_backends.redis:RedisStorage", "hicache-storage", extra="redis"),
-        Backend(
-            "fsspec", "hicache_backends.fsspec:FsspecStorage", "hicache-storage", extra="fsspec"
-        ),
+        Backend("redis", "hicache_backends.redis:RedisStorage", "hicache-storage", "redis"),
+        Backend("s3", "hicache_backends.s3:S3Storage", "hicache-storage", "s3"),
+        Backend("fsspec", "hicache_backends.fsspec:FsspecStorage", "hicache-storage", "fsspec"),
     )
 }
 

@@ -316,7 +316,11 @@ class Ministack(S3Server):
 
 
 class Rclone(S3Server):
-    """rclone's S3 server over a directory: it checks signatures."""
+    """rclone's S3 server over a directory: it checks signatures. Options as on its command line."""
+
+    def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
+        super().__init__(directory, port)
+        self.options = options
 
     def command(self) -> list[str]:
         data = self.directory / "data"
@@ -324,10 +328,28 @@ class Rclone(S3Server):
         keys = f"{self.access_key},{self.secret_key}"
         address = f"127.0.0.1:{self.port}"
         options = ["--addr", address, "--auth-key", keys, "--no-cleanup"]
-        return [program("rclone"), "serve", "s3", str(data), *options]
+        return [program("rclone"), "serve", "s3", str(data), *options, *self.options]
 
     def environment(self) -> Mapping[str, str]:
         return {"RCLONE_CONFIG": str(self.directory / "rclone.conf")}
+
+
+class TlsRclone(Rclone):
+    """The same over TLS."""
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        files = [directory / name for name in ("server.crt", "server.key")]
+        super().__init__(directory, "--cert", str(files[0]), "--key", str(files[1]), port=port)
+        self.authority = directory / "ca.crt"
+        _make_certificates(directory)
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    def answers(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = READY_LIMIT_S) -> None:

@@ -14,30 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hicache_conformance import StorageConformance
-    from hicache_conformance.checks import Check
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the kit's tests leave out what a class says is too long for every day, or no matter of its.
+    """Of the kit's tests leave out what a class is not there for.
 
-    `in_suite` and `concerns` are patterns of their names; in the suite only quick checks run.
-    HICACHE_FULL=1 runs all that a class is concerned with.
+    `concerns` and, in quick runs, `in_quick_runs` are patterns that the names of its tests match.
     """
-    left_out = [item for item in items if not _is_wanted(item)]
+    left_out = [item for item in items if not _is_wanted(item, config)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = filter(_is_wanted, items)
+        items[:] = [item for item in items if item not in left_out]
 
 
-def _is_wanted(item: pytest.Item) -> bool:
-    check: Check | None = getattr(getattr(item, "function", None), "hicache_check", None)
-    cls: type[StorageConformance] | None = getattr(item, "cls", None)
-    if check is None or not re.search(getattr(cls, "concerns", ""), item.name):
-        return check is None
-    in_suite: str | None = getattr(cls, "in_suite", None)
-    if in_suite is None or os.environ.get("HICACHE_FULL"):
+def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
+    if getattr(getattr(item, "function", None), "hicache_check", None) is None:
         return True
-    return check.quick and re.search(in_suite, item.name) is not None
+    cls: type[StorageConformance] | None = getattr(item, "cls", None)
+    patterns = ["concerns", *(["in_quick_runs"] if config.option.hicache_quick else [])]
+    return all(re.search(getattr(cls, name, ""), item.name) for name in patterns)
 
 
 @pytest.fixture(params=["disk", "shm"])

@@ -21,6 +21,7 @@ class TestMemory(StorageConformance):
     """Whole writes, in this process."""
 
     storage_class = FsspecStorage
+    in_quick_runs = "kv_(00|10|20|40)"
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.root = f"/{scratch.prefix}"
@@ -55,6 +56,7 @@ class TestDirect(StorageConformance):
     """Writes in place, as on a filesystem that nothing is known of."""
 
     storage_class = FsspecStorage
+    in_quick_runs = "kv_(003|40|50)"
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         return {"url": f"file://{scratch.path}/kv", "atomic": "none"}

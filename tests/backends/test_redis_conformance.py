@@ -25,8 +25,6 @@ class OnOneServer(Subject):
 
     storage_class = RedisStorage
     kind: ClassVar[Kind]
-    in_suite: ClassVar[str]
-    """What `make test` runs of the quick checks; `make conformance-redis` runs everything."""
     shared_server: ClassVar[AnyServer]
     rooms: ClassVar[pytest.TempPathFactory]
 
@@ -56,7 +54,6 @@ class OnOneServer(Subject):
 
 class TestRedis(OnOneServer, StorageConformance):
     kind = KINDS["redis"]
-    in_suite = ""
 
 
 class TestSmall(OnOneServer, StorageConformance):
@@ -64,19 +61,18 @@ class TestSmall(OnOneServer, StorageConformance):
 
     kind = KINDS["small"]
     concerns = "kv_006"
-    in_suite = ""
 
 
 class TestValkey(OnOneServer, StorageConformance):
     kind = KINDS["valkey"]
-    in_suite = "kv_(003|103|204|403)"
+    in_quick_runs = "kv_(003|103|204|403)"
 
 
 class TestCluster(OnOneServer, StorageConformance):
     kind = KINDS["cluster"]
-    in_suite = "kv_(003|103|305|403)"
+    in_quick_runs = "kv_(003|103|305|403)"
 
 
 class TestTls(OnOneServer, StorageConformance):
     kind = KINDS["tls"]
-    in_suite = "kv_(003|304|305)"
+    in_quick_runs = "kv_(003|304|305)"

@@ -1,0 +1,224 @@
+"""`s3`: one object a page, in AWS's S3 or any store that speaks its protocol.
+
+boto3 knows where the bucket is and who may use it (`_access`), and lists and deletes (`_bucket`). Pages
+travel on connections of this backend's own (`_exchange`), straight from and into their segments; what an
+answer means for a page is in `_page_calls`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from hicache_backends.s3._access import Access
+from hicache_backends.s3._addresses import Addresses, is_loopback
+from hicache_backends.s3._bucket import DELETED_AT_ONCE, Bucket
+from hicache_backends.s3._client import Client
+from hicache_backends.s3._connections import Connections
+from hicache_backends.s3._exchange import Failed
+from hicache_backends.s3._names import Names
+from hicache_backends.s3._page_calls import PageCalls
+from hicache_backends.s3._settings import S3Settings
+from hicache_storage.counters import Counters
+from hicache_storage.keys import KeySpace
+from hicache_storage.storage import (
+    Capabilities,
+    Durability,
+    HiCacheStorage,
+    PageInfo,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hicache_backends.s3._bucket import Listed
+    from hicache_backends.s3._exchange import Call
+    from hicache_storage.page import Page
+
+__all__ = ["S3Settings", "S3Storage"]
+
+T = TypeVar("T")
+
+_LARGEST_PUT_NBYTES = 5 << 30
+# Without batches in the protocol, a large one is quickest when the page store cuts it for its threads.
+_MAX_BATCH = 64
+_MANIFESTS_AT_ONCE = 256
+
+
+class S3Storage(HiCacheStorage):
+    """Pages as objects. Shared by everything that reaches the bucket; survives all of it."""
+
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        enumerable=True,
+        parallelism=8,
+        max_batch=_MAX_BATCH,
+        max_page_nbytes=_LARGEST_PUT_NBYTES,
+    )
+
+    def __init__(self, settings: S3Settings) -> None:
+        self._settings = settings
+        self._counters = Counters()
+        self._names = Names(settings.prefix)
+        access = Access(settings)
+        self._client = _opened_client(settings, access, self._counters)
+        self._pages = PageCalls(self._client, settings)
+        self._bucket = Bucket(access.client, self._client, settings)
+        self.narrow(parallelism=settings.parallelism)
+        try:
+            self._bucket.check()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(S3Settings.parse("s3", config))
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        name = self._names.manifest(space.id)
+        text = json.dumps(space.manifest()).encode()
+        if self._one(self._pages.read(name)) != text:
+            self._one(self._pages.write(name, text))
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        nbytes = space.stored_nbytes
+        calls = [self._pages.exists(name, nbytes) for name in self._of(space, hashes)]
+        return self._judged(self._run(calls))
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        names = self._of(space, hashes)
+        calls = [self._pages.get(name, page) for name, page in zip(names, pages, strict=True)]
+        return self._judged(self._run(calls))
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        once = dict(zip(self._of(space, hashes), pages, strict=True))
+        calls = [self._pages.set(name, page) for name, page in once.items()]
+        verdicts = dict(zip(once, self._judged(self._run(calls)), strict=True))
+        return [verdicts[name] for name in self._of(space, hashes)]
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self.ensure_open()
+        names = self._of(space, hashes)
+        kept = self._bucket.delete(list(dict.fromkeys(names)))
+        self._counters.add("not_deleted", len(kept))
+        return [name not in kept for name in names]
+
+    def spaces(self) -> Iterator[KeySpace]:
+        self.ensure_open()
+        return self._key_spaces()
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return (
+            PageInfo(object_.name.rpartition("/")[2], object_.nbytes)
+            for object_ in self._listed(space)
+            if object_.nbytes == space.stored_nbytes
+        )
+
+    def clear(self, space: KeySpace) -> int:
+        self.ensure_open()
+        removed = 0
+        for found in _batches(self._listed(space), DELETED_AT_ONCE):
+            kept = self._bucket.delete([object_.name for object_ in found])
+            removed += sum(
+                object_.nbytes == space.stored_nbytes and object_.name not in kept
+                for object_ in found
+            )
+        return removed
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        return StorageStats(counters=self._counters.snapshot())
+
+    def close(self) -> None:
+        super().close()
+        self._client.connections().close()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _of(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
+        """The names of pages."""
+        return [self._names.page(space.id, page_hash) for page_hash in hashes]
+
+    def _run(self, calls: Sequence[Call[T]]) -> list[T | Failed]:
+        self.ensure_open()
+        return self._client.run(calls, time.monotonic() + self._settings.timeout_s)
+
+    def _one(self, call: Call[T]) -> T:
+        (outcome,) = self._run([call])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
+
+    def _judged(self, outcomes: Sequence[bool | Failed]) -> list[bool]:
+        """Verdicts, if they can be given: the store answered, and no write is in doubt."""
+        failures = [one for one in outcomes if isinstance(one, Failed)]
+        self._counters.add("failed", len(failures))
+        doubtful = [one for one in failures if one.in_doubt]
+        if doubtful or (failures and len(failures) == len(outcomes)):
+            raise (doubtful or failures)[0].error
+        return [one is True for one in outcomes]
+
+    def _listed(self, space: KeySpace) -> Iterator[Listed]:
+        """Every object that is named as a page of `space`."""
+        for object_ in self._bucket.objects(self._names.pages(space.id)):
+            if self._names.is_page(space.id, object_.name):
+                yield object_
+
+    def _key_spaces(self) -> Iterator[KeySpace]:
+        listed = (object_.name for object_ in self._bucket.objects(self._names.manifests))
+        names = (name for name in listed if self._names.is_manifest(name))
+        for batch in _batches(names, _MANIFESTS_AT_ONCE):
+            for name, text in zip(
+                batch, self._run([self._pages.read(n) for n in batch]), strict=True
+            ):
+                if isinstance(text, Failed):
+                    raise text.error
+                space = _space_of(text)
+                if space is not None and self._names.manifest(space.id) == name:
+                    yield space
+
+
+def _opened_client(settings: S3Settings, access: Access, counters: Counters) -> Client:
+    target = access.target
+    connections = Connections(
+        target.host,
+        Addresses(target.host, target.port),
+        access.tls_context() if target.is_tls else None,
+        most_idle=2 * settings.parallelism * settings.fan_out,
+    )
+    is_safe = target.is_tls or is_loopback(target.host)
+    signs = settings.sign_payload
+    return Client(
+        settings,
+        target,
+        access.keyring,
+        connections,
+        counters,
+        signs_payload=not is_safe if signs is None else signs,
+    )
+
+
+def _space_of(text: bytes | None) -> KeySpace | None:
+    """The key space that a manifest describes; None where it describes none."""
+    try:
+        return KeySpace.from_manifest(json.loads(text or b""))
+    except ValueError:
+        return None
+
+
+def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    while batch := list(itertools.islice(items, size)):
+        yield batch

@@ -1,0 +1,269 @@
+"""Replies of HTTP/1.1, read from a socket as they come: a page's bytes straight into the page.
+
+Strict on purpose: a reply whose end is not certain is no reply, and its connection is not used again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STATUS_LINE = re.compile(r"HTTP/1\.(?P<minor>[01]) (?P<status>[1-5][0-9]{2})(?: .*)?")
+_LENGTH = re.compile(r"[0-9]{1,15}")
+_CHUNK = re.compile(rb"(?P<size>[0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+SCRATCH_NBYTES = 16 << 10
+"""The longest head that is taken."""
+_BODY_LIMIT = 16 << 20
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class Malformed(Exception):
+    """What came is no reply that this client takes."""
+
+
+class Truncated(Malformed):
+    """The connection ended in the middle of a reply."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: bytes = b""
+    """What did not go into a page."""
+    landed: bool = False
+    """The body has filled the page that was given for it, exactly."""
+
+    @property
+    def code(self) -> str:
+        """The error's name in S3's words; empty where none was given."""
+        found = _CODE.search(self.body)
+        return found[1].decode() if found else ""
+
+    @property
+    def content_length(self) -> int | None:
+        """What the server says: of a HEAD, the object's size."""
+        text = self.headers.get("content-length", "")
+        return int(text) if _LENGTH.fullmatch(text) else None
+
+
+class ReplyReader:
+    """Makes one reply of the bytes that come.
+
+    The owner of the socket asks for `room`, fills some of it, and says how much with `took`, until
+    `reply` is there. `scratch` is where heads and small bodies arrive; it outlives the reader.
+    """
+
+    __slots__ = (
+        "_body",
+        "_body_left",
+        "_has_body",
+        "_head",
+        "_into",
+        "_into_nbytes",
+        "_is_chunked",
+        "_scratch",
+        "_used",
+        "_views",
+        "began",
+        "reply",
+        "reusable",
+    )
+
+    def __init__(
+        self, scratch: bytearray, *, has_body: bool, into: Sequence[memoryview], into_nbytes: int
+    ) -> None:
+        self.reply: Reply | None = None
+        self.reusable = False
+        """The connection is at the clean end of this reply."""
+        self.began = False
+        """Some byte has come."""
+        self._scratch = scratch
+        self._has_body = has_body
+        self._into = into
+        self._into_nbytes = into_nbytes
+        self._used = 0
+        self._head: Reply | None = None
+        self._views: list[memoryview] = []
+        self._body = bytearray()
+        self._body_left: int | None = None
+        self._is_chunked = False
+
+    @property
+    def in_page(self) -> bool:
+        """The next bytes are a page's."""
+        return bool(self._views)
+
+    def room(self) -> list[memoryview]:
+        """Where the next bytes go; never empty before the end."""
+        return self._views or [memoryview(self._scratch)[self._used :]]
+
+    def took(self, nbytes: int) -> None:
+        """`nbytes` of `room` were filled; none of it is the end of the connection.
+
+        Raises:
+            Malformed: This can't become a reply.
+            ConnectionResetError: The connection ended before any of it came.
+        """
+        if not nbytes:
+            self._end_of_connection()
+            return
+        self.began = True
+        if self._views:
+            self._take_page(nbytes)
+        elif self._head is None:
+            self._used += nbytes
+            self._take_head()
+        else:
+            self._take_body(memoryview(self._scratch)[:nbytes])
+
+    def _take_head(self) -> None:
+        end = self._end_of_head()
+        if end < 0:
+            if self._used == len(self._scratch):
+                raise Malformed("the head of a reply is too long")
+            return
+        head = _parsed(bytes(self._scratch[: end - len(_END_OF_HEAD)]))
+        rest = bytes(self._scratch[end : self._used])
+        self._used = 0
+        if head.status < 200:  # an interim reply: the one that counts follows
+            self._scratch[: len(rest)] = rest
+            self._used = len(rest)
+            if rest:
+                self._take_head()
+            return
+        self._head = head
+        self._frame(head)
+        if self.reply is None and self._views:
+            self._spread(rest)
+        elif self.reply is None:
+            self._take_body(memoryview(rest))
+        elif rest:
+            self.reusable = False
+
+    def _end_of_head(self) -> int:
+        """Where the head ends; -1 where it goes on."""
+        found = self._scratch.find(_END_OF_HEAD, 0, self._used)
+        return found + len(_END_OF_HEAD) if found >= 0 else -1
+
+    def _frame(self, head: Reply) -> None:
+        """How long the body is, and where it goes."""
+        self.reusable = head.headers.get("connection", "").lower() != "close"
+        encoding = head.headers.get("transfer-encoding")
+        length = head.headers.get("content-length")
+        if not self._has_body or head.status in (204, 304):
+            self._finish()
+            return
+        if encoding is not None and (encoding.lower() != "chunked" or length is not None):
+            raise Malformed("a reply has an encoding that this client does not take")
+        if length is not None and head.content_length is None:
+            raise Malformed("the length of a reply is no number")
+        self._body_left, self._is_chunked = head.content_length, encoding is not None
+        if head.status == 200 and self._into_nbytes:
+            if self._body_left == self._into_nbytes:
+                self._views = list(self._into)
+            else:  # not this page: it is not read, and with it goes the connection
+                self._finish(reusable=False)
+        elif self._body_left == 0:
+            self._finish()
+
+    def _spread(self, data: bytes) -> None:
+        """Put what came with the head into the page."""
+        rest = memoryview(data)
+        while rest and self._views:
+            view = self._views[0]
+            step = min(len(rest), len(view))
+            view[:step] = rest[:step]
+            rest = rest[step:]
+            self._take_page(step)
+        if rest:
+            self.reusable = False
+
+    def _take_page(self, nbytes: int) -> None:
+        views, done = self._views, 0
+        while done < len(views) and nbytes >= len(views[done]):
+            nbytes -= len(views[done])
+            done += 1
+        del views[:done]
+        if nbytes:
+            views[0] = views[0][nbytes:]
+        if not views:
+            assert self._head is not None
+            self._head.landed = True
+            self._finish()
+
+    def _take_body(self, data: memoryview) -> None:
+        self._body += data
+        if len(self._body) > _BODY_LIMIT:
+            raise Malformed("the body of a reply is too long")
+        if self._is_chunked:
+            self._unchunk()
+        elif self._body_left is not None and len(self._body) >= self._body_left:
+            if len(self._body) > self._body_left:
+                self.reusable = False
+                del self._body[self._body_left :]
+            self._finish()
+
+    def _unchunk(self) -> None:
+        """Finish where the last chunk is there, without trailers."""
+        found = bytearray()
+        at = 0
+        while (size_line := _CHUNK.match(self._body, at)) is not None:
+            start = size_line.end()
+            size = int(size_line["size"], 16)
+            end = start + size
+            if len(self._body) < end + 2:
+                return
+            if not self._body.startswith(b"\r\n", end):
+                raise Malformed("the chunks of a reply do not fit together")
+            if not size:
+                self.reusable = self.reusable and len(self._body) == end + 2
+                self._body = found
+                self._finish()
+                return
+            found += self._body[start:end]
+            at = end + 2
+        if len(self._body) > at + 64:
+            raise Malformed("the chunks of a reply have no sizes")
+
+    def _end_of_connection(self) -> None:
+        if not self.began:
+            raise ConnectionResetError("the server closed the connection")
+        if self._head is None or self._views or self._is_chunked or self._body_left is not None:
+            raise Truncated("the connection ended before the reply did")
+        self._finish(reusable=False)
+
+    def _finish(self, *, reusable: bool = True) -> None:
+        assert self._head is not None
+        self.reusable = self.reusable and reusable
+        self._head.body = bytes(self._body)
+        self.reply = self._head
+
+
+def _parsed(head: bytes) -> Reply:
+    status_line, *lines = head.decode("latin-1").split("\r\n")
+    match = _STATUS_LINE.fullmatch(status_line)
+    if match is None:
+        raise Malformed("what came does not begin as a reply does")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name, value = name.lower(), value.strip()
+        if not colon or not name or name != name.strip():
+            raise Malformed("a header of a reply is none")
+        if headers.setdefault(name, value) != value and name in _FRAMING:
+            raise Malformed(f"a reply has two different headers {name}")
+    if match["minor"] == "0":
+        headers.setdefault("connection", "close")
+    return Reply(int(match["status"]), headers)
+
+
+_FRAMING = ("content-length", "transfer-encoding", "connection")

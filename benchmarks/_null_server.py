@@ -1,0 +1,122 @@
+"""An S3 server that does nothing but move bytes: what a client can reach at most.
+
+    python benchmarks/_null_server.py    # prints its port, serves until its standard input ends
+
+It knows HEAD, GET, PUT and DELETE of one object, and looks at no signature. Memory of deleted objects
+is used again: fresh memory would be most of the time. A request may also be `SINK n` or `SOURCE n`: n
+bytes one way without HTTP, for the limit of the sockets themselves.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import threading
+from collections import defaultdict
+
+_HEAD_LIMIT = 32 << 10
+_REQUEST = re.compile(rb"(?P<method>[A-Z]+) (?P<name>[^ ?]+)")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+_EXPECTS = re.compile(rb"(?i)\r\nexpect: *100-continue")
+_PLAIN = re.compile(rb"(SINK|SOURCE) (\d+)")
+
+objects: dict[bytes, bytearray] = {}
+spare: defaultdict[int, list[bytearray]] = defaultdict(list)
+block = bytearray(4 << 20)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer the requests of one connection until it ends."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    scratch = bytearray(_HEAD_LIMIT)
+    view = memoryview(scratch)
+    used = 0
+    with connection:
+        while True:
+            while (end := scratch.find(b"\r\n\r\n", 0, used)) < 0:
+                taken = connection.recv_into(view[used:])
+                if not taken:
+                    return
+                used += taken
+            head = bytes(view[:end])
+            if plain := _PLAIN.match(head):
+                move(connection, plain[1] == b"SINK", int(plain[2]) - (used - end - 4))
+                used = 0
+                continue
+            length = int(found[1]) if (found := _LENGTH.search(head)) else 0
+            rest = bytes(view[end + 4 : used])
+            body, rest = rest[:length], rest[length:]
+            answer(connection, head, length, body)
+            view[: len(rest)] = rest
+            used = len(rest)
+
+
+def answer(connection: socket.socket, head: bytes, length: int, body: bytes) -> None:
+    """One request, of whose body `body` has come with its head."""
+    request = _REQUEST.match(head)
+    assert request is not None
+    method, name = request["method"], request["name"]
+    if method == b"PUT":
+        stored = objects.get(name)
+        if stored is None or len(stored) != length:
+            stored = spare[length].pop() if spare[length] else bytearray(length)
+        if _EXPECTS.search(head):
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        target = memoryview(stored)
+        target[: len(body)] = body
+        at = len(body)
+        while at < length:
+            at += connection.recv_into(target[at:])
+        objects[name] = stored
+        connection.sendall(b'HTTP/1.1 200 OK\r\nETag: "0"\r\nContent-Length: 0\r\n\r\n')
+    elif method == b"DELETE":
+        gone = objects.pop(name, None)
+        if gone is not None:
+            spare[len(gone)].append(gone)
+        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+    else:
+        stored = objects.get(name)
+        if stored is None and name.count(b"/") > 1:
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return
+        stored = stored or bytearray()
+        reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(stored)
+        send(connection, [reply] if method == b"HEAD" else [reply, stored])
+
+
+def move(connection: socket.socket, sinks: bool, nbytes: int) -> None:  # noqa: FBT001 - one caller
+    """Receive so many bytes and say so, or send so many."""
+    view = memoryview(block)
+    while nbytes > 0:
+        part = view[: min(nbytes, len(view))]
+        nbytes -= connection.recv_into(part) if sinks else connection.send(part)
+    if sinks:
+        connection.sendall(b"!")
+
+
+def send(connection: socket.socket, parts: list[bytes | bytearray]) -> None:
+    views = [memoryview(part) for part in parts if part]
+    while views:
+        sent = connection.sendmsg(views)
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
+
+
+def main() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        print(listener.getsockname()[1], flush=True)
+
+        def accept() -> None:
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

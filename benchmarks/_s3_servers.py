@@ -1,0 +1,80 @@
+"""The servers of `s3.py`, each a process of its own on loopback, and a plain client to tidy up with."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+BUCKET = "pages"
+_READY_LIMIT_S = 30.0
+
+
+@contextmanager
+def null_server() -> Generator[int, None, None]:
+    """The port of a server that only moves bytes."""
+    program = Path(__file__).with_name("_null_server.py")
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield int(process.stdout.readline())
+        process.stdin.close()
+
+
+@contextmanager
+def ministack() -> Generator[int, None, None]:
+    """The port of a server that has S3's semantics, and keeps objects in memory."""
+    with socket.create_server(("127.0.0.1", 0)) as placeholder:
+        port: int = placeholder.getsockname()[1]
+    environment = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "LOG_LEVEL": "ERROR"}
+    environment |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "ministack"],
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            _await(port)
+            request(port, "PUT", f"/{BUCKET}")
+            yield port
+        finally:
+            process.kill()
+
+
+def request(port: int, method: str, path: str) -> None:
+    """A request without a signature, which neither server misses."""
+    remove(port, [path], method)
+
+
+def remove(port: int, paths: Iterable[str], method: str = "DELETE") -> None:
+    """Delete objects."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_READY_LIMIT_S)
+    for path in paths:
+        connection.request(method, path)
+        connection.getresponse().read()
+    connection.close()
+
+
+def _await(port: int) -> None:
+    deadline_s = time.monotonic() + _READY_LIMIT_S
+    while True:
+        try:
+            request(port, "GET", "/")
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,218 @@
+"""The `s3` backend against bare sockets, boto3, obstore and SGLang's S3 backend, in one process.
+
+    python benchmarks/s3.py [--quick] [--sizes KIB,KIB] [--servers null,ministack] [--json FILE]
+
+`make bench-s3` makes an environment that has them all; elsewhere the rows of those that are missing are
+left out. The null server moves bytes and does nothing else: it shows what the clients cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import resource
+import statistics
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import _sglang
+import numpy as np
+from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _s3_servers import BUCKET, ministack, null_server, remove
+from _s3_stores import Boto3, Loopback, Obstore, OurPageStore, Ours, SeaweedFS
+from _store import Memory
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from _s3_stores import S3Store
+
+    StoreFactory: TypeAlias = Callable[[int, Memory, Memory], S3Store]
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGES = {64 * KIB: 128, 1 * MIB: 128, 4 * MIB: 32}
+ROUNDS = {64 * KIB: 9, 1 * MIB: 5, 4 * MIB: 5}
+SERVERS = {"null": null_server, "ministack": ministack}
+
+BOTO3 = "boto3, 16 threads"
+PEER = SeaweedFS.name
+LIMIT = "loopback, 4 sockets"
+OURS = ("ours: S3Storage", "ours: page store, 2 threads", "ours: page store, 8 threads")
+
+
+@dataclass
+class Turns:
+    """One store in turns, and the processor time that this process spends in them."""
+
+    store: S3Store
+    sets: bool
+    cpu_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    def prepare(self, turn: int) -> None:
+        hashes = hashes_of(self.store, turn if self.sets else 0)
+        if self.sets:
+            self.store.source.stamp(turn)
+            self.store.prepare_set(hashes)
+        else:
+            self.store.prepare_get(hashes)
+
+    def run(self) -> None:
+        before_s = used_s()
+        if self.sets:
+            self.store.set()
+        else:
+            self.store.get()
+        self.cpu_s.append(used_s() - before_s)
+
+    def check(self) -> None:
+        if self.sets:
+            self.store.prepare_get(self.store.hashes)
+            self.store.get()
+        if not np.array_equal(self.store.landed(), self.store.source.rows):
+            raise RuntimeError(f"{self.name} did not bring back what was set")
+        if self.sets:
+            clear(self.store)
+
+
+def factories(server: str) -> list[StoreFactory]:
+    """What there is to compare."""
+    found: list[StoreFactory] = []
+    if server == "null":
+        found += [partial(Loopback, connections=1), partial(Loopback, connections=4)]
+    found += [partial(Boto3, threads=16), partial(Boto3, threads=4, tuned=True)]
+    if importlib.util.find_spec("obstore"):
+        found += [partial(Obstore, threads=4)]
+    if _sglang.is_installed():
+        found += [SeaweedFS]
+    return [
+        *found,
+        Ours,
+        partial(OurPageStore, threads=2),
+        partial(OurPageStore, threads=8),
+    ]
+
+
+def bench(report: Report, server: str, port: int, page_nbytes: int, rounds: int) -> None:
+    """Gets and sets of one page size on one server."""
+    pages = PAGES.get(page_nbytes, 32)
+    source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+    source.fill(page_nbytes)
+    stores = [factory(port, source, landing) for factory in factories(server)]
+    title = f"{pages} pages of {size_text(page_nbytes)}, {server}"
+    for store in stores:
+        store.prepare_set(hashes_of(store, 0))
+        store.set()
+    measure(report, f"get, {title}", stores, rounds, sets=False)
+    for store in stores:
+        clear(store)
+    measure(report, f"set, {title}", stores, rounds, sets=True)
+    for store in stores:
+        store.close()
+
+
+def measure(
+    report: Report, title: str, stores: Sequence[S3Store], rounds: int, *, sets: bool
+) -> None:
+    turns = [Turns(store, sets) for store in stores]
+    seconds = interleave(turns, rounds)
+    work = stores[0].source.pages * stores[0].source.page_nbytes / 1e9
+    baselines = [name for name in (LIMIT, BOTO3, PEER) if name in seconds]
+    section = report.add(
+        Section(title=title, unit="GB/s", work=work, seconds=seconds, baselines=baselines)
+    )
+    console.print(cpu_table(turns, work))
+    for name in OURS:
+        for baseline, least in ((BOTO3, 2.0), (PEER, 1.0)):
+            if baseline in seconds:
+                text = f"{title}: {name} / {baseline}"
+                report.aims.append(Aim(text, least, section.ratio(name, baseline)))
+
+
+def cpu_table(turns: Sequence[Turns], work: float) -> Table:
+    """What the client's own work costs: the figure that holds on other networks too."""
+    shown = Table("client CPU", title_justify="left")
+    shown.add_column("s/GB", justify="right")
+    for one in turns:
+        shown.add_row(one.name, f"{statistics.median(one.cpu_s[1:]) / work:.2f}")
+    return shown
+
+
+def clear(store: S3Store) -> None:
+    """Delete the objects of the batch that was prepared last."""
+    remove(store.port, [f"/{BUCKET}/{name}" for name in store.object_names()])
+
+
+def hashes_of(store: S3Store, turn: int) -> list[str]:
+    texts = (f"{store.name} {turn} {number}" for number in range(store.source.pages))
+    return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+
+
+def used_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def size_text(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [int(part) * KIB for part in text.split(",")],
+        default=list(PAGES),
+        metavar="KIB,KIB",
+        help="page sizes in KiB (default: 64,1024,4096)",
+    )
+    parser.add_argument(
+        "--servers",
+        type=lambda text: text.split(","),
+        default=list(SERVERS),
+        metavar="NAME,NAME",
+        help="null, ministack (default: both)",
+    )
+    parser.add_argument("--rounds", type=int, help="rounds of each section (default: by page size)")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.sizes = [size for size in options.sizes if size < 4 * MIB]
+        options.rounds = options.rounds or 3
+    if set(options.servers) - set(SERVERS):
+        parser.error(f"--servers: choose of {', '.join(SERVERS)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    present = ["boto3", *(name for name in ("obstore", "ministack", "sglang") if is_here(name))]
+    report = Report(machine_facts(distributions=present))
+    report.print_facts()
+    for server in options.servers:
+        for page_nbytes in options.sizes:
+            with SERVERS[server]() as port:
+                rounds = options.rounds or ROUNDS.get(page_nbytes, 5)
+                bench(report, server, port, page_nbytes, rounds)
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+def is_here(name: str) -> bool:
+    return _sglang.is_installed() if name == "sglang" else bool(importlib.util.find_spec(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The kit's verdict on `s3`, over servers that are really there."""
+
+from __future__ import annotations
+
+from hicache_backends.s3 import S3Storage
+from s3_kit import S3Conformance
+from servers import Ministack, Rclone
+
+
+class TestMinistack(S3Conformance):
+    """S3's semantics: conditional puts, checksums."""
+
+    storage_class = S3Storage
+    server_class = Ministack
+    timeout_s = 120.0  # its time for a page grows with the square of the size: 64 MiB take 20 s
+
+
+class TestRclone(S3Conformance):
+    """A server that checks signatures and knows no conditional puts."""
+
+    storage_class = S3Storage
+    server_class = Rclone
+    in_quick_runs = "kv_(00[2-7]|10|20|30)"

@@ -1,0 +1,100 @@
+"""A replay over `s3` while its network and its server fail: hits are lost, and never a byte is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_conformance import FaultProxy
+from s3_kit import config_of
+from servers import Rclone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_REQUESTS = 80
+_BETWEEN_FAULTS_NBYTES = 1 << 20
+_RESTARTS_AFTER = (2, 9)
+_SILENCE_S = 0.3
+
+
+def _command(proxy: FaultProxy, report: Path) -> list[str]:
+    config = {
+        **config_of(Rclone(report.parent)),
+        "endpoint_url": f"http://127.0.0.1:{proxy.address[1]}",
+        "timeout_s": 2.0,
+        "stall_timeout_s": 0.2,
+        "prefetch_threshold": 0,
+    }
+    trace = os.environ.get("HICACHE_TRACE")
+    return [
+        *(sys.executable, "-m", "hicache_storage.cli", "replay"),
+        *("--hicache-storage-backend", "s3"),
+        *("--hicache-storage-backend-extra-config", json.dumps(config)),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *(["--trace", trace] if trace else []),
+        *("--requests", str(_REQUESTS), "--page-size", "512"),
+        *("--scale-bytes", "1/1024", "--host-size", "4MiB", "--json", str(report)),
+    ]
+
+
+class _Weather:
+    """Faults that come one after another, each some bytes after the one before."""
+
+    def __init__(self, proxy: FaultProxy, server: Rclone) -> None:
+        self.proxy = proxy
+        self.server = server
+        self.faults = 0
+        self._next_nbytes = _BETWEEN_FAULTS_NBYTES
+        kinds: list[Callable[[], object]] = [
+            partial(proxy.reset_after, 20_000, direction="up"),
+            partial(proxy.truncate_after, 300),
+            partial(proxy.reset_after, 5_000, direction="down"),
+            self._silence,
+            proxy.refuse,
+        ]
+        self._kinds = cycle(kinds)
+
+    def go_on(self) -> None:
+        """Make the next fault, if it is time."""
+        if self.proxy.bytes_up < self._next_nbytes:
+            return
+        if self.faults in _RESTARTS_AFTER:
+            self.server.stop()
+            self.server.start()
+        next(self._kinds)()
+        time.sleep(_SILENCE_S / 3)  # the fault lasts so long, whether it strikes or not
+        self.proxy.pass_through()
+        self.faults += 1
+        self._next_nbytes = self.proxy.bytes_up + _BETWEEN_FAULTS_NBYTES
+
+    def _silence(self) -> None:
+        self.proxy.go_silent()
+        time.sleep(_SILENCE_S)
+
+
+@pytest.mark.slow
+def test_faults_and_restarts_cost_hits_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    with Rclone(tmp_path / "server") as server, FaultProxy(("127.0.0.1", server.port)) as proxy:
+        weather = _Weather(proxy, server)
+        with subprocess.Popen(_command(proxy, file), stdout=subprocess.DEVNULL) as replay:
+            while replay.poll() is None:
+                weather.go_on()
+                time.sleep(0.01)
+    report: dict[str, Any] = json.loads(file.read_text())
+
+    assert (0, _REQUESTS, 0) == (replay.returncode, report["requests"], report["corrupt_pages"])
+    assert report["verified_nbytes"] > 0
+    assert report["store"]["load_ok"] > 0
+    assert weather.faults > max(_RESTARTS_AFTER)
+    for counter in ("resets", "truncated", "stalls", "retries"):
+        assert report["storage"].get(counter, 0) > 0, report["storage"]

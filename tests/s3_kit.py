@@ -1,0 +1,121 @@
+"""What the tests of `s3` share: its config for a server, and the bucket seen from behind."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from hicache_conformance import Scratch, StorageConformance
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from servers import S3Server
+    from types_boto3_s3 import S3Client
+
+    from hicache_storage.keys import KeySpace
+
+BUCKET = "pages"
+
+
+def config_of(server: S3Server, prefix: str = "", **fields: Any) -> dict[str, Any]:
+    """The config of a store on `server`."""
+    return {
+        "bucket": BUCKET,
+        "prefix": prefix,
+        "endpoint_url": server.endpoint_url,
+        "access_key_id": server.access_key,
+        "secret_access_key": server.secret_key,
+        "create_bucket": True,
+        **fields,
+    }
+
+
+@contextmanager
+def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
+    """boto3, as anybody else would use it."""
+    client: S3Client = cast("Any", boto3).client(
+        "s3",
+        endpoint_url=server.endpoint_url,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    with closing(client):
+        yield client
+
+
+def make_ready(server: S3Server) -> None:
+    """Have the bucket made and written to: on some servers that takes seconds once."""
+    with plain_client(server) as client:
+        client.create_bucket(Bucket=BUCKET)
+        client.put_object(Bucket=BUCKET, Key="first", Body=b"page")
+
+
+def name_of(space: KeySpace, page_hash: str, prefix: str = "") -> str:
+    """The object that holds a page."""
+    return f"{prefix}/{space.id}/{page_hash[:2]}/{page_hash}".removeprefix("/")
+
+
+class S3Conformance(StorageConformance):
+    """The kit on one kind of server. Its tests share one, but for those that stop it."""
+
+    server_class: ClassVar[type[S3Server]]
+    shared_server: ClassVar[S3Server]
+    timeout_s: ClassVar[float] = 10.0
+    own_server: S3Server | None = None
+    prefix = ""
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def serve(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with cls.server_class(tmp_path_factory.mktemp("server")) as server:
+            cls.shared_server = server
+            make_ready(server)
+            yield
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        self.prefix = scratch.prefix
+        return config_of(self._server, self.prefix, timeout_s=self.timeout_s)
+
+    @contextmanager
+    def server(self) -> Generator[S3Server, None, None]:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            self.server_class(Path(directory)) as server,
+        ):
+            self.own_server = server
+            make_ready(server)
+            yield server
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        with plain_client(self._server) as client:
+            try:
+                answer = client.get_object(
+                    Bucket=BUCKET, Key=name_of(space, page_hash, self.prefix)
+                )
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") == "NoSuchKey":
+                    return None
+                raise
+            with closing(answer["Body"]) as body:
+                return body.read()
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        name = name_of(space, page_hash, self.prefix)
+        with plain_client(self._server) as client:
+            if data is None:
+                client.delete_object(Bucket=BUCKET, Key=name)
+            else:
+                client.put_object(Bucket=BUCKET, Key=name, Body=data)
+
+    @property
+    def _server(self) -> S3Server:
+        return self.own_server or self.shared_server

@@ -1,0 +1,176 @@
+"""A server that answers as it is told: for answers that no real S3 server gives on demand."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HEAD = re.compile(rb"(?P<method>[A-Z]+) (?P<target>\S+) HTTP/1\.1\r\n")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to send, and what to do with the connection then."""
+
+    data: bytes = b""
+    then: str = "keep"
+    """keep, end, reset; early: answer before the body of the request has come, and end."""
+
+
+def reply(
+    status: int, body: bytes = b"", then: str = "keep", headers: Mapping[str, str] | None = None
+) -> Answer:
+    """An answer with a length."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    head = f"HTTP/1.1 {status} Whatever\r\ncontent-length: {len(body)}\r\n{lines}\r\n"
+    return Answer(head.encode() + body, then)
+
+
+def error(status: int, code: str, then: str = "keep") -> Answer:
+    """An error as S3 tells it."""
+    return reply(status, f"<Error><Code>{code}</Code></Error>".encode(), then)
+
+
+def size(nbytes: int) -> Answer:
+    """The answer to a HEAD of an object of this size."""
+    return Answer(f"HTTP/1.1 200 OK\r\ncontent-length: {nbytes}\r\n\r\n".encode())
+
+
+RESET = Answer(then="reset")
+END = Answer(then="end")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that came."""
+
+    method: str
+    target: str
+    head: bytes
+    body: bytes
+
+
+class ScriptedS3:
+    """Answers requests for objects from a script, and for the bucket itself with `of_bucket`.
+
+    Requests beyond the script are answered with 404.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.script: deque[Answer] = deque()
+        self.of_bucket = reply(200)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    @property
+    def methods(self) -> list[str]:
+        """Of all requests for objects, in order."""
+        return [asked.method for asked in self.asked]
+
+    def config(self, **fields: Any) -> dict[str, Any]:
+        """Of a store on this server."""
+        return {
+            "bucket": "pages",
+            "endpoint_url": f"http://127.0.0.1:{self.port}",
+            "access_key_id": "AKIDEXAMPLE",
+            "secret_access_key": "sesame/sesame/sesame",
+            "fan_out": 1,
+            "timeout_s": 5.0,
+            **fields,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._open:
+            connection.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.settimeout(10)
+            self._open.append(connection)
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        data = b""
+        try:
+            while True:
+                while (end := data.find(b"\r\n\r\n") + 4) < 4:
+                    more = connection.recv(65536)
+                    if not more:
+                        return
+                    data += more
+                head, data = data[:end], data[end:]
+                answer = self._next(head)
+                length = int(found[1]) if (found := _LENGTH.search(head)) else 0
+                while len(data) < length and answer.then != "early":
+                    data += connection.recv(1 << 20)
+                self._note(head, data[:length])
+                data = data[length:]
+                if not self._send(connection, answer):
+                    return
+        except OSError:
+            return
+        finally:
+            connection.close()
+
+    def _next(self, head: bytes) -> Answer:
+        if _is_of_bucket(head):
+            return self.of_bucket
+        with self._lock:
+            return self.script.popleft() if self.script else error(404, "NoSuchKey")
+
+    def _note(self, head: bytes, body: bytes) -> None:
+        match = _HEAD.match(head)
+        assert match is not None
+        if not _is_of_bucket(head):
+            asked = Asked(match["method"].decode(), match["target"].decode(), head, body)
+            with self._lock:
+                self.asked.append(asked)
+
+    def _send(self, connection: socket.socket, answer: Answer) -> bool:
+        """Whether the connection goes on."""
+        if answer.then == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        connection.sendall(answer.data)
+        if answer.then == "early":
+            connection.shutdown(socket.SHUT_WR)
+            self._ended.wait(1)  # a server that reads nothing more; the client has its answer
+        return answer.then == "keep"
+
+
+def _is_of_bucket(head: bytes) -> bool:
+    match = _HEAD.match(head)
+    return match is not None and match["target"].partition(b"?")[0] == b"/pages"
