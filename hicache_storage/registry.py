@@ -54,6 +54,7 @@ _BUILT_INS = {
     for backend in (
         Backend("memory", "hicache_backends.memory:MemoryStorage", "hicache-storage"),
         Backend("file", "hicache_backends.file:FileStorage", "hicache-storage"),
+        Backend("hf3fs", "hicache_backends.hf3fs:Hf3fsStorage", "hicache-storage"),
     )
 }
 

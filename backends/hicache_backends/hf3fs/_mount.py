@@ -1,0 +1,165 @@
+"""What one process holds open of a root: its index, its writer's lock, the memory of its transfers."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hicache_backends.hf3fs._index import Entry
+from hicache_backends.hf3fs._sqlite_index import SqliteIndex
+from hicache_backends.hf3fs._touches import Touches
+from hicache_backends.hf3fs._transfer import Item, Transfers
+from hicache_backends.hf3fs._writer import Writer, remove_dead
+from hicache_storage.errors import HiCacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_backends.hf3fs._index import Limits
+    from hicache_backends.hf3fs._layout import Layout
+    from hicache_backends.hf3fs._slot import Place
+    from hicache_backends.hf3fs._slot_files import SlotFiles
+    from hicache_storage.counters import Counters
+    from hicache_storage.page import Page
+
+
+class Mount:
+    """Thread-safe; belongs to the process that made it."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        limits: Limits,
+        counters: Counters,
+        *,
+        direct: bool,
+        timeout_s: float,
+        touch_interval_s: float,
+    ) -> None:
+        self.pid = os.getpid()
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._recency = limits.capacity_nbytes is not None
+        remove_dead(layout.writers)
+        self._writer = Writer(layout.writers)
+        try:
+            self.index = SqliteIndex(layout, limits, self._writer, timeout_s)
+        except BaseException:
+            self._writer.close()
+            raise
+        self._touches = Touches(self.index, touch_interval_s)
+        self._transfers = Transfers(counters, direct=direct)
+
+    def load(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+        """Read pages; which of them were there, whole."""
+        deadline_s = time.monotonic() + self._timeout_s
+        with self.index.view(files) as view:
+            places = view.find(hashes)
+            wanted = [
+                (number, page_hash)
+                for number, (page_hash, page) in enumerate(zip(hashes, pages, strict=True))
+                if page_hash in places and page.nbytes == files.geometry.nbytes
+            ]
+            items = [
+                Item(places[h].slot, files.geometry.mark(h, places[h].stamp), pages[number])
+                for number, h in wanted
+            ]
+            found = self._transfers.read(files, items, deadline_s)
+            read = {h: places[h] for (_, h), hit in zip(wanted, found, strict=True) if hit}
+            still = view.still(read)
+        verdicts = [False] * len(hashes)
+        for (number, page_hash), hit in zip(wanted, found, strict=True):
+            verdicts[number] = bool(hit) and page_hash in still
+        self._heal(
+            files, {h: places[h] for (_, h), hit in zip(wanted, found, strict=True) if hit is False}
+        )
+        if self._recency and still:
+            self._touches.note(files.geometry.space.id, [h for h in hashes if h in still])
+        return verdicts
+
+    def save(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+        """Write the pages that are not there; which are there now."""
+        deadline_s = time.monotonic() + self._timeout_s
+        with self.index.writing():
+            there = self._present(files, hashes)
+            absent = {
+                page_hash: page
+                for page_hash, page in reversed(list(zip(hashes, pages, strict=True)))
+                if page_hash not in there and page.nbytes == files.geometry.nbytes
+            }
+            if absent:
+                order = [h for h in dict.fromkeys(hashes) if h in absent]
+                there |= self._written(files, {h: absent[h] for h in order}, deadline_s)
+        return [page_hash in there for page_hash in hashes]
+
+    def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
+        """Remove pages."""
+        with self.index.writing():
+            self.index.delete(files, list(dict.fromkeys(hashes)))
+
+    def clear(self, files: SlotFiles) -> int:
+        """Remove all pages of a key space; how many that were."""
+        with self.index.writing():
+            return self.index.clear(files)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._touches.tell()
+        self.index.close()
+        self._writer.close()
+
+    def abandon(self) -> None:
+        """Leave everything to the process that forked this one."""
+        self.index.abandon()
+        self._writer.forget()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _present(self, files: SlotFiles, hashes: Sequence[str]) -> set[str]:
+        """Those of the pages that are there, and are what the index says they are."""
+        with self.index.view(files) as view:
+            places = view.find(hashes)
+        held = files.held(places) if places else set[str]()
+        self._heal(files, {h: place for h, place in places.items() if h not in held})
+        if self._recency and held:
+            self._touches.note(files.geometry.space.id, [h for h in hashes if h in held])
+        return held
+
+    def _written(
+        self, files: SlotFiles, absent: Mapping[str, Page], deadline_s: float
+    ) -> set[str]:
+        """Write pages to slots of their own; those that are there now."""
+        if self._recency:
+            self._touches.tell()
+        places = self.index.reserve(files, len(absent))
+        self._counters.add("refused_no_space", len(absent) - len(places))
+        pages = dict(zip(absent, places, strict=False))
+        items = [
+            Item(place.slot, files.geometry.mark(page_hash, place.stamp), absent[page_hash])
+            for page_hash, place in pages.items()
+        ]
+        try:
+            done = self._transfers.write(files, items, deadline_s)
+        except BaseException:
+            with suppress(HiCacheError):
+                self.index.settle(files, (), places)
+            raise
+        now_ns = time.time_ns()
+        entries = [
+            Entry(page_hash, place, now_ns - number)
+            for number, ((page_hash, place), ok) in enumerate(zip(pages.items(), done, strict=True))
+            if ok
+        ]
+        unused = [place for place, ok in zip(places, done, strict=True) if not ok]
+        self.index.settle(files, entries, unused)
+        return {entry.page_hash for entry in entries}
+
+    def _heal(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
+        """Forget pages that are not where the index says, so that the next set stores them."""
+        if not wrong:
+            return
+        with suppress(HiCacheError):
+            self.index.forget(files, wrong)
+            self._counters.add("healed", len(wrong))
