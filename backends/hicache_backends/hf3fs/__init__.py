@@ -61,7 +61,7 @@ class Hf3fsSettings(Settings):
     touch_interval_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How long it may take until the index hears of what was read."""
     timeout_s: PositiveSeconds = 30.0
-    """Pages that a call has not begun by then are misses, or refused; no call waits longer for the index."""
+    """Pages that a call has not begun by then are misses, or refused; so long it waits for the index."""
 
     @model_validator(mode="after")
     def _watermarks_are_in_order(self) -> Self:
@@ -99,9 +99,7 @@ class Hf3fsStorage(HiCacheStorage):
         )
         self._direct = settings.direct and _takes_direct(self._layout)
         self._mount_now = self._mount_made()
-        self.narrow(
-            alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism
-        )
+        self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
         if settings.capacity_nbytes is not None:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
 

@@ -1,9 +1,10 @@
 """The SQLite file of an index: its connections, and how it is made anew where it is lost.
 
 A file that is missing or unusable is made from the slots' marks, and then named by `index.sqlite`, a
-symbolic link. Until that is done no call writes to a slot: calls that do hold `lock` shared, who makes an
-index holds it alone. A connection whose file is no longer the one that is named is closed at the next call.
-No name is used twice: SQLite's last act on a file is to unlink its log by name, which could be another's.
+symbolic link. Until that is done no call writes to a slot: calls that do hold `lock` shared, who makes
+an index holds it alone. A connection whose file is not the one that is named any more is closed by the
+next call. No name is used twice: SQLite's last act on a file is to unlink its log by name, and that
+could be another's.
 """
 
 from __future__ import annotations

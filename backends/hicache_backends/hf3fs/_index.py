@@ -1,8 +1,8 @@
 """What an index answers: which page is in which slot, and which slots may be written to.
 
 A slot belongs to a page, to a writer (reserved) or to nobody (free). A page leaves the index before its
-slot is given to a writer. So a reader whose page is still in the index, under the same stamp, when it has
-read the slot, has read that page and nothing else.
+slot is given to a writer. So a reader whose page is still in the index, under the same stamp, when it
+has read the slot, has read that page and nothing else.
 """
 
 from __future__ import annotations

@@ -127,9 +127,7 @@ class Mount:
             self._touches.note(files.geometry.space.id, [h for h in hashes if h in held])
         return held
 
-    def _written(
-        self, files: SlotFiles, absent: Mapping[str, Page], deadline_s: float
-    ) -> set[str]:
+    def _written(self, files: SlotFiles, absent: Mapping[str, Page], deadline_s: float) -> set[str]:
         """Write pages to slots of their own; those that are there now."""
         if self._recency:
             self._touches.tell()

@@ -9,13 +9,13 @@ import re
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from hicache_backends.hf3fs._slot import MARK_NBYTES, Found
+from hicache_backends.hf3fs._slot import MARK_NBYTES, Place
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs._layout import Layout
-    from hicache_backends.hf3fs._slot import Geometry, Place
+    from hicache_backends.hf3fs._slot import Found, Geometry
 
 DIRECT: int = getattr(os, "O_DIRECT", 0)
 
@@ -114,8 +114,21 @@ class SlotFiles:
         whole = min(nbytes // self.geometry.slot_nbytes, self.geometry.slots_per_file)
         return numbers[-1] * self.geometry.slots_per_file + whole
 
-    def pages(self) -> Iterator[tuple[int, Found]]:
-        """Every slot that holds a whole page, by its marks."""
+    def newest(self) -> dict[str, Place]:
+        """Every page that some slot holds whole, going by the marks; the latest write of each."""
+        newest: dict[str, Place] = {}
+        for slot, found in self._whole():
+            place = newest.get(found.page_hash)
+            if place is None or place.stamp < found.stamp:
+                newest[found.page_hash] = Place(slot, found.stamp)
+        return newest
+
+    def make_directory(self) -> None:
+        """Make the key space's directory where it has vanished."""
+        self._layout.make_space(self.geometry.space)
+
+    def _whole(self) -> Iterator[tuple[int, Found]]:
+        """The slots whose marks are equal, and what they say."""
         with self.opened(writing=False) as files:
             for number in self._numbers():
                 first = number * self.geometry.slots_per_file
@@ -125,10 +138,6 @@ class SlotFiles:
                     found = self.geometry.read_mark(head) if head == tail else None
                     if found is not None:
                         yield slot, found
-
-    def make_directory(self) -> None:
-        """Make the key space's directory where it has vanished."""
-        self._layout.make_space(self.geometry.space)
 
     def _marks(self, files: OpenFiles, slot: int) -> tuple[bytes, bytes]:
         number, offset = self.geometry.position(slot)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hicache_backends.hf3fs import _rows as rows
 from hicache_backends.hf3fs._database import Database
 from hicache_backends.hf3fs._index import Index, View
-from hicache_backends.hf3fs._slot import Geometry, Place
+from hicache_backends.hf3fs._reservation import Reservation
+from hicache_backends.hf3fs._slot import Geometry
 from hicache_backends.hf3fs._slot_files import SlotFiles
-from hicache_backends.hf3fs._writer import is_dead, writer_of, written_ns
-from hicache_storage.errors import StorageUnavailable
+from hicache_backends.hf3fs._writer import written_ns
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs._database import Session
     from hicache_backends.hf3fs._index import Entry, Limits
     from hicache_backends.hf3fs._layout import Layout
+    from hicache_backends.hf3fs._slot import Place
     from hicache_backends.hf3fs._writer import Writer
 
-logger = logging.getLogger(__name__)
-
 _STEP = 500
-# What is evicted at once beyond what is needed: a set waits for it.
-_EVICTED_AHEAD = 1000
 
 
 class SqliteIndex(Index):
@@ -37,12 +34,13 @@ class SqliteIndex(Index):
         self._limits = limits
         self._writer = writer
         self._unsettled: list[tuple[bytes, Place]] = []
+        """Slots that could not be settled when they should have been."""
         self._database = Database(layout, timeout_s, self._fill)
 
     @contextmanager
     def view(self, files: SlotFiles) -> Generator[View, None, None]:
         with self._database.session() as session:
-            yield _SqliteView(session, _id(files))
+            yield _SqliteView(session, rows.id_of(files))
 
     @contextmanager
     def writing(self) -> Generator[None, None, None]:
@@ -50,29 +48,35 @@ class SqliteIndex(Index):
             yield
 
     def reserve(self, files: SlotFiles, count: int) -> list[Place]:
+        unsettled = tuple(self._unsettled)
         with self._database.transaction() as db:
-            self._free_unsettled(db)
-            return _Reservation(db, files, self._limits, self._writer, self._layout).taken(
-                self, count
-            )
+            _free_reserved(db, unsettled)
+            reservation = Reservation(db, files, self._limits, self._writer, self._layout)
+            places = reservation.taken(count)
+            self.evicted += reservation.evicted
+            self._note_use(db)
+        self._unsettled = [each for each in self._unsettled if each not in unsettled]
+        return places
 
     def settle(self, files: SlotFiles, entries: Sequence[Entry], unused: Sequence[Place]) -> None:
-        space = _id(files)
+        space = rows.id_of(files)
         places = [entry.place for entry in entries] + list(unused)
         try:
             with self._database.transaction() as db:
-                _must_be_ours(db, space, places)
-                second = [entry.place.slot for entry in entries if not _insert(db, space, entry)]
+                rows.end_reservations(db, space, places)
+                second = [
+                    entry.place.slot for entry in entries if not rows.insert(db, space, entry)
+                ]
                 if second:
                     files.spoil(second)
-                _free(db, space, [*second, *(place.slot for place in unused)])
+                rows.free(db, space, [*second, *(place.slot for place in unused)])
                 self._note_use(db)
         except BaseException:
             self._unsettled += [(space, place) for place in places]
             raise
 
     def forget(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
-        space = _id(files)
+        space = rows.id_of(files)
         with self._database.transaction() as db:
             gone = [
                 place.slot
@@ -82,54 +86,52 @@ class SqliteIndex(Index):
                     (space, bytes.fromhex(page_hash), place.stamp),
                 ).rowcount
             ]
-            _free(db, space, gone)
+            rows.free(db, space, gone)
 
     def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
-        space = _id(files)
+        space = rows.id_of(files)
         with self._database.transaction() as db:
-            places = _find(db, space, hashes)
+            places = rows.find(db, space, hashes)
             files.spoil([place.slot for place in places.values()])
             db.executemany(
                 "DELETE FROM pages WHERE space = ? AND page_hash = ?",
                 [(space, bytes.fromhex(page_hash)) for page_hash in places],
             )
-            _free(db, space, [place.slot for place in places.values()])
+            rows.free(db, space, [place.slot for place in places.values()])
             self._note_use(db)
 
     def clear(self, files: SlotFiles) -> int:
-        space = _id(files)
+        space = rows.id_of(files)
         with self._database.transaction() as db:
-            slots = [row[0] for row in db.execute("SELECT slot FROM pages WHERE space = ?", (space,))]
+            slots = [
+                row[0] for row in db.execute("SELECT slot FROM pages WHERE space = ?", (space,))
+            ]
             db.execute("DELETE FROM pages WHERE space = ?", (space,))
-            _free(db, space, slots)
+            rows.free(db, space, slots)
             query = "SELECT slot FROM free WHERE space = ? ORDER BY slot"
             files.give_back([row[0] for row in db.execute(query, (space,))])
             self._note_use(db)
         return len(slots)
 
     def touch(self, used: Mapping[tuple[str, str], int]) -> None:
-        rows = [
+        touched = [
             (used_ns, bytes.fromhex(space_id), bytes.fromhex(page_hash), used_ns)
             for (space_id, page_hash), used_ns in used.items()
         ]
+        query = "UPDATE pages SET used_ns = ? WHERE space = ? AND page_hash = ? AND used_ns < ?"
         with self._database.transaction() as db:
-            db.executemany(
-                "UPDATE pages SET used_ns = ? WHERE space = ? AND page_hash = ? AND used_ns < ?",
-                rows,
-            )
+            db.executemany(query, touched)
 
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        space, last = _id(files), b""
-        query = (
-            "SELECT page_hash FROM pages WHERE space = ? AND page_hash > ? ORDER BY page_hash LIMIT ?"
-        )
+        space, last = rows.id_of(files), b""
+        query = "SELECT page_hash FROM pages WHERE space = ? AND page_hash > ? ORDER BY 1 LIMIT ?"
         while True:
             with self._database.session() as session:
-                rows = session.connection.execute(query, (space, last, _STEP)).fetchall()
-            yield from (row[0].hex() for row in rows)
-            if len(rows) < _STEP:
+                found = session.connection.execute(query, (space, last, _STEP)).fetchall()
+            yield from (row[0].hex() for row in found)
+            if len(found) < _STEP:
                 return
-            last = rows[-1][0]
+            last = found[-1][0]
 
     def close(self) -> None:
         self._database.close()
@@ -139,39 +141,27 @@ class SqliteIndex(Index):
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _free_unsettled(self, db: sqlite3.Connection) -> None:
-        """Slots that could not be settled when they should have been."""
-        unsettled, self._unsettled = self._unsettled, []
-        for space, place in unsettled:
-            query = "DELETE FROM reserved WHERE space = ? AND slot = ? AND stamp = ?"
-            if db.execute(query, (space, *place)).rowcount:
-                _free(db, space, [place.slot])
-
     def _note_use(self, db: sqlite3.Connection) -> None:
-        self.used_nbytes = _used_nbytes(db)
+        self.used_nbytes = rows.used_nbytes(db)
 
     def _fill(self, db: sqlite3.Connection) -> None:
         """Make the index of what the slots say."""
         for space in self._layout.key_spaces():
             files = SlotFiles(self._layout, Geometry(space))
-            _register(db, files)
+            rows.register(db, files)
             self._fill_space(db, files)
 
     def _fill_space(self, db: sqlite3.Connection, files: SlotFiles) -> None:
-        space, allocated = _id(files), files.allocated()
-        newest: dict[str, Place] = {}
-        for slot, found in files.pages():
-            place = newest.get(found.page_hash)
-            if place is None or place.stamp < found.stamp:
-                newest[found.page_hash] = Place(slot, found.stamp)
+        space, allocated = rows.id_of(files), files.allocated()
+        places = files.newest()
         db.executemany(
             "INSERT INTO pages VALUES (?, ?, ?, ?, ?)",
             [
-                (space, bytes.fromhex(h), place.slot, place.stamp, written_ns(place.stamp))
-                for h, place in newest.items()
+                (space, bytes.fromhex(h), *place, written_ns(place.stamp))
+                for h, place in places.items()
             ],
         )
-        taken = {place.slot for place in newest.values()}
+        taken = {place.slot for place in places.values()}
         db.executemany(
             "INSERT INTO free VALUES (?, ?)",
             ((space, slot) for slot in range(allocated) if slot not in taken),
@@ -189,7 +179,7 @@ class _SqliteView(View):
         self._version = _data_version(session)
 
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        return _find(self._session.connection, self._space, hashes)
+        return rows.find(self._session.connection, self._space, hashes)
 
     def still(self, places: Mapping[str, Place]) -> set[str]:
         if not self._session.is_current():
@@ -200,179 +190,14 @@ class _SqliteView(View):
         return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
 
 
-class _Reservation:
-    """The slots that one set asks for, in one transaction."""
-
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        files: SlotFiles,
-        limits: Limits,
-        writer: Writer,
-        layout: Layout,
-    ) -> None:
-        self._db = db
-        self._files = files
-        self._space = _id(files)
-        self._limits = limits
-        self._writer = writer
-        self._layout = layout
-        self._slot_nbytes = files.geometry.slot_nbytes
-
-    def taken(self, index: SqliteIndex, count: int) -> list[Place]:
-        db, space = self._db, self._space
-        _register(db, self._files)
-        count = self._with_room(index, count)
-        slots = self._free(count)
-        if len(slots) < count and self._collect_dead():
-            slots = self._free(count)
-        if len(slots) < count:
-            self._grow(count - len(slots))
-            slots = self._free(count)
-        if len(slots) < count and self._limits.capacity_nbytes is not None:
-            index.evicted += self._evict((count - len(slots)) * self._slot_nbytes, own=True)
-            slots = self._free(count)
-        places = [Place(slot, self._writer.stamp()) for slot in slots]
-        db.executemany(
-            "DELETE FROM free WHERE space = ? AND slot = ?", [(space, slot) for slot in slots]
-        )
-        db.executemany(
-            "INSERT INTO reserved VALUES (?, ?, ?)", [(space, *place) for place in places]
-        )
-        db.execute("UPDATE spaces SET taken = taken + ? WHERE space = ?", (len(slots), space))
-        index.used_nbytes = _used_nbytes(db)
-        return places
-
-    def _with_room(self, index: SqliteIndex, count: int) -> int:
-        """Evict what must go for `count` more slots; how many there is room for then."""
-        wanted_nbytes = count * self._slot_nbytes
-        if self._limits.to_evict(_used_nbytes(self._db), wanted_nbytes):
-            self._collect_dead()
-        surplus = self._limits.to_evict(_used_nbytes(self._db), wanted_nbytes)
-        if surplus:
-            index.evicted += self._evict(surplus, ahead=count + _EVICTED_AHEAD)
-        room = self._limits.room(_used_nbytes(self._db))
-        return count if room is None else min(count, room // self._slot_nbytes)
-
-    def _evict(self, nbytes: int, *, ahead: int | None = None, own: bool = False) -> int:
-        """Remove the least recently used pages, until so many bytes are free; how many pages."""
-        victims: dict[bytes, list[tuple[bytes, int]]] = {}
-        query = (
-            "SELECT space, page_hash, slot, slot_nbytes FROM pages JOIN spaces USING (space)"
-            f" {'WHERE space = ?' if own else ''} ORDER BY used_ns LIMIT ?"
-        )
-        most = ahead or -(-nbytes // self._slot_nbytes)
-        for space, page_hash, slot, slot_nbytes in self._db.execute(
-            query, (self._space, most) if own else (most,)
-        ):
-            if nbytes <= 0:
-                break
-            nbytes -= slot_nbytes
-            victims.setdefault(space, []).append((page_hash, slot))
-        for space, pages in victims.items():
-            self._remove(space, pages)
-        return sum(map(len, victims.values()))
-
-    def _remove(self, space: bytes, pages: Sequence[tuple[bytes, int]]) -> None:
-        self._db.executemany(
-            "DELETE FROM pages WHERE space = ? AND page_hash = ?",
-            [(space, page_hash) for page_hash, _ in pages],
-        )
-        slots = [slot for _, slot in pages]
-        _free(self._db, space, slots)
-        if space != self._space:
-            owner = self._layout.key_space(space.hex())
-            if owner is not None:
-                SlotFiles(self._layout, Geometry(owner)).give_back(slots)
-
-    def _free(self, count: int) -> list[int]:
-        query = "SELECT slot FROM free WHERE space = ? ORDER BY slot LIMIT ?"
-        return [row[0] for row in self._db.execute(query, (self._space, count))]
-
-    def _grow(self, missing: int) -> None:
-        query = "SELECT allocated FROM spaces WHERE space = ?"
-        (before,) = self._db.execute(query, (self._space,)).fetchone()
-        room = self._limits.room(_used_nbytes(self._db))
-        most = None if room is None else room // self._slot_nbytes
-        after = self._files.grow(before, missing, most)
-        self._db.executemany(
-            "INSERT INTO free VALUES (?, ?)", [(self._space, slot) for slot in range(before, after)]
-        )
-        self._db.execute("UPDATE spaces SET allocated = ? WHERE space = ?", (after, self._space))
-
-    def _collect_dead(self) -> bool:
-        """Free what writers had reserved that have died; whether there were any."""
-        rows = self._db.execute("SELECT space, slot, stamp FROM reserved").fetchall()
-        dead = {
-            writer
-            for writer in {writer_of(stamp) for _, _, stamp in rows} - {self._writer.token}
-            if is_dead(self._layout.writers, writer)
-        }
-        for space, slot, stamp in rows:
-            if writer_of(stamp) in dead:
-                query = "DELETE FROM reserved WHERE space = ? AND slot = ?"
-                self._db.execute(query, (space, slot))
-                _free(self._db, space, [slot])
-        return bool(dead)
-
-
-def _id(files: SlotFiles) -> bytes:
-    return bytes.fromhex(files.geometry.space.id)
-
-
-def _register(db: sqlite3.Connection, files: SlotFiles) -> None:
-    """Give a key space its row."""
-    db.execute(
-        "INSERT OR IGNORE INTO spaces VALUES (?, ?, 0, 0)", (_id(files), files.geometry.slot_nbytes)
-    )
-
-
-def _find(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, Place]:
-    found: dict[str, Place] = {}
-    for start in range(0, len(hashes), _STEP):
-        part = [bytes.fromhex(page_hash) for page_hash in hashes[start : start + _STEP]]
-        query = (
-            "SELECT page_hash, slot, stamp FROM pages WHERE space = ? AND page_hash IN"
-            f" ({','.join('?' * len(part))})"
-        )
-        for page_hash, slot, stamp in db.execute(query, (space, *part)):
-            found[page_hash.hex()] = Place(slot, stamp)
-    return found
-
-
-def _insert(db: sqlite3.Connection, space: bytes, entry: Entry) -> bool:
-    """Whether there was no such page yet."""
-    row = (space, bytes.fromhex(entry.page_hash), *entry.place, entry.used_ns)
-    return db.execute("INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)", row).rowcount == 1
-
-
-def _must_be_ours(db: sqlite3.Connection, space: bytes, places: Sequence[Place]) -> None:
-    """End reservations.
-
-    Raises:
-        StorageUnavailable: They had ended; that is what another index does not know.
-    """
+def _free_reserved(db: sqlite3.Connection, reserved: Iterable[tuple[bytes, Place]]) -> None:
+    """End reservations that are still there."""
     query = "DELETE FROM reserved WHERE space = ? AND slot = ? AND stamp = ?"
-    for place in places:
-        if not db.execute(query, (space, *place)).rowcount:
-            raise StorageUnavailable(
-                "hf3fs: the index does not know of a slot that was reserved: it was replaced"
-            )
-
-
-def _free(db: sqlite3.Connection, space: bytes, slots: Sequence[int]) -> None:
-    """Slots that a page or a writer had are nobody's."""
-    rows = [(space, slot) for slot in slots]
-    db.executemany("INSERT INTO free VALUES (?, ?)", rows)
-    db.execute("UPDATE spaces SET taken = taken - ? WHERE space = ?", (len(rows), space))
-
-
-def _used_nbytes(db: sqlite3.Connection) -> int:
-    (nbytes,) = db.execute("SELECT coalesce(sum(taken * slot_nbytes), 0) FROM spaces").fetchone()
-    return int(nbytes)
+    for space, place in reserved:
+        if db.execute(query, (space, *place)).rowcount:
+            rows.free(db, space, [place.slot])
 
 
 def _data_version(session: Session) -> int:
     """Changes when another connection changes the file."""
     return int(session.connection.execute("PRAGMA data_version").fetchone()[0])
-

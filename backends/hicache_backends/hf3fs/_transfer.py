@@ -161,7 +161,7 @@ class _Step:
 
     def _is_marked(self, index: int, item: Item) -> bool:
         lead, tail = self._margins(index)
-        return lead[:MARK_NBYTES] == item.mark == tail[:MARK_NBYTES]
+        return bytes(lead[:MARK_NBYTES]) == item.mark == bytes(tail[:MARK_NBYTES])
 
     def _note(self, error: OSError) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -26,7 +26,9 @@ class Writer:
         self._directory = directory
         self._serials = itertools.count()
         self._descriptor = -1
-        while self._descriptor < 0:  # a collector may take it for a dead writer's before it is locked
+        while (
+            self._descriptor < 0
+        ):  # a collector may take it for a dead writer's before it is locked
             self.token = secrets.token_hex(_TOKEN_NBYTES)
             self._descriptor = _locked(f"{directory}/{self.token}", os.O_CREAT | os.O_EXCL)
 
