@@ -76,7 +76,6 @@ class Session:
     def is_usable(self) -> bool:
         """Whether it is an index of this version."""
         (version,) = self.connection.execute("PRAGMA user_version").fetchone()
-        self.connection.execute("SELECT count(*) FROM spaces").fetchone()
         return bool(version == VERSION)
 
     def close(self) -> None:

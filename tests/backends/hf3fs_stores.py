@@ -1,0 +1,73 @@
+"""The conformance kit on `hf3fs`, with back doors: every rule as a test.
+
+Not collected by name: `test_hf3fs_conformance.py` runs it quick, `make conformance-hf3fs` in full.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hicache_backends.hf3fs import Hf3fsStorage
+
+from hicache_conformance import Scratch, StorageConformance
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import BinaryIO
+
+    from hicache_storage import KeySpace
+
+
+class _InSlots(StorageConformance):
+    """Back doors to the slots of a store."""
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        self.settings: dict[str, Any] = {"path": str(scratch.path), **self.extra(scratch)}
+        return self.settings
+
+    def extra(self, scratch: Scratch) -> dict[str, Any]:
+        """Further fields of the config."""
+        return {}
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        with self._slot(space, page_hash) as slot:
+            if slot is None:
+                return None
+            file, _ = slot
+            return file.read(space.stored_nbytes)
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        """As a file system does it that loses the end of a file, or an editor that adds to it.
+
+        What is shorter than the page is followed by zeros to the end of the slot.
+        """
+        with self._slot(space, page_hash) as slot:
+            if slot is None:
+                return
+            file, rest_nbytes = slot
+            whole = data is not None and len(data) >= space.stored_nbytes
+            kept = data or b""
+            file.write(kept[:rest_nbytes] if whole else kept.ljust(rest_nbytes, b"\0"))
+
+    @contextmanager
+    def _slot(
+        self, space: KeySpace, page_hash: str
+    ) -> Generator[tuple[BinaryIO, int] | None, None, None]:
+        """The file where a page begins, and how much of its slot is left from there."""
+        with Hf3fsStorage.from_config(self.settings) as storage:
+            files = storage._files_of(space)
+            with storage._mount_now.index.view(files) as view:
+                place = view.find([page_hash]).get(page_hash)
+            if place is None:
+                yield None
+                return
+            number, offset = files.geometry.position(place.slot)
+            with open(files.path(number), "r+b") as file:  # noqa: PTH123 - a path of the store's
+                lead_nbytes = files.geometry.lead_nbytes
+                file.seek(offset + lead_nbytes)
+                yield file, files.geometry.slot_nbytes - lead_nbytes
+
+
+class TestSqlite(_InSlots):
+    storage_class = Hf3fsStorage
