@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hicache_backends.hf3fs import Hf3fsStorage
-
 from hicache_conformance import Scratch, StorageConformance
 
 if TYPE_CHECKING:
@@ -23,10 +22,10 @@ class _InSlots(StorageConformance):
     """Back doors to the slots of a store."""
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
-        self.settings: dict[str, Any] = {"path": str(scratch.path), **self.extra(scratch)}
+        self.settings: dict[str, Any] = {"path": str(scratch.path), **self.further(scratch)}
         return self.settings
 
-    def extra(self, scratch: Scratch) -> dict[str, Any]:
+    def further(self, scratch: Scratch) -> dict[str, Any]:
         """Further fields of the config."""
         return {}
 

@@ -48,6 +48,7 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 _POLL_S = 0.01
+_LOG_PAGES = 250  # 1 MiB
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A connection that finds its file replaced tries again; it is made anew once, not for ever.
 _ATTEMPTS = 3
@@ -75,6 +76,8 @@ class Session:
 
     def is_usable(self) -> bool:
         """Whether it is an index of this version."""
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+        self.connection.execute("PRAGMA synchronous = NORMAL")
         (version,) = self.connection.execute("PRAGMA user_version").fetchone()
         return bool(version == VERSION)
 

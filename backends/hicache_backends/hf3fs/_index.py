@@ -75,8 +75,8 @@ class Index(abc.ABC):
         """For one call that reads."""
 
     @abc.abstractmethod
-    def writing(self) -> AbstractContextManager[None]:
-        """While it lasts nobody makes the index anew: who wrote to a slot may still do so."""
+    def writing(self, files: SlotFiles) -> AbstractContextManager[View]:
+        """For one call that writes: while it lasts nobody makes the index anew."""
 
     @abc.abstractmethod
     def reserve(self, files: SlotFiles, count: int) -> list[Place]:

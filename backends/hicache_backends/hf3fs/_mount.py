@@ -17,7 +17,7 @@ from hicache_storage.errors import HiCacheError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hicache_backends.hf3fs._index import Limits
+    from hicache_backends.hf3fs._index import Limits, View
     from hicache_backends.hf3fs._layout import Layout
     from hicache_backends.hf3fs._slot import Place
     from hicache_backends.hf3fs._slot_files import SlotFiles
@@ -82,8 +82,8 @@ class Mount:
     def save(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
         """Write the pages that are not there; which are there now."""
         deadline_s = time.monotonic() + self._timeout_s
-        with self.index.writing():
-            there = self._present(files, hashes)
+        with self.index.writing(files) as view:
+            there = self._present(view, files, hashes)
             absent = {
                 page_hash: page
                 for page_hash, page in reversed(list(zip(hashes, pages, strict=True)))
@@ -96,12 +96,12 @@ class Mount:
 
     def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
         """Remove pages."""
-        with self.index.writing():
+        with self.index.writing(files):
             self.index.delete(files, list(dict.fromkeys(hashes)))
 
     def clear(self, files: SlotFiles) -> int:
         """Remove all pages of a key space; how many that were."""
-        with self.index.writing():
+        with self.index.writing(files):
             return self.index.clear(files)
 
     def close(self) -> None:
@@ -117,10 +117,9 @@ class Mount:
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _present(self, files: SlotFiles, hashes: Sequence[str]) -> set[str]:
+    def _present(self, view: View, files: SlotFiles, hashes: Sequence[str]) -> set[str]:
         """Those of the pages that are there, and are what the index says they are."""
-        with self.index.view(files) as view:
-            places = view.find(hashes)
+        places = view.find(hashes)
         held = files.held(places) if places else set[str]()
         self._heal(files, {h: place for h, place in places.items() if h not in held})
         if self._recency and held:

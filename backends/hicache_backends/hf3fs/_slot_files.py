@@ -24,6 +24,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEAST_STEP_NBYTES = 1 << 20
 _MOST_STEP_NBYTES = 256 << 20
+_LEFT_FREE_NBYTES = 4 << 20
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV})
@@ -149,6 +150,7 @@ class SlotFiles:
 
     def _extend(self, start: int, stop: int) -> None:
         """Make the slots from `start` to `stop`, in one file after the other."""
+        _require_room(self._layout.root, (stop - start) * self.geometry.slot_nbytes)
         with self.opened(writing=True) as files:
             while start < stop:
                 number, offset = self.geometry.position(start)
@@ -196,6 +198,13 @@ class OpenFiles:
                 raise
             self._files.make_directory()
             return os.open(path, flags, 0o666)
+
+
+def _require_room(root: str, nbytes: int) -> None:
+    """Leave room for the log of an index, which must be able to say that slots are free again."""
+    status = os.statvfs(root)
+    if status.f_bavail * status.f_frsize < nbytes + _LEFT_FREE_NBYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), root)
 
 
 def _preallocate(descriptor: int, offset: int, nbytes: int) -> None:

@@ -43,9 +43,9 @@ class SqliteIndex(Index):
             yield _SqliteView(session, rows.id_of(files))
 
     @contextmanager
-    def writing(self) -> Generator[None, None, None]:
-        with self._database.held():
-            yield
+    def writing(self, files: SlotFiles) -> Generator[View, None, None]:
+        with self._database.held(), self._database.session(make=False) as session:
+            yield _SqliteView(session, rows.id_of(files))
 
     def reserve(self, files: SlotFiles, count: int) -> list[Place]:
         unsettled = tuple(self._unsettled)
