@@ -307,10 +307,10 @@ print("refused", 40 - len(taken))
 
 class TestFullFileSystem:
     def test_it_refuses_stays_readable_and_recovers(self, tmp_path: Path) -> None:
-        """On a tmpfs of 8 MiB, in a user namespace."""
+        """On a tmpfs of 24 MiB, in a user namespace."""
         if shutil.which("unshare") is None:
             pytest.skip("no unshare here")
-        command = f'mount -t tmpfs -o size=8m none "{tmp_path}" && exec "$@"'
+        command = f'mount -t tmpfs -o size=24m none "{tmp_path}" && exec "$@"'
         done = subprocess.run(
             [
                 *("unshare", "-Urm", "sh", "-c", command, "sh"),

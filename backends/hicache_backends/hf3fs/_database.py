@@ -48,7 +48,7 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 _POLL_S = 0.01
-_LOG_PAGES = 250  # 1 MiB
+_LOG_PAGES = 2000  # 8 MiB: what is in it is synced and copied once
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A connection that finds its file replaced tries again; it is made anew once, not for ever.
 _ATTEMPTS = 3

@@ -43,10 +43,19 @@ def find(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[st
     return found
 
 
-def insert(db: sqlite3.Connection, space: bytes, entry: Entry) -> bool:
-    """Whether there was no such page yet."""
-    row = (space, bytes.fromhex(entry.page_hash), *entry.place, entry.used_ns)
-    return db.execute("INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)", row).rowcount == 1
+def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> list[Place]:
+    """Pages are in their slots from now on; the places of those that another slot has already."""
+    added = db.executemany(
+        "INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)",
+        [
+            (space, bytes.fromhex(page_hash), *place, used_ns)
+            for page_hash, place, used_ns in entries
+        ],
+    ).rowcount
+    if not entries or added == len(entries):
+        return []
+    there = find(db, space, [entry.page_hash for entry in entries])
+    return [entry.place for entry in entries if there[entry.page_hash] != entry.place]
 
 
 def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Place]) -> None:
@@ -56,11 +65,11 @@ def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Plac
         StorageUnavailable: They had ended; that is what another index does not know.
     """
     query = "DELETE FROM reserved WHERE space = ? AND slot = ? AND stamp = ?"
-    for place in places:
-        if not db.execute(query, (space, *place)).rowcount:
-            raise StorageUnavailable(
-                "hf3fs: the index does not know of a slot that was reserved: it was replaced"
-            )
+    rows = [(space, *place) for place in places]
+    if rows and db.executemany(query, rows).rowcount != len(rows):
+        raise StorageUnavailable(
+            "hf3fs: the index does not know of a slot that was reserved: it was replaced"
+        )
 
 
 def free(db: sqlite3.Connection, space: bytes, slots: Sequence[int]) -> None:

@@ -64,9 +64,7 @@ class SqliteIndex(Index):
         try:
             with self._database.transaction() as db:
                 rows.end_reservations(db, space, places)
-                second = [
-                    entry.place.slot for entry in entries if not rows.insert(db, space, entry)
-                ]
+                second = [place.slot for place in rows.insert(db, space, entries)]
                 if second:
                     files.spoil(second)
                 rows.free(db, space, [*second, *(place.slot for place in unused)])
