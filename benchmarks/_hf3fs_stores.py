@@ -1,6 +1,5 @@
 """The stores that `hf3fs.py` compares: the disk's own limit, ours, and SGLang's."""
 
-
 from __future__ import annotations
 
 import os

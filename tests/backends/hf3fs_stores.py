@@ -5,14 +5,18 @@ Not collected by name: `test_hf3fs_conformance.py` runs it quick, `make conforma
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_conformance import Scratch, StorageConformance
+from servers import RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
     from typing import BinaryIO
 
     from hicache_storage import KeySpace
@@ -70,3 +74,26 @@ class _InSlots(StorageConformance):
 
 class TestSqlite(_InSlots):
     storage_class = Hf3fsStorage
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+class TestRedis(_InSlots):
+    storage_class = Hf3fsStorage
+
+    @pytest.fixture(autouse=True)
+    def _one_server_for_all(self, redis_url: str) -> None:
+        self.url = redis_url
+
+    def further(self, scratch: Scratch) -> dict[str, Any]:
+        return {"index": self.url}
+
+    @contextmanager
+    def server(self) -> Generator[RedisServer, None, None]:
+        with tempfile.TemporaryDirectory() as directory, RedisServer(Path(directory)) as server:
+            self.url = server.url
+            yield server

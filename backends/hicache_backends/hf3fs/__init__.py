@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -15,12 +16,12 @@ from pydantic import model_validator
 
 from hicache_backends.hf3fs._index import Limits
 from hicache_backends.hf3fs._layout import Layout
-from hicache_backends.hf3fs._mount import Mount
+from hicache_backends.hf3fs._mount import SQLITE, Mount
 from hicache_backends.hf3fs._slot import BLOCK_NBYTES, Geometry
 from hicache_backends.hf3fs._slot_files import DIRECT, SlotFiles
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Hf3fsSettings", "Hf3fsStorage"]
 
 _PARALLELISM = 4
+_INDEX = re.compile(r"sqlite\Z|(redis|rediss|unix)://")
 
 
 class Hf3fsSettings(Settings):
@@ -46,8 +48,9 @@ class Hf3fsSettings(Settings):
 
     path: str = Field(min_length=1)
     """The directory on the mount; made if it is missing. Everything that shares it shares its pages."""
-    index: str = "sqlite"
-    """Where it is kept which page is in which slot: "sqlite", a file under `path`, for one host."""
+    index: SecretStr = SecretStr(SQLITE)
+    """Where it is kept which page is in which slot: "sqlite", a file under `path`, for one host; or the
+    URL of a Redis server, for any number."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
     """What the slots in use of all key spaces together may take. None: no limit."""
     high_watermark: float = Field(default=0.95, gt=0, le=1)
@@ -64,9 +67,11 @@ class Hf3fsSettings(Settings):
     """Pages that a call has not begun by then are misses, or refused; so long it waits for the index."""
 
     @model_validator(mode="after")
-    def _watermarks_are_in_order(self) -> Self:
+    def _fields_agree(self) -> Self:
         if self.low_watermark > self.high_watermark:
             raise ValueError("low_watermark: must not be above high_watermark")
+        if not _INDEX.match(self.index.get_secret_value()):
+            raise ValueError('index: must be "sqlite" or the URL of a Redis server')
         return self
 
 
@@ -84,8 +89,6 @@ class Hf3fsStorage(HiCacheStorage):
     )
 
     def __init__(self, settings: Hf3fsSettings) -> None:
-        if settings.index != "sqlite":
-            raise ConfigError('hf3fs: index: must be "sqlite"')
         self._settings = settings
         self._counters = Counters()
         self._lock = threading.Lock()
@@ -220,6 +223,7 @@ class Hf3fsStorage(HiCacheStorage):
                 self._layout,
                 self._limits,
                 self._counters,
+                index=self._settings.index.get_secret_value(),
                 direct=self._direct,
                 timeout_s=self._settings.timeout_s,
                 touch_interval_s=self._settings.touch_interval_s,

@@ -1,5 +1,6 @@
 """Where everything lies under a root directory.
 
+root-id                        what a Redis index calls this root
 lock                           held shared by calls that write, alone by who makes an index anew
 index.sqlite                   a symbolic link to the index of one host (`_database`)
 index-TOKEN.sqlite             that index
@@ -33,10 +34,11 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 class Layout:
     """The paths under one root. Immutable."""
 
-    __slots__ = ("index", "lock", "root", "spaces", "writers")
+    __slots__ = ("_name", "index", "lock", "root", "spaces", "writers")
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._name = f"{root}/root-id"
         self.lock = f"{root}/lock"
         self.index = f"{root}/index.sqlite"
         self.writers = f"{root}/writers"
@@ -46,6 +48,20 @@ class Layout:
         """Make the directories that every root has."""
         for path in (self.root, self.writers, self.spaces):
             os.makedirs(path, exist_ok=True)
+
+    def root_id(self) -> str:
+        """What names this root, on whichever host it is mounted; made where it is missing."""
+        try:
+            with open(self._name, encoding="ascii") as file:
+                return file.read()
+        except FileNotFoundError:
+            temporary = f"{self._name}-{secrets.token_hex(8)}"
+        with open(temporary, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(8))
+        with suppress(FileExistsError):  # another one was quicker
+            os.link(temporary, self._name)
+        os.unlink(temporary)
+        return self.root_id()
 
     def new_index(self) -> str:
         """A path for an index that nothing had before."""

@@ -12,17 +12,19 @@ from hicache_backends.hf3fs._sqlite_index import SqliteIndex
 from hicache_backends.hf3fs._touches import Touches
 from hicache_backends.hf3fs._transfer import Item, Transfers
 from hicache_backends.hf3fs._writer import Writer, remove_dead
-from hicache_storage.errors import HiCacheError
+from hicache_storage.errors import BackendNotInstalled, HiCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hicache_backends.hf3fs._index import Limits, View
+    from hicache_backends.hf3fs._index import Index, Limits, View
     from hicache_backends.hf3fs._layout import Layout
     from hicache_backends.hf3fs._slot import Place
     from hicache_backends.hf3fs._slot_files import SlotFiles
     from hicache_storage.counters import Counters
     from hicache_storage.page import Page
+
+SQLITE = "sqlite"
 
 
 class Mount:
@@ -34,6 +36,7 @@ class Mount:
         limits: Limits,
         counters: Counters,
         *,
+        index: str,
         direct: bool,
         timeout_s: float,
         touch_interval_s: float,
@@ -45,7 +48,7 @@ class Mount:
         remove_dead(layout.writers)
         self._writer = Writer(layout.writers)
         try:
-            self.index = SqliteIndex(layout, limits, self._writer, timeout_s)
+            self.index = _opened(index, layout, limits, self._writer, timeout_s)
         except BaseException:
             self._writer.close()
             raise
@@ -160,3 +163,17 @@ class Mount:
         with suppress(HiCacheError):
             self.index.forget(files, wrong)
             self._counters.add("healed", len(wrong))
+
+
+def _opened(url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float) -> Index:
+    """The index that the config names."""
+    if url == SQLITE:
+        return SqliteIndex(layout, limits, writer, timeout_s)
+    try:
+        from hicache_backends.hf3fs._redis_index import RedisIndex  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise BackendNotInstalled(
+            "backend 'hf3fs' needs redis for an index in Redis, which is not installed:"
+            ' pip install "hicache-storage[redis]"'
+        ) from error
+    return RedisIndex(url, layout, limits, writer, timeout_s)
