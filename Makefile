@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check lint format selftest rules-page bench-file bench-page-hashes clean
+.PHONY: help demo test quick check lint format selftest rules-page bench-file bench-hf3fs bench-page-hashes \
+	conformance-hf3fs clean
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -48,6 +49,9 @@ format: $(VENV)/.all ## let ruff format the code
 selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kill matrix
 	@$(BIN)/hicache-conformance selftest
 
+conformance-hf3fs: $(VENV)/.all .servers/.done ## the whole kit on hf3fs, by both indexes; reports in artifacts/
+	@$(BIN)/python -m pytest tests/backends/hf3fs_stores.py -q --hicache-report artifacts/hf3fs
+
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
 
@@ -60,6 +64,9 @@ $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constrai
 
 bench-file: $(VENV)-sglang/.done ## the file backend against the machine and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/file.py
+
+bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLang's own
+	@$(VENV)-sglang/bin/python benchmarks/hf3fs.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py

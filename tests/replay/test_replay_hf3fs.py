@@ -32,7 +32,8 @@ def test_two_processes_share_target_and_draft_pages(tmp_path: Path) -> None:
         found: dict[str, Any] = json.loads(report.read_text())
         assert 0 == found["corrupt_pages"]
         assert found["pages"]["l3_hits"] > 0
-        assert found["blocks"]["l2_hits"] + found["blocks"]["l3_hits"] >= (
-            found["blocks"]["ideal_hits"]
+        assert (
+            found["blocks"]["l2_hits"] + found["blocks"]["l3_hits"]
+            >= (found["blocks"]["ideal_hits"])
         )
         assert found["paired_pages"] == found["pages"]["l2_hits"] + found["pages"]["l3_hits"]

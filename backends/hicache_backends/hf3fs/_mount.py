@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.hf3fs._index import Entry
 from hicache_backends.hf3fs._sqlite_index import SqliteIndex
-from hicache_backends.hf3fs._touches import Touches
+from hicache_backends.hf3fs._touches import APART_NS, Touches
 from hicache_backends.hf3fs._transfer import Item, Transfers
 from hicache_backends.hf3fs._writer import Writer, remove_dead
 from hicache_storage.errors import BackendNotInstalled, HiCacheError
@@ -148,7 +148,7 @@ class Mount:
             raise
         now_ns = time.time_ns()
         entries = [
-            Entry(page_hash, place, now_ns - number)
+            Entry(page_hash, place, now_ns - number * APART_NS)
             for number, ((page_hash, place), ok) in enumerate(zip(pages.items(), done, strict=True))
             if ok
         ]

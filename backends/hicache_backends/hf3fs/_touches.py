@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hicache_backends.hf3fs._index import Index
 
 _MOST = 4096
+APART_NS = 1000
+"""Between the pages of a batch: what a double, Redis's only number for this, still tells apart."""
 
 
 class Touches:
@@ -31,7 +33,7 @@ class Touches:
         now_ns = time.time_ns()
         with self._lock:
             for index, page_hash in enumerate(hashes):
-                self._used[space_id, page_hash] = now_ns - index
+                self._used[space_id, page_hash] = now_ns - index * APART_NS
             due = len(self._used) >= _MOST or time.monotonic() > self._told_s + self._interval_s
         if due:
             self.tell()
