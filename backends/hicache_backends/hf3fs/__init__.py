@@ -59,6 +59,8 @@ class Hf3fsSettings(Settings):
     """The share at which it ends."""
     direct: bool = True
     """Read and write around the page cache, where pages, memory and file system allow it."""
+    usrbio: bool | None = None
+    """Go around FUSE by 3FS's own client. None: where that is installed and `path` is on 3FS."""
     parallelism: int = Field(default=_PARALLELISM, ge=1)
     """Concurrent calls that the page store makes in each direction."""
     touch_interval_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -224,6 +226,7 @@ class Hf3fsStorage(HiCacheStorage):
                 self._limits,
                 self._counters,
                 index=self._settings.index.get_secret_value(),
+                usrbio=self._settings.usrbio,
                 direct=self._direct,
                 timeout_s=self._settings.timeout_s,
                 touch_interval_s=self._settings.touch_interval_s,

@@ -11,6 +11,7 @@ from hicache_backends.hf3fs._index import Entry
 from hicache_backends.hf3fs._sqlite_index import SqliteIndex
 from hicache_backends.hf3fs._touches import APART_NS, Touches
 from hicache_backends.hf3fs._transfer import Item, Transfers
+from hicache_backends.hf3fs._usrbio import usrbio_of
 from hicache_backends.hf3fs._writer import Writer, remove_dead
 from hicache_storage.errors import BackendNotInstalled, HiCacheError
 
@@ -37,6 +38,7 @@ class Mount:
         counters: Counters,
         *,
         index: str,
+        usrbio: bool | None,
         direct: bool,
         timeout_s: float,
         touch_interval_s: float,
@@ -45,6 +47,7 @@ class Mount:
         self._counters = counters
         self._timeout_s = timeout_s
         self._recency = limits.capacity_nbytes is not None
+        rings = usrbio_of(layout.root, timeout_s, wanted=usrbio)
         remove_dead(layout.writers)
         self._writer = Writer(layout.writers)
         try:
@@ -53,7 +56,7 @@ class Mount:
             self._writer.close()
             raise
         self._touches = Touches(self.index, touch_interval_s)
-        self._transfers = Transfers(counters, direct=direct)
+        self._transfers = Transfers(counters, rings, direct=direct)
 
     def load(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
         """Read pages; which of them were there, whole."""
@@ -110,6 +113,7 @@ class Mount:
     def close(self) -> None:
         """Give everything back."""
         self._touches.tell()
+        self._transfers.close()
         self.index.close()
         self._writer.close()
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hicache_backends.hf3fs._slot import Geometry
     from hicache_backends.hf3fs._slot_files import OpenFiles, SlotFiles
+    from hicache_backends.hf3fs._usrbio import Usrbio
     from hicache_storage.counters import Counters
     from hicache_storage.page import Page
 
@@ -49,10 +50,16 @@ class _Run(NamedTuple):
 class Transfers:
     """Reads and writes of slots. Thread-safe."""
 
-    def __init__(self, counters: Counters, *, direct: bool) -> None:
-        self._direct = direct
+    def __init__(self, counters: Counters, usrbio: Usrbio | None, *, direct: bool) -> None:
+        self._usrbio = usrbio
+        self._direct = direct and usrbio is None
         self._counters = counters
         self._scratches: list[memoryview] = []
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._usrbio is not None:
+            self._usrbio.close()
 
     def read(self, files: SlotFiles, items: Sequence[Item], deadline_s: float) -> list[bool | None]:
         """Fill the pages. True: both marks were right; None: it was not tried, or could not be."""
@@ -66,9 +73,11 @@ class Transfers:
         self, files: SlotFiles, items: Sequence[Item], deadline_s: float, *, writing: bool
     ) -> list[bool | None]:
         done: dict[int, bool | None] = {}
+        by = self._usrbio or os
+        call: Vectored = by.pwritev if writing else by.preadv
         scratch = self._scratches.pop() if self._scratches else _new_scratch()
         with files.opened(writing=writing) as opened:
-            step = _Step(files.geometry, opened, scratch, self._counters, writing=writing)
+            step = _Step(files.geometry, opened, scratch, self._counters, call, writing=writing)
             for run in self._runs(files.geometry, items):
                 if time.monotonic() > deadline_s:
                     self._counters.add("timeouts", len(run.items))
@@ -111,6 +120,7 @@ class _Step:
         opened: OpenFiles,
         scratch: memoryview,
         counters: Counters,
+        call: Vectored,
         *,
         writing: bool,
     ) -> None:
@@ -119,7 +129,7 @@ class _Step:
         self._scratch = scratch
         self._counters = counters
         self._writing = writing
-        self._call: Vectored = os.pwritev if writing else os.preadv
+        self._call = call
 
     def run(self, run: _Run) -> list[bool | None]:
         """What came of each item; one that fails is no other one's failure."""
