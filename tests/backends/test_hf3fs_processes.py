@@ -177,6 +177,16 @@ class TestKilledWriter:
 
             assert 4 == counted(root)[0]
 
+    def test_so_are_those_of_one_that_lost_its_lock_file(self, root: Path) -> None:
+        with child(_STOP_IN_PHASE, root, "reserved", NBYTES) as (_, output):
+            assert "stopped\n" == output.readline()
+            shutil.rmtree(root / "writers")
+            with opened(root, capacity_nbytes=10 * SLOT_NBYTES) as storage:
+                stored(storage, range(20, 25))
+                stored(storage, range(30, 35))
+
+            assert 4 == counted(root)[0]
+
 
 _WRITE_FOREVER = """
 import itertools, sys
@@ -206,7 +216,7 @@ class TestLostIndex:
             for output in (one, other):
                 assert "set\n" == output.readline()
             with opened(root, capacity_nbytes=capacity) as storage:
-                for _ in range(6):
+                for _ in range(3):
                     for path in root.glob("index*"):
                         path.unlink(missing_ok=True)
                     for output in (one, other):

@@ -12,7 +12,7 @@ from hicache_backends.hf3fs._sqlite_index import SqliteIndex
 from hicache_backends.hf3fs._touches import APART_NS, Touches
 from hicache_backends.hf3fs._transfer import Item, Transfers
 from hicache_backends.hf3fs._usrbio import usrbio_of
-from hicache_backends.hf3fs._writer import Writer, remove_dead
+from hicache_backends.hf3fs._writer import Writer
 from hicache_storage.errors import BackendNotInstalled, HiCacheError
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Mount:
         self._timeout_s = timeout_s
         self._recency = limits.capacity_nbytes is not None
         rings = usrbio_of(layout.root, timeout_s, wanted=usrbio)
-        remove_dead(layout.writers)
         self._writer = Writer(layout.writers)
         try:
             self.index = _opened(index, layout, limits, self._writer, timeout_s)

@@ -13,6 +13,7 @@ from hicache_backends.hf3fs import _redis_scripts as scripts
 from hicache_backends.hf3fs._index import Index, View
 from hicache_backends.hf3fs._redis_epoch import Epoch
 from hicache_backends.hf3fs._slot import Place
+from hicache_backends.hf3fs._writer import is_dead, tokens
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class RedisIndex(Index):
         try:
             with self._translated():
                 self._epoch.require()
+                for token in tokens(layout.writers) - {writer.token}:
+                    is_dead(layout.writers, token, 0)
         except BaseException:
             self._client.close()
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hicache_backends.hf3fs import _rows as rows
 from hicache_backends.hf3fs._slot import Geometry, Place
 from hicache_backends.hf3fs._slot_files import SlotFiles
-from hicache_backends.hf3fs._writer import is_dead, writer_of
+from hicache_backends.hf3fs._writer import is_dead, tokens, writer_of, written_ns
 
 if TYPE_CHECKING:
     import sqlite3
@@ -125,16 +125,23 @@ class Reservation:
         self._db.execute("UPDATE spaces SET allocated = ? WHERE space = ?", (after, self._space))
 
     def _collect_dead(self) -> bool:
-        """Free what writers had reserved that have died; whether there were any."""
-        reserved = self._db.execute("SELECT space, slot, stamp FROM reserved").fetchall()
-        dead = {
-            writer
-            for writer in {writer_of(stamp) for _, _, stamp in reserved} - {self._writer.token}
-            if is_dead(self._layout.writers, writer)
-        }
-        for space, slot, stamp in reserved:
-            if writer_of(stamp) in dead:
-                query = "DELETE FROM reserved WHERE space = ? AND slot = ?"
-                self._db.execute(query, (space, slot))
-                rows.free(self._db, space, [slot])
-        return bool(dead)
+        return collect_dead(self._db, self._layout, self._writer)
+
+
+def collect_dead(db: sqlite3.Connection, layout: Layout, writer: Writer) -> bool:
+    """Free what writers had reserved that have died; whether there was anything."""
+    reserved = db.execute("SELECT space, slot, stamp FROM reserved").fetchall()
+    latest = dict.fromkeys(tokens(layout.writers), 0)
+    for _, _, stamp in reserved:
+        token = writer_of(stamp)
+        latest[token] = max(latest.get(token, 0), written_ns(stamp))
+    dead = {
+        token
+        for token, reserved_ns in latest.items()
+        if token != writer.token and is_dead(layout.writers, token, reserved_ns)
+    }
+    left = [(space, slot) for space, slot, stamp in reserved if writer_of(stamp) in dead]
+    for space, slot in left:
+        db.execute("DELETE FROM reserved WHERE space = ? AND slot = ?", (space, slot))
+        rows.free(db, space, [slot])
+    return bool(left)

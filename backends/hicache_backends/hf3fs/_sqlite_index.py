@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hicache_backends.hf3fs import _rows as rows
 from hicache_backends.hf3fs._database import Database
 from hicache_backends.hf3fs._index import Index, View
-from hicache_backends.hf3fs._reservation import Reservation
+from hicache_backends.hf3fs._reservation import Reservation, collect_dead
 from hicache_backends.hf3fs._slot import Geometry
 from hicache_backends.hf3fs._slot_files import SlotFiles
 from hicache_backends.hf3fs._writer import written_ns
+from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
     import sqlite3
@@ -36,6 +37,8 @@ class SqliteIndex(Index):
         self._unsettled: list[tuple[bytes, Place]] = []
         """Slots that could not be settled when they should have been."""
         self._database = Database(layout, timeout_s, self._fill)
+        with suppress(HiCacheError), self._database.held(), self._database.transaction() as db:
+            collect_dead(db, layout, writer)
 
     @contextmanager
     def view(self, files: SlotFiles) -> Generator[View, None, None]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 _TOKEN_NBYTES = 8
 _SERIAL_NBYTES = 8
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_MISSING_NS = 600 * 10**9
 _TOKEN_NAME = re.compile(r"[0-9a-f]{16}")
 
 
@@ -62,13 +63,16 @@ def written_ns(stamp: bytes) -> int:
     return int.from_bytes(stamp[:8], "big")
 
 
-def is_dead(directory: str, token: str) -> bool:
-    """Whether the writer with this token is gone. What it left is removed then."""
+def is_dead(directory: str, token: str, reserved_ns: int) -> bool:
+    """Whether the writer with this token, whose last reservation is known, is gone.
+
+    The file that it left is removed then. One whose file is missing may have lost it: it is given time.
+    """
     path = f"{directory}/{token}"
     try:
         descriptor = _locked(path, 0)
     except FileNotFoundError:
-        return True
+        return time.time_ns() - reserved_ns > _MISSING_NS
     except OSError:
         return False
     if descriptor < 0:
@@ -79,11 +83,12 @@ def is_dead(directory: str, token: str) -> bool:
     return True
 
 
-def remove_dead(directory: str) -> None:
-    """Remove what dead writers left in the directory of writers."""
-    for name in os.listdir(directory):
-        if _TOKEN_NAME.fullmatch(name):
-            is_dead(directory, name)
+def tokens(directory: str) -> set[str]:
+    """Of all writers that have a file."""
+    try:
+        return {name for name in os.listdir(directory) if _TOKEN_NAME.fullmatch(name)}
+    except FileNotFoundError:
+        return set()
 
 
 def _locked(path: str, flags: int) -> int:
