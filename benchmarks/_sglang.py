@@ -11,6 +11,7 @@ Two things are put in front of the wheel's modules; all code that is measured is
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -106,6 +107,7 @@ def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCach
     package = "sglang.srt.mem_cache.storage.hf3fs"
     storage = importlib.import_module(f"{package}.storage_hf3fs")
     metadata_of = importlib.import_module(f"{package}.mini_3fs_metadata_server")
+    logging.getLogger("sglang").setLevel(logging.WARNING)  # its metadata server turns INFO on
     handlers = {number: signal.getsignal(number) for number in _TAKEN_SIGNALS}
     backend = storage.HiCacheHF3FS(
         rank=0,
