@@ -228,6 +228,22 @@ class TestPages:
         assert [True, True] == storage.batch_delete(SPACE, twice)
         assert [page().tobytes()] * 2 == [target.tobytes() for target in targets]
 
+    def test_of_duplicates_each_has_the_verdict_of_its_own_read(
+        self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored(storage, range(1))
+        real = os.preadv
+        fails = [True, False]
+
+        def failing_once(*arguments: Any) -> int:
+            if fails.pop(0):
+                raise OSError(5, "I/O error")
+            return real(*arguments)
+
+        monkeypatch.setattr(os, "preadv", failing_once)
+        twice = [HASHES[0], HASHES[0]]
+        assert [False, True] == storage.batch_get(SPACE, twice, [blank(), blank()])
+
     def test_a_present_page_keeps_its_bytes(self, storage: Hf3fsStorage) -> None:
         stored(storage, range(1))
 
@@ -625,6 +641,14 @@ class TestLifecycle:
         for call in calls:
             with pytest.raises(StorageClosed):
                 call()
+
+    def test_a_scan_ends_with_its_storage(self, storage: Hf3fsStorage) -> None:
+        stored(storage, range(3))
+        listing = storage.scan(SPACE)
+        next(listing)
+        storage.close()
+        with pytest.raises(StorageClosed):
+            next(listing)
 
     def test_opening_fifty_times_leaves_nothing_behind(self, root: Path) -> None:
         def use() -> None:

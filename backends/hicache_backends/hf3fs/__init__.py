@@ -144,10 +144,8 @@ class Hf3fsStorage(HiCacheStorage):
         return self._layout.key_spaces()
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        with self._call() as mount:
-            pages = mount.index.pages(self._files_of(space))
-            nbytes = space.stored_nbytes
-            return (PageInfo(page_hash, nbytes) for page_hash in pages)
+        self.ensure_open()
+        return self._scan(space)
 
     def clear(self, space: KeySpace) -> int:
         with self._call() as mount:
@@ -195,6 +193,15 @@ class Hf3fsStorage(HiCacheStorage):
                 last = self._closed and not self._calls
             if last:
                 self._close_mount()
+
+    def _scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        pages = self._mount().index.pages(self._files_of(space))
+        while True:
+            with self._call():
+                page_hash = next(pages, None)
+            if page_hash is None:
+                return
+            yield PageInfo(page_hash, space.stored_nbytes)
 
     def _close_mount(self) -> None:
         mount = self._mount_now

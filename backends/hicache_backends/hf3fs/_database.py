@@ -145,8 +145,8 @@ class Database:
     def close(self) -> None:
         """Close what no call is using; calls close what they use when they end."""
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        while (session := self._popped()) is not None:
+            session.close()
 
     def abandon(self) -> None:
         """Leave the connections to the process that forked this one: SQLite's must not be touched."""
@@ -165,8 +165,7 @@ class Database:
 
     def _opened(self) -> Session | None:
         """A connection to the file that is there now; None where it must be made."""
-        while self._idle:
-            session = self._idle.pop()
+        while (session := self._popped()) is not None:
             if session.is_current():
                 return session
             session.close()
@@ -181,12 +180,20 @@ class Database:
                 if session.is_usable():
                     return session
                 self._discard(session, f"no index of version {VERSION}")
-        except StorageUnavailable:
-            if _identity(self._layout.index) is not None:
-                session.close()
-                raise
+        except HiCacheError:
+            session.close()
+            if _identity(self._layout.index) is None:
+                return None
+            raise
         session.close()
         return None
+
+    def _popped(self) -> Session | None:
+        """A connection that no call is using."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _make(self) -> None:
         """Make the file, unless somebody else has."""

@@ -62,27 +62,18 @@ class Mount:
         deadline_s = time.monotonic() + self._timeout_s
         with self.index.view(files) as view:
             places = view.find(hashes)
-            wanted = [
-                (number, page_hash)
+            wanted = {
+                number: Item(*_marked(files, page_hash, places[page_hash]), page)
                 for number, (page_hash, page) in enumerate(zip(hashes, pages, strict=True))
                 if page_hash in places and page.nbytes == files.geometry.nbytes
-            ]
-            items = [
-                Item(places[h].slot, files.geometry.mark(h, places[h].stamp), pages[number])
-                for number, h in wanted
-            ]
-            found = self._transfers.read(files, items, deadline_s)
-            read = {h: places[h] for (_, h), hit in zip(wanted, found, strict=True) if hit}
-            still = view.still(read)
-        verdicts = [False] * len(hashes)
-        for (number, page_hash), hit in zip(wanted, found, strict=True):
-            verdicts[number] = bool(hit) and page_hash in still
-        self._heal(
-            files, {h: places[h] for (_, h), hit in zip(wanted, found, strict=True) if hit is False}
-        )
-        if self._recency and still:
-            self._touches.note(files.geometry.space.id, [h for h in hashes if h in still])
-        return verdicts
+            }
+            read = self._transfers.read(files, list(wanted.values()), deadline_s)
+            found = dict(zip(wanted, read, strict=True))
+            still = view.still({hashes[n]: places[hashes[n]] for n, hit in found.items() if hit})
+        wrong = [hashes[number] for number, hit in found.items() if hit is False]
+        self._heal(files, {page_hash: places[page_hash] for page_hash in wrong})
+        self._used(files, hashes, still)
+        return [bool(found.get(n)) and page_hash in still for n, page_hash in enumerate(hashes)]
 
     def save(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
         """Write the pages that are not there; which are there now."""
@@ -128,8 +119,7 @@ class Mount:
         places = view.find(hashes)
         held = files.held(places) if places else set[str]()
         self._heal(files, {h: place for h, place in places.items() if h not in held})
-        if self._recency and held:
-            self._touches.note(files.geometry.space.id, [h for h in hashes if h in held])
+        self._used(files, hashes, held)
         return held
 
     def _written(self, files: SlotFiles, absent: Mapping[str, Page], deadline_s: float) -> set[str]:
@@ -140,7 +130,7 @@ class Mount:
         self._counters.add("refused_no_space", len(absent) - len(places))
         pages = dict(zip(absent, places, strict=False))
         items = [
-            Item(place.slot, files.geometry.mark(page_hash, place.stamp), absent[page_hash])
+            Item(*_marked(files, page_hash, place), absent[page_hash])
             for page_hash, place in pages.items()
         ]
         try:
@@ -159,6 +149,12 @@ class Mount:
         self.index.settle(files, entries, unused)
         return {entry.page_hash for entry in entries}
 
+    def _used(self, files: SlotFiles, hashes: Sequence[str], hit: set[str]) -> None:
+        """Those of the pages that are hits were used just now."""
+        if self._recency and hit:
+            used = [page_hash for page_hash in hashes if page_hash in hit]
+            self._touches.note(files.geometry.space.id, used)
+
     def _heal(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
         """Forget pages that are not where the index says, so that the next set stores them."""
         if not wrong:
@@ -166,6 +162,11 @@ class Mount:
         with suppress(HiCacheError):
             self.index.forget(files, wrong)
             self._counters.add("healed", len(wrong))
+
+
+def _marked(files: SlotFiles, page_hash: str, place: Place) -> tuple[int, bytes]:
+    """A page's slot, and the mark that it has there."""
+    return place.slot, files.geometry.mark(page_hash, place.stamp)
 
 
 def _opened(url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float) -> Index:

@@ -72,27 +72,37 @@ class Transfers:
     def _through(
         self, files: SlotFiles, items: Sequence[Item], deadline_s: float, *, writing: bool
     ) -> list[bool | None]:
-        done: dict[int, bool | None] = {}
         by = self._usrbio or os
         call: Vectored = by.pwritev if writing else by.preadv
-        scratch = self._scratches.pop() if self._scratches else _new_scratch()
+        scratch = self._scratch()
+        done: list[bool | None] = []
+        order = sorted(range(len(items)), key=lambda number: items[number].slot)
         with files.opened(writing=writing) as opened:
             step = _Step(files.geometry, opened, scratch, self._counters, call, writing=writing)
-            for run in self._runs(files.geometry, items):
+            for run in self._runs(files.geometry, [items[number] for number in order]):
                 if time.monotonic() > deadline_s:
                     self._counters.add("timeouts", len(run.items))
-                    continue
-                for item, verdict in zip(run.items, step.run(run), strict=True):
-                    done[item.slot] = verdict
+                    done += [None] * len(run.items)
+                else:
+                    done += step.run(run)
         self._scratches.append(scratch)
-        return [done.get(item.slot) for item in items]
+        verdicts = dict(zip(order, done, strict=True))
+        return [verdicts[number] for number in range(len(items))]
+
+    def _scratch(self) -> memoryview:
+        """Memory for the marks of one call."""
+        try:
+            return self._scratches.pop()
+        except IndexError:
+            return memoryview(mmap.mmap(-1, _RUN_SLOTS * _STRIDE_NBYTES))
 
     def _runs(self, geometry: Geometry, items: Sequence[Item]) -> Iterator[_Run]:
+        """`items`, which are in the order of their slots, in as few calls as can be."""
         most = max(1, min(_RUN_SLOTS, _RUN_NBYTES // geometry.slot_nbytes))
         run: list[Item] = []
         run_direct = False
         iovs = 0
-        for item in sorted(items, key=_slot_of):
+        for item in items:
             direct = self._direct and geometry.is_blocks and _is_aligned(item.page)
             size = len(item.page.segments) + 2
             if run and (
@@ -202,16 +212,8 @@ def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
     return []
 
 
-def _slot_of(item: Item) -> int:
-    return item.slot
-
-
 def _is_aligned(page: Page) -> bool:
     return all(
         address % BLOCK_NBYTES == 0 and nbytes % BLOCK_NBYTES == 0
         for address, nbytes in page.addresses
     )
-
-
-def _new_scratch() -> memoryview:
-    return memoryview(mmap.mmap(-1, _RUN_SLOTS * _STRIDE_NBYTES))
