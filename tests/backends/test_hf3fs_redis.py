@@ -142,6 +142,34 @@ class TestEviction:
             assert (storage.stats().nbytes or 0) <= 10 * SLOT_NBYTES
             assert 9 == len(list(storage.scan(draft)))
 
+    def test_readers_of_reused_slots_see_whole_pages_or_misses(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        limits = {"capacity_nbytes": 8 * SLOT_NBYTES, "high_watermark": 1, "low_watermark": 1}
+        stop = threading.Event()
+        wrong: list[BaseException] = []
+        with opened(server, tmp_path, **limits) as storage, opened(server, tmp_path) as other:
+
+            def read() -> None:
+                try:
+                    while not stop.is_set():
+                        hits(other, range(20))
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    wrong.append(error)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            for turn in range(150):
+                numbers = [(turn * 3 + n) % 20 for n in range(3)]
+                storage.batch_set(
+                    SPACE, [hash_of(n) for n in numbers], [page(seed=n) for n in numbers]
+                )
+            stop.set()
+            reader.join()
+            assert storage.stats().counters["evicted"] > 200
+
+        assert [] == wrong
+
 
 class TestLeases:
     def test_a_dead_writer_s_slots_come_back(
