@@ -6,7 +6,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-s3fs test-rgw quick check lint format selftest rules-page clean \
-  bench-file bench-redis bench-s3 bench-page-hashes conformance conformance-redis conformance-s3 conformance-fsspec
+  bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes \
+  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -47,12 +48,6 @@ $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
 	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/test_fsspec_s3.py
 
-conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec, reports in artifacts/
-	@$(BIN)/python -m pytest -q tests/backends/test_fsspec_conformance.py \
-	  --hicache-report artifacts/fsspec
-	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/test_fsspec_s3.py -k TestS3 \
-	  --hicache-report artifacts/fsspec-s3
-
 lint: $(VENV)/.all ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
 
@@ -67,13 +62,26 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kil
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
 
-conformance: conformance-redis conformance-s3 conformance-fsspec ## the whole kit on every backend with a server
+conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs ## the whole kit on all of these
 
-conformance-s3: $(VENV)/.all ## the whole kit on the s3 backend over its two servers, reports in artifacts/
+conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
+	@$(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
+	  --hicache-report artifacts/redis
+
+conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec
+	@$(BIN)/python -m pytest -q tests/backends/test_fsspec_conformance.py \
+	  --hicache-report artifacts/fsspec
+	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/test_fsspec_s3.py -k TestS3 \
+	  --hicache-report artifacts/fsspec-s3
+
+conformance-hf3fs: $(VENV)/.all .servers/.done ## the whole kit on hf3fs, by both indexes
+	@$(BIN)/python -m pytest tests/backends/test_hf3fs_conformance.py --hicache-report artifacts/hf3fs
+
+conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
 	@$(BIN)/python -m pytest tests/backends/test_s3_conformance.py \
 	  --hicache-report artifacts/s3
 
-test-rgw: $(VENV)/.all ## the whole kit on the s3 backend over Ceph RGW, which is fetched from Debian
+test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
 	@tests/get_ceph.sh
 	@$(BIN)/python -m pytest tests/backends/s3_rgw.py --hicache-report artifacts/s3-rgw
 
@@ -94,6 +102,9 @@ $(VENV)-sglang/.s3: $(VENV)-sglang/.done benchmarks/requirements-s3.txt
 bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obstore and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/s3.py
 
+bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLang's own
+	@$(VENV)-sglang/bin/python benchmarks/hf3fs.py
+
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
 
@@ -106,10 +117,6 @@ $(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constr
 
 bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
-
-conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
-	@$(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
-	  --hicache-report artifacts/redis
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache .servers .pytest_cache .mypy_cache \

@@ -11,7 +11,9 @@ Two things are put in front of the wheel's modules; all code that is measured is
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import signal
 import sys
 import types
 from importlib import metadata
@@ -22,8 +24,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from _store import Memory
 
 WHEEL_VERSION = "0.5.23"
+
+# Imported by the 3FS backend for annotations, metrics and its HTTP server, none of which is used.
+_UNUSED = {
+    "sglang.srt.mem_cache.pool_host": ("HostKVCache",),
+    "sglang.srt.observability.metrics_collector": ("StorageMetrics",),
+    "fastapi": ("FastAPI", "HTTPException", "Request", "Response"),
+    "fastapi.responses": ("ORJSONResponse",),
+    "uvicorn": (),
+}
+_TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 class HiCacheFile(Protocol):
@@ -34,6 +47,24 @@ class HiCacheFile(Protocol):
     ) -> list[torch.Tensor | None]: ...
 
     def batch_set(self, keys: Sequence[str], values: Sequence[torch.Tensor]) -> bool: ...
+
+
+class HiCacheHF3FS:
+    """SGLang's 3FS backend, below what needs a host pool of its own: whole pages in, whole pages out."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def batch_get(self, keys: Sequence[str], targets: Sequence[torch.Tensor]) -> list[bool]:
+        found: list[bool] = self._backend._batch_get(list(keys), list(targets))  # noqa: SLF001
+        return found
+
+    def batch_set(self, keys: Sequence[str], values: Sequence[torch.Tensor]) -> list[bool]:
+        stored: list[bool] = self._backend._batch_set(list(keys), list(values))  # noqa: SLF001
+        return stored
+
+    def close(self) -> None:
+        self._backend.close()
 
 
 def is_installed() -> bool:
@@ -74,6 +105,45 @@ def _config(module: Any, extra: dict[str, Any]) -> Any:
         model_name="benchmarks/model",
         extra_config=extra,
     )
+
+
+def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCacheHF3FS:
+    """One rank's 3FS backend over plain files, with the metadata of a single machine."""
+    _hicache_storage()
+    for name, classes in _UNUSED.items():
+        module = types.ModuleType(name)
+        vars(module).update({each: type(each, (), {}) for each in classes})
+        sys.modules.setdefault(name, module)
+    package = "sglang.srt.mem_cache.storage.hf3fs"
+    storage = importlib.import_module(f"{package}.storage_hf3fs")
+    metadata_of = importlib.import_module(f"{package}.mini_3fs_metadata_server")
+    logging.getLogger("sglang").setLevel(logging.WARNING)  # its metadata server turns INFO on
+    handlers = {number: signal.getsignal(number) for number in _TAKEN_SIGNALS}
+    backend = storage.HiCacheHF3FS(
+        rank=0,
+        file_path=str(directory / "pages.bin"),
+        file_size=file_nbytes,
+        numjobs=16,
+        bytes_per_page=page_nbytes,
+        entries=8,
+        client_timeout=60,
+        dtype=_torch().bfloat16,
+        metadata_client=metadata_of.Hf3fsLocalMetadataClient(),
+        is_page_first_layout=True,
+        use_mock_client=True,
+    )
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return HiCacheHF3FS(backend)
+
+
+def flat_pages(memory: Memory) -> list[torch.Tensor]:
+    """The pages of `memory` as its tensors."""
+    return [_torch().from_numpy(row).view(_torch().bfloat16) for row in memory.rows]
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
 
 
 def _hicache_storage() -> Any:

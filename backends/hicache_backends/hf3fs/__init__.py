@@ -1,0 +1,278 @@
+"""`hf3fs`: pages in fixed slots of large preallocated files on a shared mount, as 3FS is used.
+
+What a slot holds is in `_slot`, which slot holds what in `_index`, how bytes move in `_transfer`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import model_validator
+
+from hicache_backends.hf3fs._index import Limits
+from hicache_backends.hf3fs._layout import Layout
+from hicache_backends.hf3fs._mount import SQLITE, Mount
+from hicache_backends.hf3fs._slot import BLOCK_NBYTES, Geometry
+from hicache_backends.hf3fs._slot_files import DIRECT, SlotFiles
+from hicache_storage.counters import Counters
+from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
+from hicache_storage.storage import (
+    Capabilities,
+    Durability,
+    HiCacheStorage,
+    PageInfo,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+__all__ = ["Hf3fsSettings", "Hf3fsStorage"]
+
+_PARALLELISM = 4
+_INDEX = re.compile(r"sqlite\Z|(redis|rediss|unix)://")
+
+
+class Hf3fsSettings(Settings):
+    """The config of `hf3fs`."""
+
+    path: str = Field(min_length=1)
+    """The directory on the mount; made if it is missing. Everything that shares it shares its pages."""
+    index: SecretStr = SecretStr(SQLITE)
+    """Where it is kept which page is in which slot: "sqlite", a file under `path`, for one host; or the
+    URL of a Redis server, for any number."""
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """What the slots in use of all key spaces together may take. None: no limit."""
+    high_watermark: float = Field(default=0.95, gt=0, le=1)
+    """The share of the capacity at which eviction begins, least recently used pages first."""
+    low_watermark: float = Field(default=0.9, gt=0, le=1)
+    """The share at which it ends."""
+    direct: bool = True
+    """Read and write around the page cache, where pages, memory and file system allow it."""
+    usrbio: bool | None = None
+    """Go around FUSE by 3FS's own client. None: where that is installed and `path` is on 3FS."""
+    parallelism: int = Field(default=_PARALLELISM, ge=1)
+    """Concurrent calls that the page store makes in each direction."""
+    touch_interval_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """How long it may take until the index hears of what was read."""
+    timeout_s: PositiveSeconds = 30.0
+    """Pages that a call has not begun by then are misses, or refused; so long it waits for the index."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.low_watermark > self.high_watermark:
+            raise ValueError("low_watermark: must not be above high_watermark")
+        if not _INDEX.match(self.index.get_secret_value()):
+            raise ValueError('index: must be "sqlite" or the URL of a Redis server')
+        return self
+
+
+class Hf3fsStorage(HiCacheStorage):
+    """Pages in slots. Shared by threads, processes, ranks and models; survives all of them."""
+
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        enumerable=True,
+        overwrites=False,
+        alignment=BLOCK_NBYTES,
+        parallelism=_PARALLELISM,
+    )
+
+    def __init__(self, settings: Hf3fsSettings) -> None:
+        self._settings = settings
+        self._counters = Counters()
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._files: dict[KeySpace, SlotFiles] = {}
+        self._layout = Layout(_made_root(settings.path))
+        self._limits = Limits(
+            capacity_nbytes=settings.capacity_nbytes,
+            high_watermark=settings.high_watermark,
+            low_watermark=settings.low_watermark,
+        )
+        self._direct = settings.direct and _takes_direct(self._layout)
+        self._mount_now = self._mount_made()
+        self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
+        if settings.capacity_nbytes is not None:
+            self.narrow(retention=Retention.UNTIL_PRESSURE)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(Hf3fsSettings.parse("hf3fs", config))
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        with self._call():
+            self._layout.make_space(space)
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._call() as mount, mount.index.view(self._files_of(space)) as view:
+            places = view.find(hashes)
+            return [page_hash in places for page_hash in hashes]
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._call() as mount:
+            return mount.load(self._files_of(space), hashes, pages)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._call() as mount:
+            return mount.save(self._files_of(space), hashes, pages)
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._call() as mount:
+            mount.delete(self._files_of(space), hashes)
+        return [True] * len(hashes)
+
+    def spaces(self) -> Iterator[KeySpace]:
+        self.ensure_open()
+        return self._layout.key_spaces()
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return self._scan(space)
+
+    def clear(self, space: KeySpace) -> int:
+        with self._call() as mount:
+            return mount.clear(self._files_of(space))
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        index = self._mount_now.index
+        counters = self._counters.snapshot()
+        if index.evicted:
+            counters["evicted"] = index.evicted
+        return StorageStats(
+            nbytes=index.used_nbytes,
+            capacity_nbytes=self._settings.capacity_nbytes,
+            counters=counters,
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            closed, self._closed = self._closed, True
+            idle = not closed and not self._calls
+        if idle:
+            self._close_mount()
+        super().close()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _call(self) -> Generator[Mount, None, None]:
+        """One call: what it uses stays until it ends, and the last one closes up after a `close`."""
+        with self._lock:
+            self.ensure_open()
+            self._calls += 1
+        try:
+            yield self._mount()
+        except OSError as error:
+            if isinstance(error, HiCacheError):
+                raise
+            raise StorageUnavailable(
+                f"hf3fs: {self._layout.root} cannot be used: {error.strerror}"
+            ) from error
+        finally:
+            with self._lock:
+                self._calls -= 1
+                last = self._closed and not self._calls
+            if last:
+                self._close_mount()
+
+    def _scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        pages = self._mount().index.pages(self._files_of(space))
+        while True:
+            with self._call():
+                page_hash = next(pages, None)
+            if page_hash is None:
+                return
+            yield PageInfo(page_hash, space.stored_nbytes)
+
+    def _close_mount(self) -> None:
+        mount = self._mount_now
+        if mount.pid == os.getpid():
+            mount.close()
+        else:
+            mount.abandon()
+
+    def _files_of(self, space: KeySpace) -> SlotFiles:
+        files = self._files.get(space)
+        if files is None:
+            files = self._files[space] = SlotFiles(self._layout, Geometry(space))
+        return files
+
+    def _mount(self) -> Mount:
+        """This process's: a forked child makes its own."""
+        if self._mount_now.pid != os.getpid():
+            with self._lock:
+                if self._mount_now.pid != os.getpid():
+                    self._mount_now.abandon()
+                    self._counters = Counters()
+                    self._mount_now = self._mount_made()
+        return self._mount_now
+
+    def _mount_made(self) -> Mount:
+        try:
+            return Mount(
+                self._layout,
+                self._limits,
+                self._counters,
+                index=self._settings.index.get_secret_value(),
+                usrbio=self._settings.usrbio,
+                direct=self._direct,
+                timeout_s=self._settings.timeout_s,
+                touch_interval_s=self._settings.touch_interval_s,
+            )
+        except OSError as error:
+            if isinstance(error, HiCacheError):
+                raise
+            raise StorageUnavailable(
+                f"hf3fs: {self._layout.root} cannot be used: {error.strerror}"
+            ) from error
+
+
+def _made_root(path: str) -> str:
+    """The directory at `path`, absolute, made where it was missing."""
+    try:
+        root = os.path.abspath(os.path.expanduser(path))
+        Layout(root).make()
+    except ValueError as error:
+        raise ConfigError(f"hf3fs: path: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"hf3fs: path: {path} is no directory and cannot be made one ({error.strerror}):"
+            " mount the file system, or name another"
+        ) from error
+    return root
+
+
+def _takes_direct(layout: Layout) -> bool:
+    """Whether files of this root can be read and written around the page cache."""
+    if not DIRECT:
+        return False
+    try:
+        descriptor = os.open(layout.spaces, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | DIRECT, 0o600)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, BLOCK_NBYTES) as block:
+            return os.pwrite(descriptor, block, 0) == BLOCK_NBYTES
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,211 @@
+"""What the Redis index does in one step each, as Lua.
+
+KEYS[1] is the prefix of all keys of a root; it has a hash tag, so that all of them are on one server.
+
+    P:state         hash    made, run, until_ms (`_redis_epoch`); used: bytes of all slots in use
+    P:spaces        hash    key-space id -> bytes of a slot
+    P:allocated     hash    key-space id -> how many slots there are
+    P:pages:SPACE   hash    page hash -> "slot stamp"
+    P:free:SPACE    zset    slot, by slot
+    P:lru           zset    "space hash", by time of use
+    P:leases        zset    "space slot stamp", by the time when the slot comes back by itself
+"""
+
+from __future__ import annotations
+
+_COMMON = """
+local P = KEYS[1]
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+local function size_of(space)
+  return tonumber(redis.call('HGET', P .. ':spaces', space) or 0)
+end
+local function release(space, slot)
+  redis.call('ZADD', P .. ':free:' .. space, slot, slot)
+  redis.call('HINCRBY', P .. ':state', 'used', -size_of(space))
+end
+local function detach(space, hash)
+  local place = redis.call('HGET', P .. ':pages:' .. space, hash)
+  if place then
+    redis.call('HDEL', P .. ':pages:' .. space, hash)
+    redis.call('ZREM', P .. ':lru', space .. ' ' .. hash)
+  end
+  return place
+end
+local function used()
+  return tonumber(redis.call('HGET', P .. ':state', 'used') or 0)
+end
+"""
+
+RESERVE = (
+    _COMMON
+    + """
+local space, size, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local capacity, high, low = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local ends_ms = now_ms() + tonumber(ARGV[7])
+redis.call('HSET', P .. ':spaces', space, size)
+for _, lease in ipairs(
+    redis.call('ZRANGEBYSCORE', P .. ':leases', '-inf', now_ms(), 'LIMIT', 0, 1000)) do
+  redis.call('ZREM', P .. ':leases', lease)
+  local owner, slot = string.match(lease, '^(%x+) (%d+) ')
+  release(owner, slot)
+end
+local evicted, count = 0, wanted
+if capacity >= 0 then
+  if used() + wanted * size > capacity * high then
+    local over, most = used() + wanted * size - capacity * low, wanted + 1000
+    while over > 0 and most > 0 do
+      local oldest = redis.call('ZPOPMIN', P .. ':lru')[1]
+      if not oldest then break end
+      local owner, hash = string.match(oldest, '^(%x+) (%x+)$')
+      local place = detach(owner, hash)
+      if place then
+        release(owner, string.match(place, '^%d+'))
+        over, evicted = over - size_of(owner), evicted + 1
+      end
+      most = most - 1
+    end
+  end
+  count = math.max(0, math.min(wanted, math.floor((capacity - used()) / size)))
+end
+local slots = {}
+if count > 0 then
+  local popped = redis.call('ZPOPMIN', P .. ':free:' .. space, count)
+  for i = 1, #popped, 2 do slots[#slots + 1] = tonumber(popped[i]) end
+end
+local fresh = count - #slots
+local before = tonumber(redis.call('HINCRBY', P .. ':allocated', space, fresh)) - fresh
+for i = 0, fresh - 1 do slots[#slots + 1] = before + i end
+for i, slot in ipairs(slots) do
+  redis.call('ZADD', P .. ':leases', ends_ms, space .. ' ' .. slot .. ' ' .. ARGV[7 + i])
+end
+redis.call('HINCRBY', P .. ':state', 'used', #slots * size)
+return {slots, before, fresh, evicted, used()}
+"""
+)
+"""space, bytes of a slot, count, capacity or -1, watermarks, lease in ms, as many stamps
+-> slots, the first new one, how many are new, pages evicted, bytes used"""
+
+SETTLE = (
+    _COMMON
+    + """
+local space, doubles, lost = ARGV[1], {}, 0
+for i = 2, #ARGV, 4 do
+  local hash, slot, stamp, used_us = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local lease = space .. ' ' .. slot .. ' ' .. stamp
+  if not redis.call('ZSCORE', P .. ':leases', lease) then
+    lost = lost + 1
+  elseif redis.call('HSETNX', P .. ':pages:' .. space, hash, slot .. ' ' .. stamp) == 0 then
+    doubles[#doubles + 1] = slot .. ' ' .. stamp
+  else
+    redis.call('ZREM', P .. ':leases', lease)
+    redis.call('ZADD', P .. ':lru', used_us, space .. ' ' .. hash)
+  end
+end
+return {doubles, lost}
+"""
+)
+"""space, then hash, slot, stamp and time of use of each page
+-> "slot stamp" of pages that another slot has, how many leases had ended"""
+
+RELEASE = (
+    _COMMON
+    + """
+for i = 2, #ARGV, 2 do
+  local lease = ARGV[1] .. ' ' .. ARGV[i] .. ' ' .. ARGV[i + 1]
+  if redis.call('ZREM', P .. ':leases', lease) == 1 then release(ARGV[1], ARGV[i]) end
+end
+return used()
+"""
+)
+"""space, then slot and stamp of each -> bytes used"""
+
+FORGET = (
+    _COMMON
+    + """
+for i = 2, #ARGV, 3 do
+  local place = ARGV[i + 1] .. ' ' .. ARGV[i + 2]
+  if redis.call('HGET', P .. ':pages:' .. ARGV[1], ARGV[i]) == place then
+    detach(ARGV[1], ARGV[i])
+    release(ARGV[1], ARGV[i + 1])
+  end
+end
+"""
+)
+"""space, then hash, slot and stamp of each"""
+
+DETACH = (
+    _COMMON
+    + """
+local ends_ms, places = now_ms() + tonumber(ARGV[2]), {}
+for i = 3, #ARGV do
+  local place = detach(ARGV[1], ARGV[i])
+  if place then
+    redis.call('ZADD', P .. ':leases', ends_ms, ARGV[1] .. ' ' .. place)
+    places[#places + 1] = place
+  end
+end
+return places
+"""
+)
+"""space, lease in ms, hashes -> "slot stamp" of those that were there; they are leased now"""
+
+LEASE_FREE = (
+    _COMMON
+    + """
+local ends_ms, slots = now_ms() + tonumber(ARGV[2]), {}
+local popped = redis.call('ZPOPMIN', P .. ':free:' .. ARGV[1], ARGV[3])
+for i = 1, #popped, 2 do
+  slots[#slots + 1] = tonumber(popped[i])
+  redis.call('ZADD', P .. ':leases', ends_ms, ARGV[1] .. ' ' .. popped[i] .. ' ' .. ARGV[4])
+end
+redis.call('HINCRBY', P .. ':state', 'used', #slots * size_of(ARGV[1]))
+return slots
+"""
+)
+"""space, lease in ms, how many at most, stamp -> slots that were free and are leased now"""
+
+INTERRUPT = (
+    _COMMON
+    + """
+if redis.call('HGET', P .. ':state', 'run') ~= ARGV[1] then
+  redis.call('HSET', P .. ':state', 'run', ARGV[1], 'until_ms', now_ms() + tonumber(ARGV[2]))
+end
+"""
+)
+"""run id of the server, for how long nobody may use the index, in ms"""
+
+FILL = (
+    _COMMON
+    + """
+if redis.call('GET', P .. ':maker') ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', P .. ':maker', ARGV[2])
+local space = ARGV[3]
+for i = 4, #ARGV, 3 do
+  local hash, place, used_us = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if hash == '' then
+    redis.call('ZADD', P .. ':free:' .. space, place, place)
+  else
+    redis.call('HSET', P .. ':pages:' .. space, hash, place)
+    redis.call('ZADD', P .. ':lru', used_us, space .. ' ' .. hash)
+    redis.call('HINCRBY', P .. ':state', 'used', size_of(space))
+  end
+end
+return 1
+"""
+)
+"""maker, for how long it may be silent in ms, space, then hash, place and time of each page; of a free
+slot no hash, and its number -> 0 where somebody else makes the index now"""
+
+FINISH = (
+    _COMMON
+    + """
+if redis.call('GET', P .. ':maker') ~= ARGV[1] then return 0 end
+redis.call('DEL', P .. ':maker')
+redis.call('HSET', P .. ':state', 'made', 1)
+return 1
+"""
+)
+"""maker -> 0 where somebody else makes the index now"""

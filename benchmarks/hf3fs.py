@@ -1,0 +1,126 @@
+"""The `hf3fs` backend against the disk's own limit and against SGLang's `HiCacheHF3FS`, in one process.
+
+    python benchmarks/hf3fs.py [--sizes KIB,KIB] [--rounds N] [--quick] [--json FILE] [--path DIRECTORY]
+
+`make bench-hf3fs` makes an environment that has SGLang's backend; elsewhere its rows are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import _sglang
+from _harness import Report, console, machine_facts
+from _hf3fs_stores import OurPages, OurStorage, PlainSlots, TheirSlots
+from _store import Memory
+from file import BATCH_PAGES, MIB, ROUNDS, Bench, Get, aim, page_hashes_of, parse, read_back
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from file import StoreFactory
+
+THREADS = 4
+PEER = TheirSlots.name
+# Room for what a slot holds beside its page: two marks and a frame, a block each.
+_BESIDE_NBYTES = 3 * 4096
+
+
+class SetFull:
+    """Writes each batch into the same full store: every page takes the slot of another."""
+
+    def __init__(self, factory: StoreFactory, bench: Bench) -> None:
+        self._bench = bench
+        self.store = bench.open(factory, bench.directory())
+        self.name = self.store.name
+        self._hashes: list[str] = []
+        for number in range(1, bench.capacity_pages // BATCH_PAGES + 2):
+            self.store.prepare_set(page_hashes_of(self.name, -number))
+            self.store.set()
+
+    def prepare(self, turn: int) -> None:
+        self._hashes = page_hashes_of(self.name, turn)
+        self._bench.source.stamp(turn)
+        self.store.prepare_set(self._hashes)
+
+    def run(self) -> None:
+        self.store.set()
+
+    def check(self) -> None:
+        read_back(self.store, self._hashes, self._bench.source)
+
+
+def factories(bench: Bench, *, direct: bool) -> list[StoreFactory]:
+    """All that can be done with slots in one way of reading and writing."""
+    plain = partial(PlainSlots, direct=direct, capacity_pages=bench.capacity_pages)
+    capacity_nbytes = bench.capacity_pages * (bench.page_nbytes + _BESIDE_NBYTES)
+    ours: dict[str, Any] = {"direct": direct, "capacity_nbytes": capacity_nbytes}
+    return [
+        partial(plain, threads=1),
+        partial(plain, threads=THREADS),
+        partial(OurStorage, **ours),
+        partial(OurPages, checksum="none", **ours),
+        partial(OurPages, checksum="xxh3", **ours),
+    ]
+
+
+def peers(bench: Bench) -> list[StoreFactory]:
+    """SGLang's, which is buffered with its mock client."""
+    if not _sglang.is_installed():
+        return []
+    return [partial(TheirSlots, capacity_pages=bench.capacity_pages)]
+
+
+def bench_slots(bench: Bench, *, direct: bool) -> None:
+    """Gets of one batch, and sets of ever new ones into a full store."""
+    how = "O_DIRECT" if direct else "buffered"
+    alone = f"plain slots, {how}, 1 thread"
+    limit = f"plain slots, {how}, {THREADS} threads"
+    chosen = factories(bench, direct=direct) + ([] if direct else peers(bench))
+    for title, kind in (("get", Get), ("set, at capacity", SetFull)):
+        candidates = [kind(factory, bench) for factory in chosen]
+        section = bench.measure(f"{title}, {how}", candidates, (alone, limit, PEER))
+        for candidate in candidates:
+            candidate.store.close()
+        if direct and bench.page_nbytes == MIB:
+            aim(bench, section, f"ours: Hf3fsStorage, {how}", alone, 0.85)
+            aim(bench, section, f"ours: page store, none, {how}", limit, 0.85)
+        aim(bench, section, f"ours: Hf3fsStorage, {how}", PEER, 1.0)
+        aim(bench, section, f"ours: page store, none, {how}", PEER, 1.0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
+    try:
+        libraries = ["numpy", *(["torch", "sglang"] if _sglang.is_installed() else [])]
+        report = Report(machine_facts(root, distributions=libraries))
+        report.print_facts()
+        if not _sglang.is_installed():
+            console.print(f"SGLang {_sglang.WHEEL_VERSION} is not here: `make bench-hf3fs` has it")
+        for page_nbytes in options.sizes:
+            bench = Bench(
+                report=report,
+                root=root,
+                rounds=options.rounds or ROUNDS.get(page_nbytes, 5),
+                source=Memory(BATCH_PAGES, page_nbytes),
+                landing=Memory(BATCH_PAGES, page_nbytes),
+            )
+            bench.source.fill(page_nbytes)
+            for direct in (True, False):
+                bench_slots(bench, direct=direct)
+    finally:
+        shutil.rmtree(root)
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
