@@ -57,6 +57,12 @@ _BUILT_INS = {
         Backend(
             "fsspec", "hicache_backends.fsspec:FsspecStorage", "hicache-storage", extra="fsspec"
         ),
+        Backend(
+            "mooncake",
+            "hicache_backends.mooncake:MooncakeStorage",
+            "hicache-storage",
+            extra="mooncake",
+        ),
     )
 }
 
