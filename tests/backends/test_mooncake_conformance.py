@@ -11,7 +11,7 @@ from hicache_conformance import Scratch, StorageConformance
 from servers import MooncakeMaster, load_mooncake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
 load_mooncake()
@@ -42,6 +42,6 @@ class TestMooncake(StorageConformance):
         )
 
     @contextmanager
-    def server(self) -> Iterator[MooncakeMaster]:
+    def server(self) -> Generator[MooncakeMaster]:
         with MooncakeMaster(self.directory) as self.master:
             yield self.master

@@ -6,13 +6,13 @@ The client library's dangers are kept in `_client`, the memory that it may touch
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.mooncake import _driver, _listing
 from hicache_backends.mooncake._client import MasterFailed, gone, sound
-from hicache_backends.mooncake._registered import Registered
 from hicache_backends.mooncake._settings import MooncakeSettings, settings_of
 from hicache_backends.mooncake._shared import SHELF
 from hicache_backends.mooncake._transfers import Transfers
@@ -61,10 +61,8 @@ class MooncakeStorage(HiCacheStorage):
         self._counters = Counters()
         self._lock = threading.Lock()
         self._client = SHELF.take(_store, settings)
-        self._registered = Registered()
-        self._transfers = Transfers(
-            self._client, self._registered, register_staging=settings.protocol != "tcp"
-        )
+        self._transfers = Transfers(self._client, register_staging=settings.protocol != "tcp")
+        self._buffers: list[int] = []
         if settings.master is None or settings.tenant_id != "default":
             self.narrow(enumerable=False)
 
@@ -167,10 +165,10 @@ class MooncakeStorage(HiCacheStorage):
     def register_buffer(self, buffer: HostBuffer) -> None:
         self.ensure_open()
         for start, nbytes in Page(buffer).addresses:
-            code = self._client.ask(lambda native, a=start, n=nbytes: native.register_buffer(a, n))
-            if code == 0:
-                self._registered.add(start, nbytes)
-            else:
+            if self._client.register(start, nbytes):
+                with self._lock:
+                    self._buffers.append(start)
+            else:  # its pages are copied
                 self._counters.add("buffers_not_registered")
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
@@ -187,7 +185,7 @@ class MooncakeStorage(HiCacheStorage):
             closed, self._closed = self._closed, True
         if closed:
             return
-        for start in self._registered.starts():
+        for start in list(self._buffers):
             self._unregister(start)
         SHELF.give_back(self._settings, self._client)
 
@@ -201,8 +199,12 @@ class MooncakeStorage(HiCacheStorage):
         return [root + page_hash for page_hash in hashes]
 
     def _unregister(self, start: int) -> None:
-        if self._registered.remove(start):
-            self._client.ask(lambda native: native.unregister_buffer(start))
+        with self._lock:
+            if start not in self._buffers:
+                return
+            self._buffers.remove(start)
+        if self._client.pid == os.getpid():
+            self._client.unregister(start)
 
     def _replicas(self) -> Any:
         wanted = _store.ReplicateConfig()

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hicache_backends.mooncake._registered import Registered
 from hicache_storage.errors import (
     ConfigError,
     HiCacheError,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CLOSE_LIMIT_S = 8.0
+_CLOSE_BUSY_LIMIT_S = 2.0
+"""With calls that are overdue: they may take a minute, and whoever is the last closes the client."""
 _PAUSE_S = 0.05
 _MOST_OVERDUE = 64
 """Calls that may be running at once; more are refused: the store is stuck, and threads are finite."""
@@ -49,6 +52,7 @@ class Client:
         self._ending = False
         self._ended = Future[None]()
         self._suspect = False
+        self.registered = Registered()
         self.pid = os.getpid()
 
     def connect(self) -> None:
@@ -73,7 +77,7 @@ class Client:
         raise StorageUnavailable(f"{self._name()} cannot be joined: the client said {code}")
 
     def ask(self, task: Callable[[Any], T], *, borrowed: bool = False) -> T:
-        """What `task` makes of the native client; again for as long as the master fails and time is left.
+        """What `task` makes of the native client; again while the master fails and time is left.
 
         `borrowed`: the task works in a caller's memory. Then it is waited for to its end, because there
         is no calling it back, and only begun when the master has just answered.
@@ -98,6 +102,21 @@ class Client:
                 self._suspect = False
                 return answer
 
+    def register(self, start: int, nbytes: int) -> bool:
+        """Let the native client work in a range of this process's memory; False where it will not."""
+
+        def register(start: int, nbytes: int) -> int:
+            code: int = self._here(lambda native: native.register_buffer(start, nbytes))
+            return code
+
+        return self.registered.add(start, nbytes, register)
+
+    def unregister(self, start: int) -> None:
+        """The end of one `register` that was True."""
+        self.registered.remove(
+            start, lambda area: self._here(lambda native: native.unregister_buffer(area))
+        )
+
     def close(self) -> None:
         """End it once the running calls have ended; returns in any case after some seconds."""
         with self._changed:
@@ -108,7 +127,7 @@ class Client:
         if idle:
             threading.Thread(target=self._end, name="hicache-mooncake-close", daemon=True).start()
         try:
-            self._ended.result(_CLOSE_LIMIT_S)
+            self._ended.result(_CLOSE_LIMIT_S if idle else _CLOSE_BUSY_LIMIT_S)
         except TimeoutError:
             return
 

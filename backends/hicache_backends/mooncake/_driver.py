@@ -21,13 +21,13 @@ def load() -> Any:
         ModuleNotFoundError: The wheel is not there.
         BackendNotInstalled: The wheel is there, and a library of the system that it needs is not.
     """
-    # The library reads these once. It logs every miss as an error, and tries to join for 90 seconds.
-    os.environ.setdefault("GLOG_minloglevel", "3")
+    # The library reads these once. It tells of every step it takes, and tries to join for 90 seconds.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     try:
         return importlib.import_module("mooncake.store")
     except ModuleNotFoundError:
-        raise
+        raise  # the registry knows what to install
     except ImportError as error:
         raise BackendNotInstalled(_advice(str(error)), name=_HOME) from error
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_backends.mooncake._client import Client
-    from hicache_backends.mooncake._registered import Registered
 
 _STAGED_NBYTES = 64 << 20
 """What one call stages at most, unless one page is larger."""
@@ -27,9 +26,8 @@ class Transfers:
     then. It is copied from and to memory of our own, which a late call keeps.
     """
 
-    def __init__(self, client: Client, registered: Registered, *, register_staging: bool) -> None:
+    def __init__(self, client: Client, *, register_staging: bool) -> None:
         self._client = client
-        self._registered = registered
         self._register_staging = register_staging
 
     def read(self, keys: Sequence[str], pages: Sequence[Page]) -> list[bool]:
@@ -96,7 +94,7 @@ class Transfers:
         other: list[int] = []
         nbytes = 0
         for place, page in enumerate(pages):
-            if self._registered.holds(page.addresses):
+            if self._client.registered.holds(page.addresses):
                 straight.append(place)
                 continue
             if other and nbytes + page.nbytes > _STAGED_NBYTES:
@@ -110,7 +108,7 @@ class Transfers:
 
 
 def _staging(pages: list[Page]) -> list[Page]:
-    room = memoryview(np.empty(sum(page.nbytes for page in pages), np.uint8))
+    room = np.empty(sum(page.nbytes for page in pages), np.uint8).data
     found: list[Page] = []
     start = 0
     for page in pages:
