@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-s3fs conformance-fsspec quick check lint format selftest rules-page bench-file bench-page-hashes clean
+.PHONY: help demo test test-s3fs conformance-fsspec conformance-mooncake quick check lint format selftest rules-page bench-file bench-page-hashes clean
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -27,7 +27,7 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
 
 .servers/.done: tests/get_servers.sh
-	@echo "fetching redis and valkey for the tests"
+	@echo "fetching the servers for the tests"
 	@tests/get_servers.sh
 	@touch $@
 
@@ -51,6 +51,10 @@ conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec, 
 	  --hicache-report artifacts/fsspec
 	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/test_fsspec_s3.py -k TestS3 \
 	  --hicache-report artifacts/fsspec-s3
+
+conformance-mooncake: $(VENV)/.all .servers/.done ## the whole kit on mooncake, reports in artifacts/
+	@$(BIN)/python -m pytest -q tests/backends/test_mooncake_conformance.py \
+	  --hicache-report artifacts/mooncake
 
 lint: $(VENV)/.all ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright

@@ -39,13 +39,18 @@ class Transfers:
             return sound(native.batch_get_into_multi_buffers(names, addresses, sizes))
 
         results = [False] * len(keys)
-        for places, staged in self._parts(pages):
+        firsts = _firsts(keys)
+        for places, staged in self._parts(pages, sorted(set(firsts))):
             lent = staged or [pages[place] for place in places]
             codes = self._moved(get, places, lent, staged=bool(staged))
             for place, whole, code in zip(places, lent, codes, strict=True):
                 results[place] = code == pages[place].nbytes
                 if staged and results[place]:
                     pages[place].copy_from(whole.segments[0])
+        for place, first in enumerate(firsts):
+            if place != first and results[first]:
+                pages[place].copy_from(pages[first].tobytes())
+                results[place] = True
         return results
 
     def write(self, keys: Sequence[str], pages: Sequence[Page], replicas: Any) -> list[bool]:
@@ -57,14 +62,15 @@ class Transfers:
             return sound(native.batch_put_from_multi_buffers(names, addresses, sizes, replicas))
 
         results = [False] * len(keys)
-        for places, staged in self._parts(pages):
+        firsts = _firsts(keys)
+        for places, staged in self._parts(pages, sorted(set(firsts))):
             for place, page in zip(places, staged, strict=False):
                 _gather(pages[place], page.segments[0])
             lent = staged or [pages[place] for place in places]
             codes = self._moved(put, places, lent, staged=bool(staged))
             for place, code in zip(places, codes, strict=True):
                 results[place] = code == 0
-        return results
+        return [results[first] for first in firsts]
 
     def _moved(
         self,
@@ -87,13 +93,16 @@ class Transfers:
 
         return self._client.ask(task, borrowed=not staged)
 
-    def _parts(self, pages: Sequence[Page]) -> list[tuple[list[int], list[Page]]]:
+    def _parts(
+        self, pages: Sequence[Page], wanted: Sequence[int]
+    ) -> list[tuple[list[int], list[Page]]]:
         """Which pages go in one call, and the memory for those that cannot go straight."""
         straight: list[int] = []
         parts: list[tuple[list[int], list[Page]]] = []
         other: list[int] = []
         nbytes = 0
-        for place, page in enumerate(pages):
+        for place in wanted:
+            page = pages[place]
             if self._client.registered.holds(page.addresses):
                 straight.append(place)
                 continue
@@ -105,6 +114,12 @@ class Transfers:
         parts += [(other, [])] if other else []
         staged = [(places, _staging([pages[place] for place in places])) for places, _ in parts]
         return [(straight, []), *staged] if straight else staged
+
+
+def _firsts(keys: Sequence[str]) -> list[int]:
+    """For each key where it stands first: the client fills one page only of those that share a key."""
+    seen: dict[str, int] = {}
+    return [seen.setdefault(key, place) for place, key in enumerate(keys)]
 
 
 def _staging(pages: list[Page]) -> list[Page]:
