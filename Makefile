@@ -53,7 +53,7 @@ conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec, 
 	  --hicache-report artifacts/fsspec-s3
 
 conformance-mooncake: $(VENV)/.all .servers/.done ## the whole kit on mooncake, reports in artifacts/
-	@$(BIN)/python -m pytest -q tests/backends/test_mooncake_conformance.py \
+	@$(BIN)/python -m pytest -q tests/backends/mooncake_conformance.py \
 	  --hicache-report artifacts/mooncake
 
 lint: $(VENV)/.all ## ruff, mypy and pyright

@@ -204,6 +204,7 @@ def test_a_killed_master_is_an_error_at_once_and_works_again_when_it_is_back(
 
         assert [False] == storage.batch_exists(SPACE, [A])  # it forgot everything
         wait_until(lambda: storage.batch_set(SPACE, [A], [page()]) == [True])
+        storage.batch_set(SPACE, [B], [page()])
         assert [SPACE] == list(storage.spaces())  # the manifest came back with the pages
 
 
@@ -231,6 +232,26 @@ def test_a_master_that_hangs_is_a_timeout_and_close_still_ends(own_master: Moonc
 
 def overdue() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("hicache-mooncake")]
+
+
+def test_opening_on_a_master_that_hangs_is_a_timeout_and_stops_nobody(
+    own_master: MooncakeMaster,
+) -> None:
+    own_master.pause()
+    began_s = time.monotonic()
+    with pytest.raises(StorageTimeout):
+        opened(own_master, timeout_s=1)
+    assert time.monotonic() - began_s < 2
+    own_master.resume()
+
+
+def test_closing_on_a_master_that_hangs_stops_nobody(own_master: MooncakeMaster) -> None:
+    storage = opened(own_master, timeout_s=1)
+    own_master.pause()
+    began_s = time.monotonic()
+    storage.close()
+    assert time.monotonic() - began_s < 3
+    own_master.resume()
 
 
 def test_no_master_is_unavailable_at_once(tmp_path: Path) -> None:

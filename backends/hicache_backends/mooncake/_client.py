@@ -1,6 +1,7 @@
 """The native client, made safe: it blocks for a minute, and crashes the process when used after its end.
 
-Every call runs under a deadline, on a thread that may be left behind, and counts as running until it has
+Joining and closing hold the interpreter's lock, so they are only begun with a master that answers. Every
+other call runs under a deadline, on a thread that may be left behind, and counts as running until it has
 really ended. The native client is closed after the last of them, and never called again.
 """
 
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hicache_backends.mooncake import _listing
 from hicache_backends.mooncake._registered import Registered
 from hicache_storage.errors import (
     ConfigError,
@@ -35,6 +37,10 @@ _CLOSE_BUSY_LIMIT_S = 2.0
 _PAUSE_S = 0.05
 _MOST_OVERDUE = 64
 """Calls that may be running at once; more are refused: the store is stuck, and threads are finite."""
+
+
+_UNCLOSED: list[Any] = []
+"""Clients whose master was gone at their end: closing one would stop the interpreter for as long."""
 
 
 class MasterFailed(Exception):
@@ -64,6 +70,8 @@ class Client:
         """
         if not self._master_listens():
             raise self._unavailable()
+        if _listing.hangs(self._settings):
+            raise self._late()
         code = self._left_behind(self._set_up, self._deadline_s())
         if code == 0:
             return
@@ -205,7 +213,10 @@ class Client:
     def _end(self) -> None:
         native, self._native = self._native, None
         if native is not None:
-            native.close()
+            if self._master_listens() and not _listing.hangs(self._settings):
+                native.close()
+            else:
+                _UNCLOSED.append(native)
         self._ended.set_result(None)
 
     def _master_listens(self) -> bool:
