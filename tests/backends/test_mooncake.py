@@ -211,6 +211,7 @@ def test_a_killed_master_is_an_error_at_once_and_works_again_when_it_is_back(
 def test_a_master_that_hangs_is_a_timeout_and_close_still_ends(own_master: MooncakeMaster) -> None:
     storage = opened(own_master, timeout_s=1)
     own_master.pause()
+    wait_until(lambda: not own_master._is_ready())  # its threads stop one after another
     for call in (
         lambda: storage.batch_exists(SPACE, [A]),
         lambda: storage.batch_get(SPACE, [A], [blank()]),
@@ -238,6 +239,7 @@ def test_opening_on_a_master_that_hangs_is_a_timeout_and_stops_nobody(
     own_master: MooncakeMaster,
 ) -> None:
     own_master.pause()
+    wait_until(lambda: not own_master._is_ready())  # its threads stop one after another
     began_s = time.monotonic()
     with pytest.raises(StorageTimeout):
         opened(own_master, timeout_s=1)
@@ -248,6 +250,7 @@ def test_opening_on_a_master_that_hangs_is_a_timeout_and_stops_nobody(
 def test_closing_on_a_master_that_hangs_stops_nobody(own_master: MooncakeMaster) -> None:
     storage = opened(own_master, timeout_s=1)
     own_master.pause()
+    wait_until(lambda: not own_master._is_ready())  # its threads stop one after another
     began_s = time.monotonic()
     storage.close()
     assert time.monotonic() - began_s < 3
