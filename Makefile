@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-s3fs test-rgw quick check lint format selftest rules-page clean \
+.PHONY: help demo test test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
   bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes \
-  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs
+  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -29,7 +29,7 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	  --hicache-storage-backend-extra-config "{\"path\": \"$$scratch\"}"
 
 .servers/.done: tests/get_servers.sh
-	@echo "fetching redis and valkey for the tests"
+	@echo "fetching the servers for the tests"
 	@tests/get_servers.sh
 	@touch $@
 
@@ -84,6 +84,17 @@ conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
 test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
 	@tests/get_ceph.sh
 	@$(BIN)/python -m pytest tests/backends/s3_rgw.py --hicache-report artifacts/s3-rgw
+
+$(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
+	@$(PIP) install -r tests/requirements-mooncake.txt
+	@tests/get_servers.sh libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4
+	@touch $@
+
+test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a process of its own
+	@$(BIN)/python -m pytest -q tests/backends/mooncake_store.py tests/backends/mooncake_settings.py
+
+conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
+	@$(BIN)/python -m pytest tests/backends/mooncake_conformance.py --hicache-report artifacts/mooncake
 
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"

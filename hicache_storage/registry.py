@@ -58,6 +58,9 @@ _BUILT_INS = {
         Backend("s3", "hicache_backends.s3:S3Storage", "hicache-storage", "s3"),
         Backend("fsspec", "hicache_backends.fsspec:FsspecStorage", "hicache-storage", "fsspec"),
         Backend("hf3fs", "hicache_backends.hf3fs:Hf3fsStorage", "hicache-storage"),
+        Backend(
+            "mooncake", "hicache_backends.mooncake:MooncakeStorage", "hicache-storage", "mooncake"
+        ),
     )
 }
 

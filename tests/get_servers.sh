@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fetch the servers that the tests run against from Debian, into .servers/, without installing them:
-# nothing is started, nothing outside this folder changes, and no root is needed.
+# nothing is started, nothing outside this folder changes, and no root is needed. Packages that are
+# named as arguments are fetched in place of them.
 #
 #   .servers/usr/bin/redis-server      Debian's redis
 #   .servers/usr/bin/valkey-server     Debian's backport of valkey
@@ -12,7 +13,9 @@ mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 packages=(redis-tools libjemalloc2 liblzf1 libatomic1 liblua5.1-0 lua-cjson lua-bitop
           valkey-tools/"$release"-backports)
 
-if [ -x "$root/usr/bin/valkey-server" ] && [ -x "$root/usr/bin/redis-server" ]; then
+if [ $# -gt 0 ]; then
+  packages=("$@")
+elif [ -x "$root/usr/bin/valkey-server" ] && [ -x "$root/usr/bin/redis-server" ]; then
   exit 0
 fi
 if ! command -v apt-get > /dev/null || ! command -v dpkg-deb > /dev/null; then

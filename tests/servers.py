@@ -8,6 +8,7 @@ with RedisServer(tmp_path) as server:
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -21,7 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pytest
 
@@ -33,6 +34,7 @@ FETCHED = ROOT / ".servers"
 READY_LIMIT_S = 30.0
 END_LIMIT_S = 20.0
 _POLL_S = 0.01
+_LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
 
 
 def program(*names: str) -> str:
@@ -165,9 +167,7 @@ class RedisServer(ServerProcess):
         return [program(*self.programs), *fixed.split(" "), *own, *self.options]
 
     def environment(self) -> Mapping[str, str]:
-        libraries = [str(path) for path in FETCHED.glob("usr/lib/*-linux-gnu")]
-        known = os.environ.get("LD_LIBRARY_PATH")
-        return {"LD_LIBRARY_PATH": os.pathsep.join(libraries + ([known] if known else []))}
+        return library_path()
 
     def answers(self) -> bool:
         with self.connected() as connection:
@@ -350,6 +350,56 @@ class TlsRclone(Rclone):
     def answers(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
+
+class MooncakeMaster(ServerProcess):
+    """`mooncake_master`: it keeps the list of objects, and forgets it when it ends."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        super().__init__(directory)
+        self.metrics_port = free_port()
+        self.options = options
+
+    def command(self) -> list[str]:
+        ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
+        hosts = ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]
+        return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
+
+    def environment(self) -> Mapping[str, str]:
+        return library_path()
+
+    def answers(self) -> bool:
+        socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        url = f"http://127.0.0.1:{self.metrics_port}/health"
+        with urllib.request.urlopen(url, timeout=1):  # http only
+            return True
+
+    def config(self, **fields: Any) -> dict[str, Any]:
+        """What opens a storage on it."""
+        return {
+            "master_server_address": f"127.0.0.1:{self.port}",
+            "master_metrics_port": self.metrics_port,
+            "local_hostname": "127.0.0.1",
+            "protocol": "tcp",
+            "global_segment_size": "64mb",
+            **fields,
+        }
+
+
+def library_path() -> dict[str, str]:
+    """The environment in which a program finds the libraries that `tests/get_servers.sh` fetched."""
+    libraries = [str(path) for place in _LIBRARIES for path in FETCHED.glob(place)]
+    known = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": os.pathsep.join(libraries + ([known] if known else []))}
+
+
+def load_mooncake() -> None:
+    """Let this process and its children find the libraries of Mooncake's client, as if installed."""
+    # In the order of need: what is loaded once, the loader takes for whoever asks later.
+    for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
+        for place in _LIBRARIES:
+            for path in FETCHED.glob(f"{place}/{name}"):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    os.environ.update(library_path())
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = READY_LIMIT_S) -> None:

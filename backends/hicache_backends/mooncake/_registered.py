@@ -1,0 +1,63 @@
+"""Host memory that is registered with a native client, and what lies outside it."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Registered:
+    """Address ranges, none overlapping another, each with its number of users. Thread-safe.
+
+    The client library refuses what overlaps, and what it has already: storages that share a client
+    register the same host pool.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._users: dict[int, int] = {}
+
+    def add(self, start: int, nbytes: int, register: Callable[[int, int], int]) -> bool:
+        """Have `register` take a range, unless it is there; False where it overlaps or is refused."""
+        with self._lock:
+            place = bisect.bisect_left(self._starts, start)
+            if place < len(self._starts) and self._starts[place] == start:
+                if self._ends[place] != start + nbytes:
+                    return False
+                self._users[start] += 1
+                return True
+            if self._overlaps(place, start, nbytes) or register(start, nbytes) != 0:
+                return False
+            self._starts.insert(place, start)
+            self._ends.insert(place, start + nbytes)
+            self._users[start] = 1
+            return True
+
+    def remove(self, start: int, unregister: Callable[[int], Any]) -> None:
+        """The end of one `add` that was True; `unregister` lets go what has no user any more."""
+        with self._lock:
+            self._users[start] -= 1
+            if self._users[start]:
+                return
+            place = bisect.bisect_left(self._starts, start)
+            del self._starts[place], self._ends[place], self._users[start]
+            unregister(start)
+
+    def holds(self, addresses: tuple[tuple[int, int], ...]) -> bool:
+        """Whether each (address, nbytes) lies inside one range."""
+        with self._lock:
+            return bool(addresses) and all(self._inside(*address) for address in addresses)
+
+    def _inside(self, start: int, nbytes: int) -> bool:
+        place = bisect.bisect_right(self._starts, start)
+        return place > 0 and self._ends[place - 1] >= start + nbytes
+
+    def _overlaps(self, place: int, start: int, nbytes: int) -> bool:
+        before = place > 0 and self._ends[place - 1] > start
+        return before or (place < len(self._starts) and self._starts[place] < start + nbytes)

@@ -1,0 +1,143 @@
+"""The config of `mooncake`: SGLang's fields, from where SGLang takes them, and a few of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, field_validator
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.settings import Field, PositiveSeconds, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FILE_VARIABLE = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
+_VARIABLES = {
+    "master_server_address": "MOONCAKE_MASTER",
+    "client_server_address": "MOONCAKE_CLIENT",
+    "local_hostname": "MOONCAKE_LOCAL_HOSTNAME",
+    "metadata_server": "MOONCAKE_TE_META_DATA_SERVER",
+    "global_segment_size": "MOONCAKE_GLOBAL_SEGMENT_SIZE",
+    "protocol": "MOONCAKE_PROTOCOL",
+    "device_name": "MOONCAKE_DEVICE",
+    "master_metrics_port": "MOONCAKE_MASTER_METRICS_PORT",
+    "check_server": "MOONCAKE_CHECK_SERVER",
+    "standalone_storage": "MOONCAKE_STANDALONE_STORAGE",
+    "enable_ssd_offload": "MOONCAKE_ENABLE_SSD_OFFLOAD",
+    "ssd_offload_path": "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
+    "tenant_id": "MOONCAKE_TENANT_ID",
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+def _nbytes(value: object) -> object:
+    """SGLang's "4gb" is 4 GiB."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise ValueError('must be a number of bytes, or like "4gb"')
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " "))
+
+
+_Size = Annotated[int, BeforeValidator(_nbytes)]
+
+
+class MooncakeSettings(Settings):
+    """The config of `mooncake`. Sizes are bytes, or text like `4gb`, of 1024 to the power of three."""
+
+    master_server_address: str = Field(min_length=1)
+    """The master, as `host:port`, or `etcd://...` where several share the work."""
+    local_hostname: str = "localhost"
+    """How the other processes reach this one."""
+    metadata_server: str = "P2PHANDSHAKE"
+    global_segment_size: _Size = Field(default=4 << 30, ge=0)
+    """What this process gives to the cluster; 0: nothing, it is a client only."""
+    local_buffer_size: _Size = Field(default=16 << 20, ge=1 << 20)
+    """The client library's own buffer; pages do not pass through it."""
+    protocol: Literal["tcp", "rdma"] = "rdma"
+    device_name: str = ""
+    """RDMA devices, with commas between."""
+    master_metrics_port: int = Field(default=9003, ge=1, le=65535)
+    """The master's HTTP port: it lists keys."""
+    check_server: bool = False
+    """Taken and not needed: the master is always asked first."""
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    extra_backend_tag: str = Field(default="", max_length=200)
+    """What every key begins with: programs of one tag share pages."""
+    replica_num: int = Field(default=1, ge=1, le=16)
+    soft_pin_ttl_ms: int | None = Field(default=None, ge=1)
+    """How long a new page is evicted only if nothing else can be; None: not at all."""
+    preferred_segment: str = ""
+    """The segment, `host:port`, that new pages go to while it has room."""
+    timeout_s: PositiveSeconds = 10.0
+    """The deadline of a call."""
+    standalone_storage: Literal[False] = False
+    enable_group_semantics: Literal[False] = False
+
+    @field_validator("standalone_storage", "enable_group_semantics", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        if str(value).lower() in ("false", "0", "no", ""):
+            return False
+        raise ValueError("is not supported here: leave it false")
+
+    @field_validator("master_server_address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if "://" not in value and not re.fullmatch(r"(\[.+\]|[^:\s]+):\d{1,5}", value):
+            raise ValueError("must be host:port")
+        return value
+
+    @property
+    def master(self) -> tuple[str, int] | None:
+        """Where the master listens; None where etcd knows."""
+        if "://" in self.master_server_address:
+            return None
+        host, _, port = self.master_server_address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def settings_of(config: Mapping[str, Any]) -> MooncakeSettings:
+    """The settings: `config`, and where it names no master, SGLang's file or SGLang's environment.
+
+    Raises:
+        ConfigError: A field or the file is wrong.
+    """
+    fields = dict(config)
+    if not fields.get("master_server_address"):
+        fields = {**_site(), **fields}
+    if fields.get("client_server_address"):
+        raise ConfigError(
+            "mooncake: client_server_address: a standalone store client is not supported:"
+            " name the master in master_server_address"
+        )
+    fields.pop("client_server_address", None)
+    return MooncakeSettings.parse("mooncake", fields)
+
+
+def _site() -> dict[str, Any]:
+    """What the site has set up for SGLang."""
+    path = os.environ.get(_FILE_VARIABLE)
+    if path:
+        return _file(Path(path))
+    return {field: os.environ[name] for field, name in _VARIABLES.items() if os.environ.get(name)}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"mooncake: {_FILE_VARIABLE}: {path} cannot be read as JSON ({type(error).__name__})"
+        ) from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"mooncake: {_FILE_VARIABLE}: {path} must hold one JSON object")
+    return cast("dict[str, Any]", found)
