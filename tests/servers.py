@@ -351,6 +351,7 @@ class TlsRclone(Rclone):
         with socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
 
+
 class MooncakeMaster(ServerProcess):
     """`mooncake_master`: it keeps the list of objects, and forgets it when it ends."""
 
