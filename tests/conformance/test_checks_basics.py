@@ -126,7 +126,7 @@ def caught(name: str, control_name: str, options: RunOptions) -> CheckRecord:
         ("a_damaged_page_changes_no_other", "DamageStopsTheBatch", "was cut in half"),
         ("duplicates_are_each_read", "FillsTheLastOfEqualPages", "untouched buffer"),
         ("duplicates_are_each_set", "PairsDifferentWithAll", "3 of them different"),
-        ("duplicates_with_other_bytes_leave_a_whole_page", "MixesEqualHashes", "up to byte 100"),
+        ("duplicates_with_other_bytes_leave_a_whole_page", "MixesEqualHashes", "up to byte 10"),
         ("duplicates_are_each_deleted", "DeletesEqualHashesOnce", "[True, False"),
         ("ten_thousand_pages_are_looked_up", "FindsThe4000First", "a lookup of 10000 pages"),
         ("batches_of_every_size_are_set", "LosesAFullLastPiece", "set in a batch of 100)"),
