@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _REQUESTS = 80
-_BETWEEN_FAULTS_NBYTES = 1 << 20
-_RESTARTS_AFTER = (2, 9)
+_BETWEEN_FAULTS_NBYTES = 1 << 19
+_RESTARTS_AFTER = (2, 5)
 _SILENCE_S = 0.3
 
 
