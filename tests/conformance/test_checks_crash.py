@@ -193,6 +193,8 @@ def test_a_right_store_is_not_accused(store: type[Shelf], name: str) -> None:
     [
         "a_set_half_way_in_another_process_mixes_with_nothing",
         "without_free_descriptors_nothing_breaks",
+        "a_disk_without_room_refuses_the_page",
+        "refused_pages_leave_no_debris",
         "pages_survive_sigkill_of_their_writer",
     ],
 )

@@ -76,19 +76,31 @@ def _page_nbytes(case: Case) -> int:
     return min(_PAGE_NBYTES, case.claims.max_page_nbytes or _PAGE_NBYTES)
 
 
-def _told(case: Case, actor: Callable[..., None]) -> Any:
+def _told(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
     """What the actor says; the reason why it can't say is not verified."""
-    child = case.child(actor, case.space(_page_nbytes(case)), str(case.scratch.path))
+    child = case.child(_with_store, actor, case.space(_page_nbytes(case)), str(case.scratch.path))
     found = heard(child)
     if isinstance(found, str):
         raise NotVerified(found)
     return found
 
 
+def _with_store(
+    link: Link, actor: Callable[[Link, _Store], None], space: KeySpace, directory: str
+) -> None:
+    """Actor: `actor` on a store that takes pages as long as nothing is short."""
+    store = _Store(link, space, directory)
+    if store.takes_pages:
+        actor(link, store)
+    else:
+        link.say("the store refuses pages although nothing is short")
+
+
 class _Store:
     """A store in a process of its own, whose system can be made to run out of things."""
 
     def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
+        self.before = Census.taken()
         self.probe = link.open()
         self.space = space
         self.directory = Path(directory)
@@ -153,9 +165,8 @@ class _Store:
         self.must_be_whole(pages, when, there=True)
 
 
-def _write_on_a_full_disk(link: Link, space: KeySpace, directory: str) -> None:
-    """Actor: how many sets did not succeed, at several sizes that no file may exceed."""
-    store = _Store(link, space, directory)
+def _write_on_a_full_disk(link: Link, store: _Store) -> None:
+    """How many sets did not succeed, at several sizes that no file may exceed."""
     together = min(2, store.probe.max_batch)
     refused = 0
     for limit in _limits(store):
@@ -213,10 +224,10 @@ def _must_be_as_told(
     store.must_be_whole(page, then, there=answer == [True])
 
 
-def _count_debris(link: Link, space: KeySpace, directory: str) -> None:
-    """Actor: by how many bytes the files have grown with the pages that were refused."""
-    store = _Store(link, space, directory)
-    with _files_no_longer_than(space.stored_nbytes // 2):
+def _count_debris(link: Link, store: _Store) -> None:
+    """By how many bytes the files have grown with the pages that were refused."""
+    page_nbytes = store.space.stored_nbytes
+    with _files_no_longer_than(page_nbytes // 2):
         answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
         before = files_under(store.directory)
         answers += [store.caller.set(store.contents(1)).answer for _ in range(_MANY)]
@@ -229,7 +240,7 @@ def _count_debris(link: Link, space: KeySpace, directory: str) -> None:
         now.clear()
         now.update(files_under(store.directory))
         grown = sum(now.values()) - sum(before.values())
-        return grown <= space.stored_nbytes and len(now) - len(before) < _MANY // 2
+        return grown <= page_nbytes and len(now) - len(before) < _MANY // 2
 
     if not wait_until(is_tidy, _TIDY_LIMIT_S):
         more = sorted(path.name for path in now.keys() - before.keys())
@@ -242,14 +253,9 @@ def _count_debris(link: Link, space: KeySpace, directory: str) -> None:
     link.say(sum(now.values()) - sum(before.values()))
 
 
-def _run_out_of_descriptors(link: Link, space: KeySpace, directory: str) -> None:
-    """Actor: True, or why it does not apply."""
-    before = Census.taken()
-    store = _Store(link, space, directory)
-    if not store.takes_pages:
-        link.say("the store refuses pages although nothing is short")
-        return
-    if not store.writes_files and not Census.taken().beyond(before):
+def _run_out_of_descriptors(link: Link, store: _Store) -> None:
+    """True, or why it does not apply."""
+    if not store.writes_files and not Census.taken().beyond(store.before):
         link.say("the store holds no descriptor and writes no files")
         return
     when = "when the process has no descriptor left"

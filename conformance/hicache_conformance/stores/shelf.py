@@ -23,7 +23,7 @@ from hicache_storage.settings import PositiveSeconds, Settings
 from hicache_storage.storage import Capabilities, Durability, PageInfo, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _SPACE = re.compile(r"[0-9a-f]{32}")
 _PAGE = re.compile(r"[0-9a-f]{32,128}")
@@ -108,9 +108,13 @@ class Shelf(PlainStore):
 
     def _replaced(self, path: Path, data: bytes) -> bool:
         """Make a file of `data` at `path`, in one step. False: no room, or the disk says no."""
+        return self._placed(path, lambda temp: self._write_file(temp, data))
+
+    def _placed(self, path: Path, write: Callable[[Path], None]) -> bool:
+        """The same of what `write` writes."""
         temp = self._temp_path(path)
         try:
-            self._write_file(temp, data)
+            write(temp)
             self._publish(temp, path)
         except OSError:
             self._counters.add("refused")

@@ -51,16 +51,11 @@ class StreamingShelf(Shelf):
             return False
 
     def _written(self, path: Path, page: Page) -> bool:
-        temp = self._temp_path(path)
-        try:
+        def pour(temp: Path) -> None:
             with temp.open("wb", buffering=0) as file:
                 self._poured(page, file)
-            self._publish(temp, path)
-        except OSError:
-            self._counters.add("refused")
-            self._discard(temp)
-            return False
-        return True
+
+        return self._placed(path, pour)
 
     def _poured(self, page: Page, file: FileIO) -> None:
         for segment in page.segments:
