@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from hicache_storage.controller.controller import CacheController
-from hicache_storage.controller.host_cache import CachePool, HostCache
+from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.lease import Lease, Reservation
 from hicache_storage.controller.policies import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.controller.pools import CachePool
 from hicache_storage.controller.prefetch import Prefetch
+from hicache_storage.controller.ranks import Channel, Ranks, RanksLost, SingleRank
 
 __all__ = [
     "CacheController",
     "CachePool",
+    "Channel",
     "ControllerSettings",
     "HostCache",
     "Lease",
     "Prefetch",
     "PrefetchPolicy",
+    "Ranks",
+    "RanksLost",
     "Reservation",
+    "SingleRank",
     "WritePolicy",
 ]

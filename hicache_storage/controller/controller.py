@@ -20,7 +20,8 @@ from hicache_storage.keys import check_page_hashes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.controller.host_cache import CachePool, Entry
+    from hicache_storage.controller.host_cache import Entry
+    from hicache_storage.controller.pools import CachePool
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)

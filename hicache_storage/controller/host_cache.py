@@ -8,49 +8,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_storage.hit_policy import HitPolicy, Pool
-from hicache_storage.transfer import Transfer
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import TypeAlias
 
-    from hicache_storage.frame import FramedPage
-    from hicache_storage.host_pool import HostPool
-    from hicache_storage.keys import KeySpace
+    from hicache_storage.controller.pools import CachePool
+    from hicache_storage.transfer import Transfer
 
     Slots: TypeAlias = tuple[int, ...]
     """One slot in each pool, in the order of the pools: allocated, freed and moved together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachePool:
-    """One pool of the cache: target, draft or side pool, all handled alike."""
-
-    space: KeySpace
-    """Bare; its page is what `host` holds in a slot."""
-    host: HostPool
-
-    def __post_init__(self) -> None:
-        if self.space.page_nbytes != self.host.shape.nbytes:
-            raise ValueError(
-                f"pool {self.space.pool!r}: the key space says {self.space.page_nbytes} bytes a page,"
-                f" the host pool holds {self.host.shape.nbytes}"
-            )
-        if self.space.layout != self.host.layout:
-            raise ValueError(
-                f"pool {self.space.pool!r}: the key space says layout {self.space.layout!r}, the host"
-                f" pool has {self.host.layout!r}"
-            )
-
-    @property
-    def pool(self) -> Pool:
-        """As the page store sees it."""
-        return Pool(space=self.space, hit_policy=HitPolicy.ALL_PAGES)
-
-    def framed_pages(self, slots: Iterable[int]) -> list[FramedPage]:
-        """The memory of `slots`, headers included."""
-        return [self.host.framed_page(slot) for slot in slots]
 
 
 @dataclass(slots=True, eq=False)
@@ -209,10 +175,11 @@ class HostCache:
         return self.claim_for_writing(everything, uses=0)
 
     def transfers(self, hashes: Sequence[str], groups: Sequence[Slots]) -> list[Transfer]:
-        """The pages of `groups` on their way to or from L3: one transfer a pool."""
+        """The pages of `groups` on their way to or from L3, in every pool."""
         return [
-            Transfer(pool.space, hashes, pool.framed_pages(group[number] for group in groups))
+            transfer
             for number, pool in enumerate(self.pools)
+            for transfer in pool.transfers(hashes, [group[number] for group in groups])
         ]
 
     def clear(self) -> int:

@@ -123,7 +123,7 @@ class Prefetcher:
         self._writeback = writeback
         self._settings = settings
         self._counters = counters
-        self._pools = [pool.pool for pool in cache.pools]
+        self._pools = [stored for pool in cache.pools for stored in pool.stored]
         writes_back = settings.write_policy is WritePolicy.WRITE_BACK
         self._room_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
 

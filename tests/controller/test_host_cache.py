@@ -7,7 +7,8 @@ import pytest
 from engines import cache_pools
 from pages import hash_of
 
-from hicache_storage.controller.host_cache import CachePool, Entry, HostCache
+from hicache_storage.controller.host_cache import Entry, HostCache
+from hicache_storage.controller.pools import CachePool
 
 A, B, C, D = (hash_of(number) for number in range(4))
 
