@@ -73,7 +73,7 @@ def descriptors() -> int:
 
 def place_of(storage: Hf3fsStorage, page_hash: str) -> Place:
     files = storage._files_of(SPACE)
-    with storage._mount_now.index.view(files) as view:
+    with storage._mounts.get().index.view(files) as view:
         return view.find([page_hash])[page_hash]
 
 
@@ -667,7 +667,7 @@ class TestLifecycle:
     def test_pages_not_begun_in_time_are_misses(self, root: Path) -> None:
         with opened(root) as storage:
             stored(storage, range(2))
-            storage._mount_now._timeout_s = 0.0
+            storage._mounts.get()._timeout_s = 0.0
 
             assert [False, False] == storage.batch_set(SPACE, HASHES[2:4], [page(), page()])
             assert [False, False] == storage.batch_get(SPACE, HASHES[:2], [blank(), blank()])

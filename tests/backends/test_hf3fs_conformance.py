@@ -57,7 +57,7 @@ class _InSlots(StorageConformance):
         """The file where a page begins, and how much of its slot is left from there."""
         with Hf3fsStorage.from_config(self.settings) as storage:
             files = storage._files_of(space)
-            with storage._mount_now.index.view(files) as view:
+            with storage._mounts.get().index.view(files) as view:
                 place = view.find([page_hash]).get(page_hash)
             if place is None:
                 yield None
