@@ -42,29 +42,23 @@ class Pool:
             raise ValueError(f"window_pages must be at least 1, not {self.window_pages}")
 
 
-def usable_lengths(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> list[bool]:
-    """For each prefix length from 0 to n: can it be used in every pool?
+def usable_too(usable: Sequence[bool], pool: Pool, there: Sequence[bool]) -> list[bool]:
+    """For each prefix length from 0 to n: was it `usable` so far, and can it be used in this pool too?
 
-    `present[p][i]` tells whether pool p has page i; each has n items. Length 0 is always usable. A list
-    and not a number, because with a trailing pool 5 pages can be usable where 4 are not.
+    `there[i]`, of n, tells whether the pool has page i. Length 0 is always usable. A list and not a
+    number, because with a trailing pool 5 pages can be usable where 4 are not.
     """
-    if not pools:
-        raise ValueError("a prefix needs at least one pool")
-    pages = len(present[0])
-    usable = [True] * (pages + 1)
-    for pool, there in zip(pools, present, strict=True):
-        if pool.hit_policy is HitPolicy.ALL_PAGES:
-            first_missing = there.index(False) if False in there else pages
-            usable[first_missing + 1 :] = [False] * (pages - first_missing)
-        else:
-            missing_before = list(accumulate((not page for page in there), initial=0))
-            for end in range(1, pages + 1):
-                start = max(0, end - pool.window_pages)
-                usable[end] = usable[end] and missing_before[end] == missing_before[start]
-    return usable
+    pages = len(there)
+    if pool.hit_policy is HitPolicy.ALL_PAGES:
+        first_missing = there.index(False) if False in there else pages
+        return [*usable[: first_missing + 1], *[False] * (pages - first_missing)]
+    missing_before = list(accumulate((not page for page in there), initial=0))
+    return [
+        before and missing_before[end] == missing_before[max(0, end - pool.window_pages)]
+        for end, before in enumerate(usable)
+    ]
 
 
-def usable_prefix(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> int:
-    """The longest prefix, in pages, that is usable in every pool."""
-    usable = usable_lengths(pools, present)
+def longest(usable: Sequence[bool]) -> int:
+    """The longest of the usable prefix lengths, in pages."""
     return len(usable) - 1 - usable[::-1].index(True)

@@ -26,7 +26,7 @@ from hicache_storage.errors import (
     UnsupportedOperation,
 )
 from hicache_storage.frame import Framing, frame_nbytes
-from hicache_storage.hit_policy import Pool, usable_lengths, usable_prefix
+from hicache_storage.hit_policy import Pool, longest, usable_too
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.pace import Pace
 from hicache_storage.page import Page
@@ -139,17 +139,22 @@ class PageStore:
         """The longest prefix of `hashes` that the storage says it has in every pool.
 
         Pools are asked one after another, each only for the prefix that those before it left.
+
+        Raises:
+            ValueError: No pool, or a malformed hash.
         """
         check_page_hashes(hashes)
+        if not pools:
+            raise ValueError("a prefix needs at least one pool")
         deadline_s = time.monotonic() + self.settings.timeout_s
-        prefix = len(hashes)
+        usable = [True] * (len(hashes) + 1)
         present: list[list[bool]] = []
-        for number, pool in enumerate(pools, start=1):
-            asked = hashes[:prefix]
+        for pool in pools:
+            asked = hashes[: longest(usable)]
             there = self._exists(self._known(pool.space), asked, deadline_s)
             present.append(there + [False] * (len(hashes) - len(asked)))
-            prefix = usable_prefix(pools[:number], present)
-        return Match(prefix, usable_lengths(pools, present), present)
+            usable = usable_too(usable, pool, present[-1])
+        return Match(longest(usable), usable, present)
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Read pages and prove each of them. Only an OK page holds what was asked for.

@@ -312,6 +312,7 @@ class Ministack(S3Server):
             "LOG_LEVEL": "ERROR",
             "S3_PERSIST": "1",
             "S3_DATA_DIR": str(self.directory / "data"),
+            "TMPDIR": str(self.directory),  # its pid file stays there when it is killed
         }
 
 

@@ -312,6 +312,10 @@ class TestMatch:
         assert open_store().match([], [Pool(space=TARGET)]).pages == 0
         assert not storage.batches
 
+    def test_a_prefix_of_no_pools_is_refused(self, open_store: Callable[..., PageStore]) -> None:
+        with pytest.raises(ValueError, match="at least one pool"):
+            open_store().match(HASHES, [])
+
 
 class TestSplitting:
     def test_no_call_is_larger_than_the_store_takes(

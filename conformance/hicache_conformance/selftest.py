@@ -77,7 +77,7 @@ def findings(
 
     made = partial(Lane, _answer, options)
     again: list[_Job] = []
-    many = in_lanes(made, work, jobs, lanes or 3 * (os.cpu_count() or 1))
+    many = in_lanes(made, work, jobs, lanes or 5 * (os.cpu_count() or 1))
     for job, found in zip(jobs, many, strict=True):
         if job.kind == "wrong" and survivors(found):
             again.append(job)
@@ -125,16 +125,21 @@ def _wrong_findings(name: str, options: RunOptions) -> list[Finding]:
 def killed(control: Control, rule_id: str, options: RunOptions) -> Finding:
     """Whether any check of the rule fails the control, in a few tries where threads race."""
     subject = control.subject or subject_of(control.storage_class)
+    checks = [
+        check
+        for check in all_checks()
+        if check.rule.id == rule_id and (check.quick or not options.quick)
+    ]
+    checks.sort(key=lambda check: check.run.__name__ != control.check)
     last = ""
     for attempt in range(_TRIES):
         tried = replace(options, seed=options.seed + attempt)
-        for check in all_checks():
-            if check.rule.id == rule_id and (check.quick or not options.quick):
-                record = run_check(subject, check, tried)
-                if record.outcome is Outcome.FAILED:
-                    by, message = check.run.__name__, record.message
-                    return Finding(control.name, control.fault, rule_id, True, by, message)
-                last = f"{record.outcome.value} {record.message}".strip()
+        for check in checks:
+            record = run_check(subject, check, tried)
+            if record.outcome is Outcome.FAILED:
+                by, message = check.run.__name__, record.message
+                return Finding(control.name, control.fault, rule_id, True, by, message)
+            last = f"{record.outcome.value} {record.message}".strip()
     return Finding(control.name, control.fault, rule_id, False, "", f"survives: {last}")
 
 
