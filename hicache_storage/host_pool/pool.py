@@ -78,6 +78,7 @@ class HostPool:
         self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
         self._runs = segment_runs(layout, shape, slots)
+        self._page_nbytes = shape.nbytes  # computed by the shape each time
         self._pages = mapped(slots * shape.nbytes, huge_pages)
         self._headers = mapped(slots * frame_nbytes, "none")
         self._free = collections.deque(range(slots))
@@ -148,7 +149,7 @@ class HostPool:
             memory[start + slot * nbytes : start + slot * nbytes + nbytes]
             for start, nbytes in self._runs
         ]
-        return Page.of_views(tuple(runs), self.shape.nbytes)
+        return Page.of_views(tuple(runs), self._page_nbytes)
 
     def framed_page(self, slot: int) -> FramedPage:
         """The same with the slot's header, for the page store.
