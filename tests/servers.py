@@ -363,6 +363,9 @@ class MooncakeMaster(ServerProcess):
 
     def command(self) -> list[str]:
         ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
+        ports += [
+            "--default_kv_lease_ttl=200ms"
+        ]  # for so long a page that was read can't be deleted
         hosts = ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]
         return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
 

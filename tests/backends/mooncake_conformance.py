@@ -37,9 +37,17 @@ def admin_of(master: MooncakeMaster) -> Generator[Any]:
     client.close()
 
 
+FIELDS = {"global_segment_size": "512mb", "timeout_s": 5}
+
+
 @pytest.fixture(scope="module")
 def shared_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
-    with MooncakeMaster(tmp_path_factory.mktemp("master")) as master:
+    with (
+        MooncakeMaster(tmp_path_factory.mktemp("master")) as master,
+        # As in an engine, one that stays open: storages of one config in a process share its client, and
+        # to close that takes two seconds. The kit's other processes have clients of their own.
+        _backend.MooncakeStorage.from_config(master.config(**FIELDS)),
+    ):
         yield master
 
 
@@ -63,9 +71,7 @@ class TestMooncake(StorageConformance):
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.tag = scratch.prefix
-        return self.master.config(
-            extra_backend_tag=scratch.prefix, global_segment_size="512mb", timeout_s=5
-        )
+        return self.master.config(extra_backend_tag=scratch.prefix, **FIELDS)
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
         return self.admin.get(self._key(space, page_hash)) or None

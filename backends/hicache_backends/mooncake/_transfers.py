@@ -26,8 +26,9 @@ class Transfers:
     then. It is copied from and to memory of our own, which a late call keeps.
     """
 
-    def __init__(self, client: Client, *, register_staging: bool) -> None:
+    def __init__(self, client: Client, timeout_s: float, *, register_staging: bool) -> None:
         self._client = client
+        self._timeout_s = timeout_s
         self._register_staging = register_staging
 
     def read(self, keys: Sequence[str], pages: Sequence[Page]) -> list[bool]:
@@ -91,7 +92,7 @@ class Transfers:
                 if start is not None:
                     native.unregister_buffer(start)
 
-        return self._client.ask(task, borrowed=not staged)
+        return self._client.ask(task, self._timeout_s, borrowed=not staged)
 
     def _parts(
         self, pages: Sequence[Page], wanted: Sequence[int]
