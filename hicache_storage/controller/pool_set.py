@@ -39,7 +39,6 @@ class PoolSet:
         self.everything = self._which(lambda _: True)
         self.every_page = self._which(lambda pool: pool.hit_policy is HitPolicy.ALL_PAGES)
         """Pools of which each page has a slot."""
-        self.lasting = numbers(self.every_page)
         self.trailing = self.everything & ~self.every_page
         """Pools of which a page has a slot only where some prefix's window needs it."""
         self.required = self._which(lambda pool: pool.required)
@@ -48,6 +47,11 @@ class PoolSet:
 
     def __len__(self) -> int:
         return len(self.pools)
+
+    @property
+    def capacity_pages(self) -> int:
+        """How many pages L2 can hold: trailing pools may have fewer slots."""
+        return min(self.pools[number].host.slots for number in numbers(self.every_page))
 
     def number(self, name: str) -> int:
         """The pool that its key space calls `name`.
