@@ -156,7 +156,7 @@ class Prefetch:
             )
 
     def _gap(self, filled: list[Bits], usable_pages: int) -> tuple[int, int] | None:
-        """The page and pool that the prefix ends for: of what was planned, or of what there was to plan."""
+        """For want of what the prefix ends: of what was planned, or of what there was to plan."""
         pool_set, vital = self._cache.pool_set, self._context.vital
         known = self.findings.present or filled
         planned = longest(pool_set.usable(known, vital))

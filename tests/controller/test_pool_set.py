@@ -102,7 +102,7 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
 
 @given(caches())
 def test_a_prefix_ends_for_want_of_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
-    """Whatever else is filled: without the page at the gap no longer prefix is usable."""
+    """The first pool in order that shortens it to what it is, at a page that this pool lacks."""
     pools, filled = cache
     gap = pools.first_gap(filled, pools.everything)
 
@@ -110,12 +110,13 @@ def test_a_prefix_ends_for_want_of_its_first_gap(cache: tuple[PoolSet, Filled]) 
         assert pools.usable(filled, pools.everything)[-1]
     else:
         page, number = gap
-        assert not filled[page] >> number & 1
-        assert all(is_filled(pools, filled, page_before) for page_before in range(page))
-
-
-def is_filled(pools: PoolSet, filled: Filled, page: int) -> bool:
-    return not pools.every_page & ~filled[page]
+        bit = 1 << number
+        asked_before = pools.in_order(pools.everything)
+        so_far = sum(1 << pool for pool in asked_before[: asked_before.index(number)])
+        length = longest(pools.usable(filled, pools.everything))
+        assert not filled[page] & bit
+        assert length == longest(pools.usable(filled, so_far | bit))
+        assert length < longest(pools.usable(filled, so_far))
 
 
 @given(caches(), st.lists(st.integers(0, 9), max_size=3))
