@@ -22,7 +22,7 @@ from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore, PageStoreSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     from hicache_storage.controller import Channel, Lease
     from hicache_storage.storage import HiCacheStorage
@@ -37,7 +37,9 @@ DRAFT_SHAPE = PageShape.mha(
 PROMPT = [hash_of(number) for number in range(16)]
 
 
-def cache_pool(name: str, shape: PageShape = DRAFT_SHAPE, slots: int = 32, **more: Any) -> CachePool:
+def cache_pool(
+    name: str, shape: PageShape = DRAFT_SHAPE, slots: int = 32, **more: Any
+) -> CachePool:
     """A pool of small pages; `more` are its other fields."""
     return CachePool(
         space=space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes),
@@ -161,6 +163,13 @@ def leaked(controller: CacheController) -> list[str]:
     ]
     occupied = controller._context.occupancy.pages
     return held + [f"{occupied} pages of prefetch capacity"] * bool(occupied)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread does; the test's own timeout ends it."""
+    pause = threading.Event()
+    while not condition():
+        pause.wait(0.002)
 
 
 class ThreadRanks:

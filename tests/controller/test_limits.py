@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from engines import PROMPT, cache_pools, compute, engine_on, is_right, leaked
+from engines import PROMPT, cache_pools, compute, engine_on, is_right, leaked, until
 from pages import hash_of
 from stores import Gate, HookedStorage
 
@@ -112,8 +112,7 @@ class TestInFlight:
             assert engine.explain("r").reason is Reason.IN_FLIGHT_LIMIT
 
             gate.open()
-            while leaked(engine):
-                pass
+            until(lambda: not leaked(engine))
             assert engine.prefetch("again", OTHER).result().pages == 8
 
 
@@ -156,8 +155,7 @@ class TestDeadline:
                 assert is_right(lease)
             assert engine.explain("r").reason in (Reason.DEADLINE, Reason.TIMEOUT)
             gate.open()
-            while leaked(engine):
-                pass
+            until(lambda: not leaked(engine))
 
     def test_a_deadline_that_has_passed_gives_what_l2_has(self, storage: HookedStorage) -> None:
         with engine_on(storage, cache_pools()) as engine:

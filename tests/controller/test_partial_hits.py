@@ -12,6 +12,7 @@ from engines import (
     free_slots,
     is_right,
     leaked,
+    until,
     optional_draft,
     recompute,
 )
@@ -212,8 +213,7 @@ class TestTakeTarget:
                 assert [0] == list(lease.claim("draft"))  # the others are still being written to
                 assert is_right(lease)
             gate.open()
-            while leaked(engine):
-                pass
+            until(lambda: not leaked(engine))
             assert [32, 32] == free_slots(engine)
 
 
