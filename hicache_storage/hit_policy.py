@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,17 @@ class Pool:
             raise ValueError(f"window_pages must be at least 1, not {self.window_pages}")
 
 
-def usable_too(usable: Sequence[bool], pool: Pool, there: Sequence[bool]) -> list[bool]:
+class Needy(Protocol):
+    """Whatever knows which pages a prefix needs of it."""
+
+    @property
+    def hit_policy(self) -> HitPolicy: ...
+
+    @property
+    def window_pages(self) -> int: ...
+
+
+def usable_too(usable: Sequence[bool], pool: Needy, there: Sequence[bool]) -> list[bool]:
     """For each prefix length from 0 to n: was it `usable` so far, and can it be used in this pool too?
 
     `there[i]`, of n, tells whether the pool has page i. Length 0 is always usable. A list and not a
