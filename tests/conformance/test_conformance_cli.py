@@ -44,7 +44,8 @@ def judging(class_name: str, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_a_conformant_store_exits_with_0_and_leaves_a_report(tmp_path: Path) -> None:
     done = typed(
-        "--hicache-storage-backend", "memory", "--quick", "--report", str(tmp_path / "out")
+        *("--hicache-storage-backend", "memory", "--rules", "KV-00[17]", "--quick"),
+        *("--report", str(tmp_path / "out")),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,7 +56,7 @@ def test_a_conformant_store_exits_with_0_and_leaves_a_report(tmp_path: Path) -> 
 
 
 def test_a_broken_rule_exits_with_1_and_is_named(tmp_path: Path) -> None:
-    done = judging("Deaf", "--rules", "KV-0*", "--report", str(tmp_path))
+    done = judging("Deaf", "--rules", "KV-00[17]", "--report", str(tmp_path))
 
     assert done.returncode == 1
     assert "KV-007" in done.stdout
