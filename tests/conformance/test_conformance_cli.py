@@ -7,8 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hicache_backends.file import FileStorage
+from hicache_backends.memory import MemoryStorage
+from hicache_conformance.cli.run import _lanes
+
+from hicache_storage.config import StorageChoice
+
+if TYPE_CHECKING:
+    from hicache_storage.storage import Capabilities
 
 TESTS = Path(__file__).parents[1]
 
@@ -165,6 +174,23 @@ def test_a_dynamic_store_may_lie_in_the_folder_of_the_command(tmp_path: Path) ->
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "claims", "several"),
+    [
+        ("memory", {}, MemoryStorage.capabilities, True),
+        ("file", {"path": "{scratch}"}, FileStorage.capabilities, True),
+        ("file", {"path": "/data"}, FileStorage.capabilities, False),
+        ("memory", {}, None, False),
+    ],
+)
+def test_checks_run_at_once_where_each_has_a_store_of_its_own(
+    name: str, config: dict[str, str], claims: Capabilities | None, *, several: bool
+) -> None:
+    choice = StorageChoice(backend=name, config=config)
+
+    assert several == (_lanes(choice, claims) > 1)
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
