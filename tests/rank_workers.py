@@ -77,10 +77,14 @@ def connect_all(
 # --- what a rank's process does -------------------------------------------------------------------
 
 _joined: list[TorchRanks] = []
+_sockets_before: list[int] = []
 
 
 def join(place: str, rank: int, size: int, timeout_s: float, way: str = "connect") -> None:
     """Meet the other ranks."""
+    while _joined:
+        _joined.pop().close()
+    _sockets_before[:] = [_open_sockets()]
     _joined[:] = [met(place, rank, size, timeout_s, way)]
 
 
@@ -128,13 +132,13 @@ def in_turn(*channels: Channel) -> list[list[int]]:
 
 
 def connections_after_loss() -> int:
-    """Open sockets of a rank that lost the others and still looks at the error."""
+    """Sockets of its groups that a rank has open which lost the others and still looks at the error."""
     from hicache_storage.controller import Channel, RanksLost
 
     try:
         _joined[0].minimum(Channel.MATCH, [1])
     except RanksLost:
-        return _open_sockets()
+        return _open_sockets() - _sockets_before[0]
     return -1
 
 
