@@ -153,6 +153,22 @@ class TestTakeTarget:
             second.release()
             assert not leaked(engine)
 
+    def test_a_page_that_is_committed_leaves_a_claimed_gap_to_its_claimer(
+        self, storage: HookedStorage
+    ) -> None:
+        with self.taking(storage) as engine:
+            with engine.prefetch("r", PROMPT).result() as lease:
+                claimed = lease.claim("draft")
+                compute(engine, PROMPT[5:7])
+                assert claimed == lease.claim("draft")
+                assert [5, 6] == recompute(lease, "draft")
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert lease.verdict is BOTH
+                assert is_right(lease)
+                assert list(claimed.values()) == lease.slots[1][5:7]
+            assert engine.drain(20)
+            assert not leaked(engine)
+
     def test_what_was_not_claimed_cannot_be_filled(self, storage: HookedStorage) -> None:
         with self.taking(storage) as engine, engine.prefetch("r", PROMPT).result() as lease:
             lease.claim("draft")
