@@ -8,7 +8,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from hicache_storage.device_pool.streams import stream_for
+from hicache_storage.device_pool.streams import Pages, stream_for
 from hicache_storage.device_pool.transfer import LayerTransfer, LayerTransferFailed
 from hicache_storage.host_pool.memory import load_torch
 from hicache_storage.workers import Workers
@@ -38,18 +38,25 @@ between device and host pool is for."""
 class _Part:
     """What one pool has to move: the same pages in every layer."""
 
-    def __init__(self, pool: LayeredPool, host_slots: Sequence[int], tokens: torch.Tensor) -> None:
+    def __init__(
+        self, pool: LayeredPool, host_slots: Sequence[int], device_slots: torch.Tensor
+    ) -> None:
         self.pool = pool
-        self.slots = torch.tensor(host_slots, dtype=torch.int64)
-        self.tokens = tokens
+        self._host_slots = _numbers(host_slots)
+        self._device_slots = device_slots
+
+    def planes(self, layer: int) -> list[tuple[Pages, Pages]]:
+        """The pages of each plane of a layer: on the device, and in host memory."""
+        return [
+            (Pages(on_device, self._device_slots), Pages(in_host, self._host_slots))
+            for on_device, in_host in self.pool.planes(layer)
+        ]
 
 
 class _Landing(NamedTuple):
     """A layer on its way from the device."""
 
-    part: _Part
-    planes: list[tuple[torch.Tensor, torch.Tensor]]
-    """Where it belongs, and the host memory that it comes to first."""
+    planes: list[Callable[[], None]]
     mark: Mark
 
 
@@ -179,22 +186,17 @@ class LayerCopier:
     def _parts(
         self, stream: CopyStream, host_slots: HostSlots, device_slots: Sequence[int]
     ) -> list[_Part]:
-        """Where each pool's pages are. Pools that have every page share their token numbers."""
+        """Where each pool's pages are. Pools that have every page share the numbers on the device."""
         whole: torch.Tensor | None = None
         parts: list[_Part] = []
         for pool, slots in zip(self.pools, host_slots, strict=True):
             there = [slot for slot in slots if slot is not None]
             if len(there) < len(slots):
                 pairs = zip(device_slots, slots, strict=True)
-                held = [device_slot for device_slot, slot in pairs if slot is not None]
-                tokens = stream.index(_tokens(held, pool.page_tokens))
+                held = stream.index(_numbers([at for at, slot in pairs if slot is not None]))
             else:
-                whole = tokens = (
-                    stream.index(_tokens(device_slots, pool.page_tokens))
-                    if whole is None
-                    else whole
-                )
-            parts.append(_Part(pool, there, tokens))
+                whole = held = stream.index(_numbers(device_slots)) if whole is None else whole
+            parts.append(_Part(pool, there, held))
         return parts
 
     def _check(self, host_slots: HostSlots, device_slots: Sequence[int]) -> None:
@@ -212,8 +214,8 @@ def _load(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) -
     for part, layer in _steps(parts):
         if transfer.failed:
             return
-        for on_device, in_host in part.pool.planes(layer):
-            stream.upload(in_host, part.slots, part.tokens, on_device)
+        for there, here in part.planes(layer):
+            stream.upload(here, there)
         transfer.arrive(stream.mark())
 
 
@@ -224,10 +226,10 @@ def _store(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) 
         if transfer.failed:
             return
         planes = [
-            (in_host, stream.download(on_device, part.tokens, pinned=part.pool.host.pinned))
-            for on_device, in_host in part.pool.planes(layer)
+            stream.download(there, here, pinned=part.pool.host.pinned)
+            for there, here in part.planes(layer)
         ]
-        queued.append(_Landing(part, planes, stream.mark()))
+        queued.append(_Landing(planes, stream.mark()))
         if len(queued) > LAYERS_AHEAD:
             _land(queued.popleft(), transfer)
     while queued and not transfer.failed:
@@ -236,10 +238,8 @@ def _store(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) 
 
 def _land(landing: _Landing, transfer: LayerTransfer) -> None:
     """Put a layer that has come from the device where it belongs in host memory."""
-    landing.mark.synchronize()
-    for in_host, rows in landing.planes:
-        pages = rows.view(len(landing.part.slots), *in_host.shape[1:])
-        in_host.index_copy_(0, landing.part.slots, pages)
+    for land in landing.planes:
+        land()
     transfer.arrive(landing.mark)
 
 
@@ -247,9 +247,8 @@ def _steps(parts: Sequence[_Part]) -> Iterator[tuple[_Part, int]]:
     return ((part, layer) for part in parts for layer in range(part.pool.layers))
 
 
-def _tokens(slots: Sequence[int], page_tokens: int) -> torch.Tensor:
-    first = torch.tensor(slots, dtype=torch.int64) * page_tokens
-    return (first[:, None] + torch.arange(page_tokens)).flatten()
+def _numbers(slots: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(slots, dtype=torch.int64)
 
 
 def _check_range(slots: Sequence[int], count: int, where: str) -> None:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from device_groups import DEVICES, DRAFT, MHA, MLA, PAGE_TOKENS, expected_page, make_pool, same
+from device_groups import (
+    DEVICES,
+    DRAFT,
+    MHA,
+    MLA,
+    PAGE_TOKENS,
+    Pool,
+    expected_page,
+    make_pool,
+    same,
+)
 
 from hicache_storage.device_pool import LayerCopier, LayeredPool, LayerTransferFailed
 from hicache_storage.device_pool.copier import LAYERS_AHEAD
@@ -20,7 +30,9 @@ TIMEOUT_S = 20
 UNEQUAL = PageShape.mha(
     page_tokens=PAGE_TOKENS, layers=2, heads=2, head_dim=6, v_head_dim=4, dtype="float16"
 )
+LARGE = PageShape.mha(page_tokens=PAGE_TOKENS, layers=2, heads=2, head_dim=1024, dtype="bfloat16")
 SHAPES = {
+    "large": (LARGE, LAYOUTS),
     "mha": (MHA, LAYOUTS),
     "mla": (MLA, LAYOUTS[:3]),
     "unequal": (UNEQUAL, LAYOUTS[1:3]),
@@ -296,6 +308,33 @@ def test_a_transfer_that_waits_for_another_can_be_cancelled(
             second.settled.result(TIMEOUT_S)
 
     assert not any(layer.any() for layer in pool.device_page(1))
+
+
+@pytest.mark.parametrize("spare", [1, 2, 4])
+def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
+    """Of any stride: K beside V, a scale beside both."""
+    pool = make_pool(MHA)
+    tokens, heads, dim = pool.planes[0][0].shape
+    planes = [
+        [
+            torch.full((tokens + 3, heads, dim + spare), 7.0, dtype=torch.bfloat16)[..., :dim]
+            for _ in range(MHA.layers)
+        ]
+        for _ in range(2)
+    ]
+    whole = Pool(pool.host, planes, LayeredPool(pool.host, planes))
+    whole.fill_host(2, seed=16)
+
+    with LayerCopier([whole.layered]) as copier:
+        copier.load([[2]], [1]).settled.result(TIMEOUT_S)
+        copier.store([1], [[5]]).settled.result(TIMEOUT_S)
+
+    assert same(expected_page(whole, 2), whole.device_page(1))
+    assert whole.host_page(2) == whole.host_page(5)
+    beyond = [
+        tensor.as_strided((tokens + 3, heads, spare), tensor.stride(), dim) for tensor in planes[0]
+    ]
+    assert all(bool((rest == 7).all()) for rest in beyond)
 
 
 def test_tensors_made_in_inference_mode_can_be_loaded_into() -> None:
