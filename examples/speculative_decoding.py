@@ -164,7 +164,7 @@ class Engine:
             settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
             pools = [CachePool(space=_space(name), host=hosts[name]) for name in kept]
             self._controller = opened.enter_context(CacheController(store, pools, settings))
-            self._kept = [name in kept for name in MODELS]
+            self._kept = kept
             self._opened = opened.pop_all()
 
     def read(self, document: Sequence[int]) -> list[int]:
@@ -187,10 +187,9 @@ class Engine:
         hashes = page_hashes(document, PAGE_TOKENS)
         lease = self._controller.prefetch("question", hashes).result()
         slots = self._l1.allocate(lease.pages) or []
-        held = iter(lease.slots)
-        loading = self._l1.load(
-            [next(held) if kept else [None] * lease.pages for kept in self._kept], slots
-        )
+        held = dict(zip(self._kept, zip(lease.slots, lease.indices, strict=True), strict=True))
+        host_slots, indices = zip(*[held.get(name, ([], [])) for name in MODELS], strict=True)
+        loading = self._l1.load(host_slots, slots, indices=indices)
         loading.settled.add_done_callback(lambda _: lease.release())
         return slots, loading
 
