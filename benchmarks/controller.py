@@ -10,7 +10,9 @@ import cProfile
 import statistics
 import sys
 import threading
+import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -44,6 +46,7 @@ class Turn:
         self.name = way.name
         self._way = way
         self._loads = direction == "L3 → L2"
+        self.cpu_s: list[float] = []
 
     def prepare(self, turn: int) -> None:  # noqa: ARG002 - every turn is the same
         ground = self._way.ground
@@ -53,7 +56,9 @@ class Turn:
             ground.empty_storage()
 
     def run(self) -> None:
+        began_s = time.process_time()
         (self._way.load if self._loads else self._way.save)()
+        self.cpu_s.append(time.process_time() - began_s)
 
     def check(self) -> None:
         if not (self._way.loaded() if self._loads else self._way.saved()):
@@ -77,17 +82,20 @@ def measure(
     report: Report, ground: Ground, compared: list[Way], direction: str, rounds: int
 ) -> None:
     """One direction: a table of rates, one of microseconds, and what they say about the aims."""
-    seconds = interleave([Turn(way, direction) for way in compared], rounds)
-    section = report.add(
-        Section(
-            title=f"{direction}, {ground.pages} pages of {size_text(ground.page_nbytes)} and a draft's",
-            unit="GB/s",
-            work=ground.request_nbytes / 1e9,
-            seconds=seconds,
-            baselines=[LIMIT, BARE, CHECKED],
-        )
+    turns = [Turn(way, direction) for way in compared]
+    section = Section(
+        title=f"{direction}, {ground.pages} pages of {size_text(ground.page_nbytes)} and a draft's",
+        unit="GB/s",
+        work=ground.request_nbytes / 1e9,
+        seconds=interleave(turns, rounds),
+        baselines=[LIMIT, BARE, CHECKED],
     )
-    console.print(added_table(section, ground.pages))
+    cpu_s = {turn.name: turn.cpu_s[1:] for turn in turns}
+    on_cpu = replace(section, title=f"{section.title}: processor time", seconds=cpu_s)
+    report.add(section)
+    report.sections.append(on_cpu)
+    console.print(added_table(section, ground.pages, "µs a page, target and draft together"))
+    console.print(added_table(on_cpu, ground.pages, "of the processor, on all threads"))
     where = f"{direction}, {size_text(ground.page_nbytes)}"
     for name in ("controller, none", "controller, xxh3"):
         if ground.page_nbytes >= MIB:
@@ -105,8 +113,8 @@ def added_us(section: Section, name: str, baseline: str, pages: int) -> float:
     return statistics.median((ours - theirs) / pages * 1e6 for ours, theirs in pairs)
 
 
-def added_table(section: Section, pages: int) -> Table:
-    shown = Table(title="µs a page, target and draft together", title_justify="left")
+def added_table(section: Section, pages: int, title: str) -> Table:
+    shown = Table(title=title, title_justify="left")
     shown.add_column("candidate")
     shown.add_column("all", justify="right")
     for baseline in section.baselines:

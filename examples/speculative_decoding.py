@@ -1,9 +1,10 @@
 """Speculative decoding over a prefix that was evicted: what becomes of the draft model's KV cache.
 
 A target and a draft model answer a question about a document whose KV cache they have computed before:
-never evicted; restored from storage with both pools; and restored with the target's pool only, as
-engines do that keep no draft KV. The answer is the target's own in every case. The number of tokens
-that a step of the target yields is not.
+never evicted; restored from storage, target and draft; and restored when storage has lost the draft's
+pages: at first without them, as engines do that keep no draft KV, then with the draft's part computed
+again. The answer is the target's own in every case. The number of tokens that a step of the target
+yields is not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hicache_storage.controller import (
     CacheController,
     CachePool,
     ControllerSettings,
+    PartialHits,
     PrefetchPolicy,
 )
 from hicache_storage.device_pool import DevicePool, LayeredPool
@@ -146,25 +148,29 @@ class Answer:
 
 
 class Engine:
-    """Two models with their KV caches in L1, and L2 and L3 behind it, for the pools that are `kept`."""
+    """Two models with their KV caches in L1, and L2 and L3 behind it. A new one is empty but for L3."""
 
-    def __init__(self, directory: str, kept: Sequence[str] = tuple(MODELS)) -> None:
+    def __init__(self, directory: str) -> None:
         with ExitStack() as opened:
-            storage = opened.enter_context(open_storage("file", {"path": directory}))
-            store = opened.enter_context(PageStore(storage))
-            hosts = {
-                name: opened.enter_context(
+            self._storage = opened.enter_context(open_storage("file", {"path": directory}))
+            store = opened.enter_context(PageStore(self._storage))
+            hosts = [
+                opened.enter_context(
                     HostPool(model.shape(), slots=L1_PAGES, frame_nbytes=store.frame_nbytes)
                 )
-                for name, model in MODELS.items()
-            }
+                for model in MODELS.values()
+            ]
             self._planes = [_device_tensors(model) for model in MODELS.values()]
-            layered = map(LayeredPool, hosts.values(), self._planes)
+            layered = map(LayeredPool, hosts, self._planes)
             self._l1 = opened.enter_context(DevicePool(list(layered)))
-            settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
-            pools = [CachePool(space=_space(name), host=hosts[name]) for name in kept]
+            pools = [
+                CachePool(space=_space(name), host=host, required=name == "kv")
+                for name, host in zip(MODELS, hosts, strict=True)
+            ]
+            settings = ControllerSettings(
+                prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, partial_hits=PartialHits.TAKE_TARGET
+            )
             self._controller = opened.enter_context(CacheController(store, pools, settings))
-            self._kept = [name in kept for name in MODELS]
             self._opened = opened.pop_all()
 
     def read(self, document: Sequence[int]) -> list[int]:
@@ -182,17 +188,30 @@ class Engine:
         self._l1.free(slots)
         self._controller.drain()
 
-    def restore(self, document: Sequence[int]) -> tuple[list[int], LayerTransfer]:
-        """L3 → L2 → L1, the last step layer by layer behind what is computed meanwhile."""
+    def restore(
+        self, document: Sequence[int], *, mend: bool = False
+    ) -> tuple[list[int], LayerTransfer]:
+        """L3 → L2 → L1, the last step layer by layer behind what is computed meanwhile.
+
+        With `mend` the draft computes what it lacks, and gives it to L2, which writes it to L3.
+        """
         hashes = page_hashes(document, PAGE_TOKENS)
         lease = self._controller.prefetch("question", hashes).result()
         slots = self._l1.allocate(lease.pages) or []
-        held = iter(lease.slots)
-        loading = self._l1.load(
-            [next(held) if kept else [None] * lease.pages for kept in self._kept], slots
-        )
+        loading = self._l1.load(lease.slots, slots, indices=lease.indices)
+        if mend and (claimed := lease.claim("draft")):
+            DRAFT.extend(document, self._caches(slots, loading)[1])
+            host_slots, pages = list(claimed.values()), list(claimed)
+            self._l1.store(slots, [[], host_slots], indices=[[], pages]).settled.result()
+            lease.fill("draft", pages)
         loading.settled.add_done_callback(lambda _: lease.release())
         return slots, loading
+
+    def lose_draft(self) -> None:
+        """L3 evicts every page of the draft's pool, as a store under pressure may."""
+        for space in self._storage.spaces():
+            if space.pool == "draft":
+                self._storage.clear(space)
 
     def answer(
         self,
@@ -260,18 +279,23 @@ def compare() -> dict[str, Answer]:
     prompt = document + document[100:104]  # a passage's beginning: how does it go on?
     answers: dict[str, Answer] = {}
     with tempfile.TemporaryDirectory() as directory:
+
+        def restored(*, mend: bool = False) -> Answer:
+            with Engine(directory) as engine:
+                slots, loading = engine.restore(document, mend=mend)
+                return engine.answer(prompt, slots, loading)
+
         with Engine(directory) as engine:
             slots = engine.read(document)
             answers["target alone"] = engine.answer(prompt, slots, drafted_tokens=0)
             answers["never evicted"] = engine.answer(prompt, slots)
             engine.evict(document, slots)
-        for name, kept in (
-            ("restored, target and draft", ("kv", "draft")),
-            ("restored, target only", ("kv",)),
-        ):
-            with Engine(directory, kept) as engine:
-                slots, loading = engine.restore(document)
-                answers[name] = engine.answer(prompt, slots, loading)
+        answers["restored, target and draft"] = restored()
+        with Engine(directory) as engine:
+            engine.lose_draft()
+        answers["restored, target only"] = restored()
+        answers["draft computed again"] = restored(mend=True)
+        answers["restored after that"] = restored()
     return answers
 
 

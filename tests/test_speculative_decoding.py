@@ -49,8 +49,11 @@ def test_the_answer_depends_on_the_document(answers: Any) -> None:
     assert len(set(answers["target alone"].tokens)) > 48
 
 
-def test_with_both_pools_restored_every_step_yields_as_much_as_before(answers: Any) -> None:
-    before, after = answers["never evicted"], answers["restored, target and draft"]
+@pytest.mark.parametrize(
+    "way", ["restored, target and draft", "draft computed again", "restored after that"]
+)
+def test_with_the_drafts_pages_every_step_yields_as_much_as_before(answers: Any, way: str) -> None:
+    before, after = answers["never evicted"], answers[way]
 
     assert before.tokens == after.tokens
     assert before.steps == after.steps

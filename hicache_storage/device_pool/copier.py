@@ -8,7 +8,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from hicache_storage.device_pool.streams import stream_for
+from hicache_storage.device_pool.routes import routes
+from hicache_storage.device_pool.streams import Pages, stream_for
 from hicache_storage.device_pool.transfer import LayerTransfer, LayerTransferFailed
 from hicache_storage.host_pool.memory import load_torch
 from hicache_storage.workers import Workers
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hicache_storage.device_pool.routes import PerPool, Route
     from hicache_storage.device_pool.streams import CopyStream, Mark
     from hicache_storage.device_pool.tensors import LayeredPool
 
-    HostSlots: TypeAlias = Sequence[Sequence[int | None]]
-    """For each pool, the slot of each page; None: this pool has no part of the page in L2."""
     Move: TypeAlias = Callable[["CopyStream", Sequence["_Part"], LayerTransfer], None]
 else:
     torch = load_torch()
@@ -38,18 +38,23 @@ between device and host pool is for."""
 class _Part:
     """What one pool has to move: the same pages in every layer."""
 
-    def __init__(self, pool: LayeredPool, host_slots: Sequence[int], tokens: torch.Tensor) -> None:
-        self.pool = pool
-        self.slots = torch.tensor(host_slots, dtype=torch.int64)
-        self.tokens = tokens
+    def __init__(self, route: Route, stream: CopyStream) -> None:
+        self.pool = route.pool
+        self._host_slots = torch.tensor(route.host_slots, dtype=torch.int64)
+        self._device_slots = stream.index(torch.tensor(route.device_slots, dtype=torch.int64))
+
+    def planes(self, layer: int) -> list[tuple[Pages, Pages]]:
+        """The pages of each plane of a layer: on the device, and in host memory."""
+        return [
+            (Pages(on_device, self._device_slots), Pages(in_host, self._host_slots))
+            for on_device, in_host in self.pool.planes(layer)
+        ]
 
 
 class _Landing(NamedTuple):
     """A layer on its way from the device."""
 
-    part: _Part
-    planes: list[tuple[torch.Tensor, torch.Tensor]]
-    """Where it belongs, and the host memory that it comes to first."""
+    planes: list[Callable[[], None]]
     mark: Mark
 
 
@@ -80,32 +85,40 @@ class LayerCopier:
         self._lock = threading.Lock()
         self._closed = False
 
-    def load(self, host_slots: HostSlots, device_slots: Sequence[int]) -> LayerTransfer:
+    def load(
+        self, host_slots: PerPool, device_slots: Sequence[int], *, indices: PerPool | None = None
+    ) -> LayerTransfer:
         """L2 → L1. Returns at once; the layers come in order.
 
         What the device was told to do before may still use `device_slots`: on CUDA the copies come after
-        all that the calling thread's current stream has been given. Where a pool's slot is None, what it
-        has at the device's slot stays as it was, and is not that page.
+        all that the calling thread's current stream has been given.
+
+        Args:
+            host_slots: For each pool the slots of its pages: a lease's `slots`.
+            device_slots: Where each page goes, in all pools.
+            indices: For each pool the pages that `host_slots` has: a lease's `indices`. None: all. What
+                a pool has in the device's slots of other pages stays as it was, and is not those pages.
 
         Raises:
-            ValueError: A slot that there is not, or that is written twice; or lists of other lengths.
+            ValueError: A slot that there is not, or that is named twice; or lists that do not match.
             RuntimeError: The copier was closed.
         """
-        _check_distinct(device_slots, "device")
-        return self._submit(self._loading, _load, host_slots, device_slots)
+        found = routes(self.pools, host_slots, device_slots, indices)
+        return self._submit(self._loading, _load, found)
 
-    def store(self, device_slots: Sequence[int], host_slots: HostSlots) -> LayerTransfer:
+    def store(
+        self, device_slots: Sequence[int], host_slots: PerPool, *, indices: PerPool | None = None
+    ) -> LayerTransfer:
         """L1 → L2. Returns at once; on CUDA after all that the current stream has been given to compute.
 
-        Neither side may change before `settled`.
+        Neither side may change before `settled`. A reservation has `slots` and `indices`.
 
         Raises:
-            ValueError: A slot that there is not, or that is written twice; or lists of other lengths.
+            ValueError: A slot that there is not, or that is named twice; or lists that do not match.
             RuntimeError: The copier was closed.
         """
-        for slots in host_slots:
-            _check_distinct([slot for slot in slots if slot is not None], "host")
-        return self._submit(self._storing, _store, host_slots, device_slots)
+        found = routes(self.pools, host_slots, device_slots, indices)
+        return self._submit(self._storing, _store, found)
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Let the transfers that were begun end, and the threads; False where that takes longer.
@@ -124,96 +137,44 @@ class LayerCopier:
         self.close()
 
     def _submit(
-        self,
-        lane: tuple[Workers, CopyStream],
-        move: Move,
-        host_slots: HostSlots,
-        device_slots: Sequence[int],
+        self, lane: tuple[Workers, CopyStream], move: Move, found: Sequence[Route]
     ) -> LayerTransfer:
-        self._check(host_slots, device_slots)
         workers, stream = lane
         transfer = LayerTransfer([pool.layers for pool in self.pools])
-        work = partial(
-            self._run,
-            transfer,
-            move,
-            stream=stream,
-            asked=stream.now(),
-            host_slots=[list(slots) for slots in host_slots],
-            device_slots=list(device_slots),
-        )
+        work = partial(_run, transfer, move, found, stream, stream.now())
         with self._lock:  # a task behind the end of the threads would never run
             if self._closed:
                 raise RuntimeError("these device pools were closed: make new ones")
             workers.submit(work)
         return transfer
 
-    def _run(
-        self,
-        transfer: LayerTransfer,
-        move: Move,
-        *,
-        stream: CopyStream,
-        asked: Mark,
-        host_slots: HostSlots,
-        device_slots: Sequence[int],
-    ) -> None:
-        """One transfer, on its thread. Whatever goes wrong, nobody is left waiting."""
-        try:
-            with (
-                torch.inference_mode()
-            ):  # engines make their tensors in it: others may not write them
-                stream.follow(asked)
-                move(stream, self._parts(stream, host_slots, device_slots), transfer)
-        except BaseException as error:
-            logger.warning("pages could not be moved between L1 and L2", exc_info=error)
-            failure = LayerTransferFailed(f"a layer could not be moved: {error}")
-            failure.__cause__ = error
-            transfer.fail(failure)
-        try:
-            stream.mark().synchronize()
-        except Exception as error:  # a device that is lost touches no memory any more
-            logger.warning("the device could not be waited for", exc_info=error)
-        transfer.settle()
 
-    def _parts(
-        self, stream: CopyStream, host_slots: HostSlots, device_slots: Sequence[int]
-    ) -> list[_Part]:
-        """Where each pool's pages are. Pools that have every page share their token numbers."""
-        whole: torch.Tensor | None = None
-        parts: list[_Part] = []
-        for pool, slots in zip(self.pools, host_slots, strict=True):
-            there = [slot for slot in slots if slot is not None]
-            if len(there) < len(slots):
-                pairs = zip(device_slots, slots, strict=True)
-                held = [device_slot for device_slot, slot in pairs if slot is not None]
-                tokens = stream.index(_tokens(held, pool.page_tokens))
-            else:
-                whole = tokens = (
-                    stream.index(_tokens(device_slots, pool.page_tokens))
-                    if whole is None
-                    else whole
-                )
-            parts.append(_Part(pool, there, tokens))
-        return parts
-
-    def _check(self, host_slots: HostSlots, device_slots: Sequence[int]) -> None:
-        if [len(slots) for slots in host_slots] != [len(device_slots)] * len(self.pools):
-            raise ValueError(
-                f"{len(device_slots)} pages in {len(self.pools)} pools need as many host slots each, not"
-                f" {[len(slots) for slots in host_slots]}"
-            )
-        _check_range(device_slots, self.slots, "device")
-        for pool, slots in zip(self.pools, host_slots, strict=True):
-            _check_range([slot for slot in slots if slot is not None], pool.host.slots, "host")
+def _run(
+    transfer: LayerTransfer, move: Move, found: Sequence[Route], stream: CopyStream, asked: Mark
+) -> None:
+    """One transfer, on its thread. Whatever goes wrong, nobody is left waiting."""
+    try:
+        with torch.inference_mode():  # tensors that were made in it are written in it alone
+            stream.follow(asked)
+            move(stream, [_Part(route, stream) for route in found], transfer)
+    except BaseException as error:
+        logger.warning("pages could not be moved between L1 and L2", exc_info=error)
+        failure = LayerTransferFailed(f"a layer could not be moved: {error}")
+        failure.__cause__ = error
+        transfer.fail(failure)
+    try:
+        stream.mark().synchronize()
+    except Exception as error:  # a device that is lost touches no memory any more
+        logger.warning("the device could not be waited for", exc_info=error)
+    transfer.settle()
 
 
 def _load(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) -> None:
     for part, layer in _steps(parts):
         if transfer.failed:
             return
-        for on_device, in_host in part.pool.planes(layer):
-            stream.upload(in_host, part.slots, part.tokens, on_device)
+        for there, here in part.planes(layer):
+            stream.upload(here, there)
         transfer.arrive(stream.mark())
 
 
@@ -224,10 +185,10 @@ def _store(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) 
         if transfer.failed:
             return
         planes = [
-            (in_host, stream.download(on_device, part.tokens, pinned=part.pool.host.pinned))
-            for on_device, in_host in part.pool.planes(layer)
+            stream.download(there, here, pinned=part.pool.host.pinned)
+            for there, here in part.planes(layer)
         ]
-        queued.append(_Landing(part, planes, stream.mark()))
+        queued.append(_Landing(planes, stream.mark()))
         if len(queued) > LAYERS_AHEAD:
             _land(queued.popleft(), transfer)
     while queued and not transfer.failed:
@@ -236,29 +197,10 @@ def _store(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) 
 
 def _land(landing: _Landing, transfer: LayerTransfer) -> None:
     """Put a layer that has come from the device where it belongs in host memory."""
-    landing.mark.synchronize()
-    for in_host, rows in landing.planes:
-        pages = rows.view(len(landing.part.slots), *in_host.shape[1:])
-        in_host.index_copy_(0, landing.part.slots, pages)
+    for land in landing.planes:
+        land()
     transfer.arrive(landing.mark)
 
 
 def _steps(parts: Sequence[_Part]) -> Iterator[tuple[_Part, int]]:
     return ((part, layer) for part in parts for layer in range(part.pool.layers))
-
-
-def _tokens(slots: Sequence[int], page_tokens: int) -> torch.Tensor:
-    first = torch.tensor(slots, dtype=torch.int64) * page_tokens
-    return (first[:, None] + torch.arange(page_tokens)).flatten()
-
-
-def _check_range(slots: Sequence[int], count: int, where: str) -> None:
-    for slot in slots:
-        if not 0 <= slot < count:
-            raise ValueError(f"there is no {where} slot {slot}: there are slots 0 to {count - 1}")
-
-
-def _check_distinct(slots: Sequence[int], where: str) -> None:
-    if len(set(slots)) != len(slots):
-        twice = next(slot for slot in slots if list(slots).count(slot) > 1)
-        raise ValueError(f"{where} slot {twice} is named twice: each page needs its own")

@@ -12,7 +12,7 @@ from hicache_storage.slots import Slots
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.device_pool.copier import HostSlots
+    from hicache_storage.device_pool.routes import PerPool
     from hicache_storage.device_pool.tensors import LayeredPool
     from hicache_storage.device_pool.transfer import LayerTransfer
 
@@ -74,23 +74,31 @@ class DevicePool:
             self._allocation.free(slot for slot in freed if slot not in self._moving)
             self._leaving.update(moving)
 
-    def load(self, host_slots: HostSlots, device_slots: Sequence[int]) -> LayerTransfer:
+    def load(
+        self, host_slots: PerPool, device_slots: Sequence[int], *, indices: PerPool | None = None
+    ) -> LayerTransfer:
         """L2 → L1, layer by layer, into allocated slots: see `LayerCopier.load`.
 
         Raises:
-            ValueError: A slot that is not in use, or is written twice; or lists of other lengths.
+            ValueError: A slot that is not in use, or is named twice; or lists that do not match.
             RuntimeError: The pool was closed.
         """
-        return self._move(device_slots, lambda: self._copier.load(host_slots, device_slots))
+        return self._move(
+            device_slots, lambda: self._copier.load(host_slots, device_slots, indices=indices)
+        )
 
-    def store(self, device_slots: Sequence[int], host_slots: HostSlots) -> LayerTransfer:
+    def store(
+        self, device_slots: Sequence[int], host_slots: PerPool, *, indices: PerPool | None = None
+    ) -> LayerTransfer:
         """L1 → L2, layer by layer, from allocated slots: see `LayerCopier.store`.
 
         Raises:
-            ValueError: A slot that is not in use, or is written twice; or lists of other lengths.
+            ValueError: A slot that is not in use, or is named twice; or lists that do not match.
             RuntimeError: The pool was closed.
         """
-        return self._move(device_slots, lambda: self._copier.store(device_slots, host_slots))
+        return self._move(
+            device_slots, lambda: self._copier.store(device_slots, host_slots, indices=indices)
+        )
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Let the transfers that were begun end, and the threads; False where that takes longer.

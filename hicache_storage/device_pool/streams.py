@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hicache_storage.host_pool.memory import load_torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 else:
     torch = load_torch()
+
+
+# A plane of a page from which on a call for each page costs less than an index does.
+_WHOLE_PAGE_NBYTES = 16 << 10
+
+
+class Pages(NamedTuple):
+    """Some pages of one plane of one layer."""
+
+    rows: torch.Tensor
+    """[slots, page_tokens, heads, words] of the whole pool."""
+    slots: torch.Tensor
+    """Which of them, on the device of the rows."""
 
 
 class Mark(Protocol):
@@ -32,17 +47,15 @@ class CopyStream(Protocol):
     def follow(self, mark: Mark) -> None:
         """The copies that follow come after `mark`."""
 
-    def index(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Token numbers, where the device can use them."""
+    def index(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slot numbers, where the device can use them."""
         ...
 
-    def upload(
-        self, rows: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        """Pages `slots` of `rows`, in host memory, to `tokens` of `target`, on the device."""
+    def upload(self, here: Pages, there: Pages) -> None:
+        """Copy pages from host memory to the device."""
 
-    def download(self, source: torch.Tensor, tokens: torch.Tensor, *, pinned: bool) -> torch.Tensor:
-        """`tokens` of `source`, on the device, in fresh host memory: there once the next mark is."""
+    def download(self, there: Pages, here: Pages, *, pinned: bool) -> Callable[[], None]:
+        """Copy pages from the device to host memory; to call what it returns puts them in place."""
         ...
 
     def mark(self) -> Mark:
@@ -69,22 +82,21 @@ class HostStream:
     def follow(self, mark: Mark) -> None:
         """Everything before is done."""
 
-    def index(self, numbers: torch.Tensor) -> torch.Tensor:
-        return numbers
+    def index(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots
 
-    def upload(
-        self, rows: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        target.index_copy_(0, tokens, rows.index_select(0, slots).flatten(0, 1))
+    def upload(self, here: Pages, there: Pages) -> None:
+        _copy(here, there)
 
     def download(
         self,
-        source: torch.Tensor,
-        tokens: torch.Tensor,
+        there: Pages,
+        here: Pages,
         *,
         pinned: bool,  # noqa: ARG002 - nothing to a CPU
-    ) -> torch.Tensor:
-        return source.index_select(0, tokens)
+    ) -> Callable[[], None]:
+        _copy(there, here)
+        return lambda: None
 
     def mark(self) -> Mark:
         return _Past()
@@ -120,28 +132,49 @@ class CudaStream:
         if isinstance(mark, _CudaMark):
             self._stream.wait_event(mark.event)
 
-    def index(self, numbers: torch.Tensor) -> torch.Tensor:
+    def index(self, slots: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
-            return numbers.to(self._device)
+            return slots.to(self._device)
 
-    def upload(
-        self, rows: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        shape = (len(slots), *rows.shape[1:])
-        staged = torch.empty(shape, dtype=rows.dtype, pin_memory=rows.is_pinned())
-        torch.index_select(rows, 0, slots, out=staged)
+    def upload(self, here: Pages, there: Pages) -> None:
+        staged = _staging(here, pinned=here.rows.is_pinned())
+        _copy(here, staged)
         with torch.cuda.stream(self._stream):
-            landed = staged.to(self._device, non_blocking=True)
-            target.index_copy_(0, tokens, landed.flatten(0, 1))
+            landed = staged.rows.to(self._device, non_blocking=True)
+            there.rows.index_copy_(0, there.slots, landed)
 
-    def download(self, source: torch.Tensor, tokens: torch.Tensor, *, pinned: bool) -> torch.Tensor:
-        shape = (len(tokens), *source.shape[1:])
-        staged = torch.empty(shape, dtype=source.dtype, pin_memory=pinned)
+    def download(self, there: Pages, here: Pages, *, pinned: bool) -> Callable[[], None]:
+        staged = _staging(here, pinned=pinned)
         with torch.cuda.stream(self._stream):
-            return staged.copy_(source.index_select(0, tokens), non_blocking=True)
+            gathered = there.rows.index_select(0, there.slots)
+            staged.rows.copy_(gathered, non_blocking=True)
+        mark = self.mark()
+
+        def land() -> None:
+            mark.synchronize()
+            _copy(staged, here)
+
+        return land
 
     def mark(self) -> Mark:
         return _CudaMark(self._stream)
+
+
+def _copy(source: Pages, target: Pages) -> None:
+    """From host memory to host memory."""
+    if source.rows[0].nbytes < _WHOLE_PAGE_NBYTES:
+        target.rows.index_copy_(0, target.slots, source.rows.index_select(0, source.slots))
+        return
+    for from_slot, to_slot in zip(source.slots, target.slots, strict=True):
+        target.rows[int(to_slot)].copy_(source.rows[int(from_slot)])
+
+
+def _staging(pages: Pages, *, pinned: bool) -> Pages:
+    """Host memory for as many pages, between the pool and the device."""
+    count = len(pages.slots)
+    shape = (count, *pages.rows.shape[1:])
+    rows = torch.empty(shape, dtype=pages.rows.dtype, pin_memory=pinned)
+    return Pages(rows, torch.arange(count))
 
 
 def stream_for(device: torch.device) -> CopyStream:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 else:
     torch = load_torch()
 
-# Bytes are moved, not numbers: not every device copies every kind of float by index.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+# Bits are moved, not numbers: not every kind of float can be copied by index, and wide words go faster.
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class LayeredPool:
@@ -43,21 +43,31 @@ class LayeredPool:
         self.device = planes[0][0].device if planes and planes[0] else torch.device("cpu")
         _check(host, planes)
         self.slots = len(planes[0][0]) // self.page_tokens
-        bits = _BITS[host.shape.itemsize]
-        self._on_device = [[tensor.view(bits) for tensor in plane] for plane in planes]
-        self._in_host = [
-            [rows.view(bits) for rows in _by_layer(host, plane)] for plane in range(len(planes))
+        end = self.slots * self.page_tokens
+        self._planes = [
+            [
+                _as_words(tensor[:end].view(self.slots, -1, *tensor.shape[1:]), rows)
+                for tensor, rows in zip(plane, _by_layer(host, number), strict=True)
+            ]
+            for number, plane in enumerate(planes)
         ]
 
     def planes(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each plane of a layer, as bits of the numbers' width: on the device, then in host memory.
+        """Each plane of a layer, on the device and in L2, both [slots, page_tokens, heads, words]."""
+        return [plane[layer] for plane in self._planes]
 
-        [tokens, heads, dim] there, [slots, page_tokens, heads, dim] here.
-        """
-        return [
-            (on_device[layer], in_host[layer])
-            for on_device, in_host in zip(self._on_device, self._in_host, strict=True)
-        ]
+
+def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same memory in the widest words in which all of `tensors` can be seen."""
+    for words in _WORDS:
+        try:
+            on_device, in_host = (tensor.view(words) for tensor in tensors)
+        except (
+            RuntimeError
+        ):  # their dim, or the strides of the engine's tensor, are no multiple of it
+            continue
+        return on_device, in_host
+    raise ValueError(f"tensors of strides {[tensor.stride() for tensor in tensors]} have no pages")
 
 
 def _by_layer(host: HostPool, plane: int) -> list[torch.Tensor]:
