@@ -74,7 +74,7 @@ def engine_rank(
     rank: int = 0,
     size: int = 1,
     settings: ControllerSettings = CONTROLLER,
-) -> Generator[tuple[CacheController, PageStore]]:
+) -> Generator[tuple[CacheController, PageStore], None, None]:
     """One rank's cache over `storage`."""
     with ExitStack() as stack:
         store = stack.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
@@ -83,7 +83,7 @@ def engine_rank(
 
 
 @contextmanager
-def sending(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffSender]:
+def sending(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffSender, None, None]:
     """A prefill rank; `handoff` are its settings."""
     settings = rank.pop("handoff", PATIENT)
     with (
@@ -94,7 +94,7 @@ def sending(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffSender]:
 
 
 @contextmanager
-def receiving(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffReceiver]:
+def receiving(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffReceiver, None, None]:
     """A decode rank; `handoff` are its settings."""
     settings = rank.pop("handoff", PATIENT)
     with (
