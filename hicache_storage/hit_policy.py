@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,17 @@ class Pool:
             raise ValueError(f"window_pages must be at least 1, not {self.window_pages}")
 
 
-def usable_lengths(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> list[bool]:
+class Needy(Protocol):
+    """Whatever knows which pages a prefix needs of it."""
+
+    @property
+    def hit_policy(self) -> HitPolicy: ...
+
+    @property
+    def window_pages(self) -> int: ...
+
+
+def usable_lengths(pools: Sequence[Needy], present: Sequence[Sequence[bool]]) -> list[bool]:
     """For each prefix length from 0 to n: can it be used in every pool?
 
     `present[p][i]` tells whether pool p has page i; each has n items. Length 0 is always usable. A list
@@ -64,7 +74,7 @@ def usable_lengths(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> 
     return usable
 
 
-def usable_prefix(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> int:
+def usable_prefix(pools: Sequence[Needy], present: Sequence[Sequence[bool]]) -> int:
     """The longest prefix, in pages, that is usable in every pool."""
     usable = usable_lengths(pools, present)
     return len(usable) - 1 - usable[::-1].index(True)

@@ -148,21 +148,36 @@ class PageStore:
                 f"key space of pool {space.pool!r} is not open: call open_space first"
             ) from None
 
-    def match(self, hashes: Sequence[str], pools: Sequence[Pool]) -> Match:
+    def match(
+        self,
+        hashes: Sequence[str],
+        pools: Sequence[Pool],
+        *,
+        held: Sequence[Sequence[bool]] | None = None,
+        timeout_s: float | None = None,
+    ) -> Match:
         """The longest prefix of `hashes` that the storage says it has in every pool.
 
-        Pools are asked one after another, each only for the prefix that those before it left.
+        Pools are asked one after another, each only for the prefix that those before it left. `held`
+        tells for each pool and page what the caller has: it counts as present, and is not asked for.
         """
         check_page_hashes(hashes)
-        deadline_s = time.monotonic() + self.settings.timeout_s
+        deadline_s = time.monotonic() + (timeout_s or self.settings.timeout_s)
         prefix = len(hashes)
         present: list[list[bool]] = []
-        for number, pool in enumerate(pools, start=1):
-            asked = hashes[:prefix]
-            there = self._exists(self.framed(pool.space), asked, deadline_s)
-            present.append(there + [False] * (len(hashes) - len(asked)))
-            prefix = usable_prefix(pools[:number], present)
-        return Match(prefix, usable_lengths(pools, present), present)
+        failures: list[Verdict | None] = []
+        for number, pool in enumerate(pools):
+            there = [False] * len(hashes) if held is None else list(held[number])
+            asked = [page for page in range(prefix) if not there[page]]
+            answers, failure = self._exists(
+                self.framed(pool.space), [hashes[page] for page in asked], deadline_s
+            )
+            for page, answer in zip(asked, answers, strict=True):
+                there[page] = answer
+            present.append(there)
+            failures.append(failure)
+            prefix = usable_prefix(pools[: number + 1], present)
+        return Match(prefix, usable_lengths(pools, present), present, failures)
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Read pages and prove each of them. Only an OK page holds what was asked for.
@@ -199,10 +214,11 @@ class PageStore:
         ]
         _await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
-        self.breaker.record(succeeded=None not in answers)
-        deleted = sum(answer.count(True) for answer in answers if answer)
-        self._counters.add("deleted_pages", deleted)
-        return deleted
+        deleted = [answer for answer in answers if not isinstance(answer, Verdict)]
+        self.breaker.record(succeeded=len(deleted) == len(answers))
+        gone = sum(answer.count(True) for answer in deleted)
+        self._counters.add("deleted_pages", gone)
+        return gone
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Announce host memory that pages and headers live in."""
@@ -282,9 +298,14 @@ class PageStore:
             (part.stop - part.start, lane.workers.submit(partial(block, part))) for part in cuts
         ]
 
-    def _exists(self, framed: KeySpace, hashes: Sequence[str], deadline_s: float) -> list[bool]:
-        if not hashes or not self.breaker.admit():
-            return [False] * len(hashes)
+    def _exists(
+        self, framed: KeySpace, hashes: Sequence[str], deadline_s: float
+    ) -> tuple[list[bool], Verdict | None]:
+        """What is there, and why some of it could not be said."""
+        if not hashes:
+            return [], None
+        if not self.breaker.admit():
+            return [False] * len(hashes), Verdict.BREAKER_OPEN
         parts = list(_cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes)))
         futures = [
             self._loading.workers.submit(partial(self._exists_part, framed, hashes[part]))
@@ -292,12 +313,13 @@ class PageStore:
         ]
         _await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
-        self.breaker.record(succeeded=None not in answers)
-        self._counters.add("match_failed", answers.count(None))
+        failed = [answer for answer in answers if isinstance(answer, Verdict)]
+        self.breaker.record(succeeded=not failed)
+        self._counters.add("match_failed", len(failed))
         there: list[bool] = []
         for part, answer in zip(parts, answers, strict=True):
-            there += answer or [False] * (part.stop - part.start)
-        return there
+            there += [False] * (part.stop - part.start) if isinstance(answer, Verdict) else answer
+        return there, failed[0] if failed else None
 
     def _exists_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return _strict(self.storage.batch_exists(framed, hashes), len(hashes))
@@ -440,14 +462,11 @@ def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:
     return future.result() if error is None else [_blame(error)] * pages
 
 
-def _answer(future: Future[list[bool]]) -> list[bool] | None:
+def _answer(future: Future[list[bool]]) -> list[bool] | Verdict:
     if not future.done() or future.cancelled():
-        return None
+        return Verdict.TIMEOUT
     error = future.exception()
-    if error is not None:
-        _blame(error)
-        return None
-    return future.result()
+    return future.result() if error is None else _blame(error)
 
 
 def _blame(error: BaseException) -> Verdict:

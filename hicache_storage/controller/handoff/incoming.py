@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache_storage.controller.ranks import Channel
+from hicache_storage.controller.ranks import Channel, RanksLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ class Incoming:
         self._last_look = False
         self._ready = False
         self._over = False
-        self._prefetch: Prefetch = controller.prefetch(request_id, hashes)
+        self._prefetch = self._begin()
 
     @property
     def completions(self) -> list[Completion]:
@@ -145,15 +145,16 @@ class Incoming:
     def _agree(self) -> _Agreed:
         now_s = time.monotonic()
         look = len(self._completions) > self._looked_at or now_s >= self._next_look_s
-        everything, in_time, idle, no_look = self._ranks.minimum(
-            Channel.RESULT,
-            [
-                len(self._completions) == len(self.awaited),
-                now_s < self._deadline_s,
-                self._prefetch.complete,
-                not look,
-            ],
-        )
+        own = [
+            len(self._completions) == len(self.awaited),
+            now_s < self._deadline_s,
+            self._prefetch.complete,
+            not look,
+        ]
+        try:
+            everything, in_time, idle, no_look = self._ranks.minimum(Channel.RESULT, own)
+        except RanksLost:  # which the controller will say, and give nothing
+            return _Agreed(everything=False, in_time=False, idle=False, look=False)
         return _Agreed(bool(everything), bool(in_time), bool(idle), not no_look)
 
     def _look(self) -> None:
@@ -161,7 +162,11 @@ class Incoming:
         self._looked_at = len(self._completions)
         self._next_look_s = time.monotonic() + self._settings.load_every_s
         self._leases.append(self._prefetch.result())
-        self._prefetch = self._controller.prefetch(self.request_id, self.hashes)
+        self._prefetch = self._begin()
+
+    def _begin(self) -> Prefetch:
+        left_s = max(0.0, self._deadline_s - time.monotonic()) + self._settings.grace_s
+        return self._controller.prefetch(self.request_id, self.hashes, deadline_s=left_s)
 
     def _end(self, outcome: str) -> None:
         self._over = True

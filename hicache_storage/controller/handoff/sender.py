@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Self
 from hicache_storage.controller.handoff.board import CompletionBoard
 from hicache_storage.controller.handoff.completion import Completion, completion_hash
 from hicache_storage.controller.handoff.settings import HandoffSettings
+from hicache_storage.controller.pool_set import numbers
+from hicache_storage.controller.traffic import PoolTraffic
 from hicache_storage.counters import Counters
-from hicache_storage.hit_policy import HitPolicy
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.workers import Workers
 
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hicache_storage.controller.controller import CacheController
-    from hicache_storage.controller.host_cache import Entry
-    from hicache_storage.controller.pools import CachePool
+    from hicache_storage.controller.pool_set import Bits
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import PageStore
-    from hicache_storage.transfer import Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -112,41 +111,43 @@ class HandoffSender:
                 return
 
     def _write_missing(self, hashes: Sequence[str], deadline_s: float) -> None:
-        """Write what L2 has and storage has not: dropped from the queue, evicted there, or kept back."""
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            return
-        cache = self._controller.cache
-        entries = cache.acquire(hashes)
-        transfers = [
-            transfer
-            for number, pool in enumerate(cache.pools)
-            if pool.writes
-            for transfer in self._missing(pool, number, hashes, entries)
-        ]
-        if not transfers:
-            cache.unpin(entries)
-            return
-        outcome = self._store.save(transfers, timeout_s=left_s)
-        self._counters.add("written_pages", sum(map(len, outcome.verdicts)))
-        outcome.settled.add_done_callback(lambda _: cache.unpin(entries))
+        """Write what L2 has and storage has not: dropped from the queue, evicted there, or kept back.
 
-    def _missing(
-        self, pool: CachePool, number: int, hashes: Sequence[str], entries: Sequence[Entry]
-    ) -> list[Transfer]:
-        """The pages of one pool that L2 has, that the decode side needs, and that storage lacks."""
-        trailing = pool.hit_policy is HitPolicy.TRAILING_PAGES
-        first = max(0, len(hashes) - pool.window_pages) if trailing else 0
-        parts = [self._store.match(hashes, [stored]).present[0] for stored in pool.stored]
-        missing = [
-            index
-            for index in range(first, len(entries))
-            if not all(present[index] for present in parts)
-        ]
-        if not missing:
-            return []
-        slots = [entries[index].slots[number] for index in missing]
-        return pool.transfers([hashes[index] for index in missing], slots)
+        Optional pools go after all that are required, as the controller's own writes do.
+        """
+        pool_set = self._controller.cache.pool_set
+        owed = self._missing(hashes)
+        for part in (pool_set.required, pool_set.everything & ~pool_set.required):
+            left_s = deadline_s - time.monotonic()
+            if left_s > 0 and any(bits & part for bits in owed):
+                self._write(hashes, [bits & part for bits in owed], left_s)
+
+    def _write(self, hashes: Sequence[str], owed: Sequence[Bits], timeout_s: float) -> None:
+        cache = self._controller.cache
+        entries = cache.hold(hashes)
+        held = [entry for entry in entries if entry is not None]
+        traffic = PoolTraffic(cache.pool_set)
+        for entry, bits in zip(entries, owed, strict=True):
+            if entry is not None:
+                traffic.add(entry.page_hash, entry.slots, entry.filled & bits)
+        outcome = self._store.save(traffic.transfers(), timeout_s=timeout_s)
+        self._counters.add("written_pages", sum(map(len, outcome.verdicts)))
+        # A call that overran may still read these slots: they stay pinned until it is over.
+        outcome.settled.add_done_callback(lambda _: cache.unpin(held))
+
+    def _missing(self, hashes: Sequence[str]) -> list[Bits]:
+        """For each page, the pools that this rank writes, that the prefix needs, and storage lacks."""
+        pool_set = self._controller.cache.pool_set
+        missing = [0] * len(hashes)
+        for number in numbers(pool_set.written):
+            parts = [
+                self._store.match(hashes, [stored]).present[0]
+                for stored in pool_set.pools[number].stored
+            ]
+            for page, present in enumerate(zip(*parts, strict=True)):
+                if not all(present):
+                    missing[page] |= 1 << number & pool_set.needed(page, len(hashes))
+        return missing
 
     def _stored(self, hashes: Sequence[str]) -> dict[KeySpace, int]:
         """For each shard that this rank writes: how many leading pages a reader would find."""

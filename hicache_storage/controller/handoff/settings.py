@@ -12,6 +12,8 @@ class HandoffSettings:
     timeout_s: float = 30.0
     """The decode side waits that long for a request, then takes what is there; the prefill side that
     long for its own writes, then says how far they got."""
+    grace_s: float = 1.0
+    """What is there when the decode side's time is up is loaded for at most that long."""
     poll_min_s: float = 0.005
     poll_max_s: float = 0.1
     """Looks for completions are that far apart: close after a request or news, then less and less."""
@@ -24,7 +26,14 @@ class HandoffSettings:
     """Once loaded, the pages leave the storage too. Left there, they serve the next request."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "poll_min_s", "poll_max_s", "load_every_s", "stale_after_s"):
+        for name in (
+            "timeout_s",
+            "grace_s",
+            "poll_min_s",
+            "poll_max_s",
+            "load_every_s",
+            "stale_after_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
         if self.poll_max_s < self.poll_min_s:
