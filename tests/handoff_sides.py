@@ -21,20 +21,23 @@ from hicache_storage.controller import (
     PrefetchPolicy,
 )
 from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender, HandoffSettings
+from hicache_storage.hit_policy import HitPolicy
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.keys import Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
-    from hicache_storage.controller import Lease
+    from hicache_storage.controller import Lease, Reservation
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
 
 HEADS = 4
 PAGE_TOKENS = 16
+WINDOW_PAGES = 3
 PROMPT = [hash_of(number) for number in range(24)]
 HALF = len(PROMPT) // 2
 CONTROLLER = ControllerSettings(
@@ -46,7 +49,10 @@ KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 
 def rank_pools(kind: str, rank: int, size: int, frame_nbytes: int) -> list[CachePool]:
-    """Target and draft of rank `rank` of `size`: latent pages are every rank's, heads are shared out."""
+    """Target and draft of rank `rank` of `size`: latent pages are every rank's, heads are shared out.
+
+    `swa` has heads too, and a prefix needs only its last pages.
+    """
     pools: list[CachePool] = []
     for name, attention, layers in zip(("kv", "draft"), kind.split("-"), (3, 1), strict=True):
         heads = HEADS // size
@@ -62,8 +68,16 @@ def rank_pools(kind: str, rank: int, size: int, frame_nbytes: int) -> list[Cache
             shard = Shard(layers=(0, layers), heads=(rank * heads, rank * heads + heads))
         key_space = space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes, shard=shard)
         host = HostPool(shape, slots=64, frame_nbytes=frame_nbytes)
-        writes = rank == 0 or attention == "mha"
-        pools.append(CachePool(space=key_space, host=host, writes=writes))
+        pools.append(
+            CachePool(
+                space=key_space,
+                host=host,
+                required=name == "kv",
+                writes=rank == 0 or attention != "mla",
+                hit_policy=HitPolicy.TRAILING_PAGES if attention == "swa" else HitPolicy.ALL_PAGES,
+                window_pages=WINDOW_PAGES,
+            )
+        )
     return pools
 
 
@@ -110,25 +124,34 @@ def content(key_space: KeySpace, page_hash: str) -> bytes:
     return (seed * (key_space.page_nbytes // len(seed) + 1))[: key_space.page_nbytes]
 
 
-def compute(controller: CacheController, hashes: Sequence[str]) -> None:
-    """Prefill: fill new pages in every pool and commit them."""
+def compute(
+    controller: CacheController, hashes: Sequence[str], *, without: Sequence[str] = ()
+) -> None:
+    """Prefill: fill new pages in every pool but those `without`, and commit them."""
     fresh = controller.reserve(hashes, timeout_s=20)
     assert fresh.pages == len(hashes)
-    for pool, slots in zip(controller.cache.pools, fresh.slots, strict=True):
-        for transfer in pool.transfers(fresh.hashes, slots):
-            for page_hash, page in zip(transfer.hashes, transfer.pages, strict=True):
-                page.payload.copy_from(content(transfer.space, page_hash))
-    controller.commit(fresh)
+    for page_hash, key_space, page in _parts(controller.cache.pools, hashes, fresh):
+        if key_space.pool not in without:
+            page.copy_from(content(key_space, page_hash))
+    controller.commit(fresh, without=without)
 
 
 def is_right(lease: Lease, hashes: Sequence[str] = PROMPT) -> bool:
     """Whether every page of every pool holds what was written under its key."""
     return all(
-        page.payload.tobytes() == content(transfer.space, page_hash)
-        for pool, slots in zip(lease.cache.pools, lease.slots, strict=True)
-        for transfer in pool.transfers(hashes[: lease.pages], slots)
-        for page_hash, page in zip(transfer.hashes, transfer.pages, strict=True)
+        page.tobytes() == content(key_space, page_hash)
+        for page_hash, key_space, page in _parts(lease.cache.pools, hashes, lease)
     )
+
+
+def _parts(
+    pools: Sequence[CachePool], hashes: Sequence[str], held: Lease | Reservation
+) -> Iterator[tuple[str, KeySpace, Page]]:
+    """Each page as storage has it: its hash, the key space of a rectangle, and the memory."""
+    for pool, indices, slots in zip(pools, held.indices, held.slots, strict=True):
+        for transfer in pool.transfers([hashes[index] for index in indices], slots):
+            for page_hash, page in zip(transfer.hashes, transfer.pages, strict=True):
+                yield page_hash, transfer.space, page.payload
 
 
 def left_behind(storage: HiCacheStorage) -> dict[str, int]:

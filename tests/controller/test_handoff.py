@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from handoff_sides import (
+    CONTROLLER,
     HALF,
     HASTY,
     KINDS,
     PATIENT,
     PROMPT,
+    WINDOW_PAGES,
     compute,
     engine_rank,
     is_right,
@@ -25,7 +27,13 @@ from pages import hash_of, page
 from servers import wait_until
 from stores import Gate, HookedStorage, failing
 
-from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.controller import (
+    ControllerSettings,
+    Coverage,
+    PartialHits,
+    PrefetchPolicy,
+    WritePolicy,
+)
 from hicache_storage.controller.handoff import (
     Completion,
     CompletionBoard,
@@ -189,6 +197,35 @@ class TestPrefillSide:
                 incoming = receiver.expect("request-1", PROMPT)
                 assert taken(incoming) == len(PROMPT)
                 assert {len(PROMPT)} == {each.pages for each in incoming.completions}
+
+
+class TestPools:
+    def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
+        self, storage: MemoryStorage
+    ) -> None:
+        """The prefill engine has no draft model."""
+        with (
+            engine_rank(storage) as (controller, store),
+            HandoffSender(controller, store, PATIENT) as sender,
+        ):
+            compute(controller, PROMPT, without=["draft"])
+            assert sender.publish("request-1", PROMPT).result(30) == 0
+
+        settings = replace(CONTROLLER, partial_hits=PartialHits.TAKE_TARGET)
+        with receiving(storage, settings=settings) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            with incoming.result() as lease:
+                assert lease.pages == len(PROMPT)
+                assert lease.verdict is Coverage.TARGET_ONLY
+                assert is_right(lease)
+            assert {0, len(PROMPT)} == {each.pages for each in incoming.completions}
+
+    def test_of_a_trailing_pool_the_window_changes_hands(self, storage: MemoryStorage) -> None:
+        prefilled(storage, "mla-swa")
+        assert left_behind(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
+
+        with receiving(storage, kind="mla-swa") as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
 
 
 class TestTimeout:
