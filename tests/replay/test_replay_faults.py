@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.memory import MemoryStorage
@@ -12,9 +11,6 @@ from pages import hash_of, space
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.replay.faults import FaultPlan, struck
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HASHES = [hash_of(1)]
 
@@ -71,13 +67,12 @@ def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
     assert complaint in str(caught.value)
 
 
+def _finds_nothing(_name: str) -> None:
+    """Of a Python in which nothing is installed."""
+
+
 def test_without_the_kit_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    find: Callable[..., Any] = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "hicache_conformance" else find(name, *rest),
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", _finds_nothing)
 
     with pytest.raises(ConfigError, match=r"pip install 'hicache-storage\[conformance\]'"):
         FaultPlan.parse("get:raise@5%")
