@@ -66,14 +66,15 @@ class CacheController:
         self.cache = HostCache(pools, write_back=self._offer if self._writes_back else None)
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
-        l2_pages = min(self.cache.pools[n].host.slots for n in self.cache.pool_set.lasting)
         self._context = Context(
             cache=self.cache,
             settings=self.settings,
             counters=self._counters,
             agreement=Agreement(ranks, self._counters),
             explanations=self._explanations,
-            occupancy=Occupancy(self.settings.prefetch_capacity * l2_pages),
+            occupancy=Occupancy(
+                self.settings.prefetch_capacity * self.cache.pool_set.capacity_pages
+            ),
             tier=lambda: self._tier,
             consider=self._consider,
         )

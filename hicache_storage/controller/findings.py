@@ -16,7 +16,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.present: list[Bits] = []
-        """For each page the pools that L2 has of it, or L3 says that it has; empty before it was asked."""
+        """For each page the pools that L2 has of it, or L3 says that it has; empty before that."""
         self.failures: dict[int, Verdict] = {}
         """Pools of which the store could not say what it has."""
         self.troubles: dict[tuple[int, int], Reason] = {}

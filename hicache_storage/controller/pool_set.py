@@ -39,7 +39,6 @@ class PoolSet:
         self.everything = self._which(lambda _: True)
         self.every_page = self._which(lambda pool: pool.hit_policy is HitPolicy.ALL_PAGES)
         """Pools of which each page has a slot."""
-        self.lasting = numbers(self.every_page)
         self.trailing = self.everything & ~self.every_page
         """Pools of which a page has a slot only where some prefix's window needs it."""
         self.required = self._which(lambda pool: pool.required)
@@ -48,6 +47,11 @@ class PoolSet:
 
     def __len__(self) -> int:
         return len(self.pools)
+
+    @property
+    def capacity_pages(self) -> int:
+        """How many pages L2 can hold: trailing pools may have fewer slots."""
+        return min(self.pools[number].host.slots for number in numbers(self.every_page))
 
     def number(self, name: str) -> int:
         """The pool that its key space calls `name`.
@@ -91,20 +95,25 @@ class PoolSet:
         rows = [[bool(bits >> number & 1) for bits in filled] for number in chosen]
         return usable_lengths([self.pools[number] for number in chosen], rows)
 
+    def in_order(self, among: Bits) -> tuple[int, ...]:
+        """The pools of `among` as storage is asked for them: those that are required first."""
+        return (*numbers(among & self.required), *numbers(among & ~self.required))
+
     def first_gap(self, filled: Sequence[Bits], among: Bits) -> tuple[int, int] | None:
         """The page and the pool of `among` for want of which the prefix is no longer; None: it is whole.
 
-        A window that is not whole counts only where the pools of every page go on.
+        Of several pools it is the first in order without which no more is usable than with all of them.
         """
-        length = longest(self.usable(filled, among & self.every_page))
-        for number in numbers(among & self.trailing):
-            start = max(0, length - self.pools[number].window_pages)
-            for page in range(start, length):
-                if not filled[page] >> number & 1:
-                    return page, number
-        if length == len(filled):
-            return None
-        return length, numbers(among & self.every_page & ~filled[length])[0]
+        usable_pages = longest(self.usable(filled, among))
+        so_far, before = 0, len(filled)
+        for number in self.in_order(among):
+            so_far |= 1 << number
+            length = longest(self.usable(filled, so_far))
+            if length == usable_pages < before:
+                needed = (page for page in range(before) if self.needed(page, before) >> number & 1)
+                return next(page for page in needed if not filled[page] >> number & 1), number
+            before = length
+        return None
 
     def _which(self, applies: Callable[[CachePool], bool]) -> Bits:
         return sum(1 << number for number, pool in enumerate(self.pools) if applies(pool))

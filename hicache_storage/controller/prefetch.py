@@ -133,7 +133,7 @@ class Prefetch:
     def _explain_result(
         self, filled: list[Bits], usable: list[bool], agreed: Agreed, lease: Lease
     ) -> None:
-        gap = self._cache.pool_set.first_gap(filled, self._context.vital)
+        gap = self._gap(filled, longest(usable))
         counts = (lease.pages, lease.l3_pages)
         if agreed.lost:
             self._explain(*counts, first_missing=lease.pages, reason=Reason.RANKS_LOST)
@@ -154,6 +154,13 @@ class Prefetch:
                 rank=self.findings.rank if elsewhere else None,
                 reason=reason,
             )
+
+    def _gap(self, filled: list[Bits], usable_pages: int) -> tuple[int, int] | None:
+        """For want of what the prefix ends: of what was planned, or of what there was to plan."""
+        pool_set, vital = self._cache.pool_set, self._context.vital
+        known = self.findings.present or filled
+        planned = longest(pool_set.usable(known, vital))
+        return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, vital)
 
     def _explain(
         self,

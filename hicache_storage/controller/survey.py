@@ -40,8 +40,7 @@ def survey(
     that are not `vital` are asked last, each for the whole prefix that the vital ones have.
     """
     found = Survey(list(filled), {})
-    first = [*numbers(vital & pool_set.required), *numbers(vital & ~pool_set.required)]
-    _ask(store, pool_set, first, hashes, found=found, timeout_s=timeout_s)
+    _ask(store, pool_set, pool_set.in_order(vital), hashes, found=found, timeout_s=timeout_s)
     length = longest(pool_set.usable(found.present, vital))
     for number in numbers(pool_set.everything & ~vital):
         _ask(store, pool_set, [number], hashes[:length], found=found, timeout_s=timeout_s)

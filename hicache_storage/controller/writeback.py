@@ -44,7 +44,7 @@ class Writeback:
         self._store = store
         self._cache = cache
         self._settings = settings
-        self._limit = settings.write_queue_pages or min(pool.host.slots for pool in cache.pools)
+        self._limit = settings.write_queue_pages or cache.pool_set.capacity_pages
         self._counters = counters
         self._epoch = epoch
         self._track = track
