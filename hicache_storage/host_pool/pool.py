@@ -18,19 +18,20 @@ from hicache_storage.host_pool.shape import (
     STORAGE_TYPES,
     array_shape,
     check_layout,
-    segment_runs,
 )
+from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
 from hicache_storage.page import Page
 from hicache_storage.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
     import torch
 
     from hicache_storage.host_pool.memory import HugePages
     from hicache_storage.host_pool.shape import PageShape
+    from hicache_storage.host_pool.tiles import Run, Tile
 
 
 class HostPool:
@@ -47,21 +48,24 @@ class HostPool:
         slots: int,
         layout: str = "page_first",
         frame_nbytes: int = 0,
+        tiles: Sequence[Tile] = (),
         huge_pages: HugePages = "none",
         pin: bool | None = None,
     ) -> None:
-        """Map the memory of `slots` pages, and of a header of `frame_nbytes` each.
+        """Map the memory of `slots` pages, and of a header of `frame_nbytes` for each of their tiles.
 
         Args:
             shape: What a page holds.
             slots: How many pages.
             layout: One of `LAYOUTS`.
             frame_nbytes: The page store's `frame_nbytes`; 0: no headers.
+            tiles: What a page is cut into for the storage; none: it is not cut.
             huge_pages: For the pages; "2MiB" and "1GiB" must have been reserved in the kernel.
             pin: Lock the pages for CUDA copies. None: if torch is loaded and sees CUDA.
 
         Raises:
-            ValueError: An argument is out of range, or the layout does not go with the shape.
+            ValueError: An argument is out of range, or the layout does not go with the shape, or it
+                puts a tile into more segments than a storage takes.
             MemoryError: The machine has no room, or not as many huge pages.
             RuntimeError: `pin=True` where there is no CUDA, or CUDA refused.
             ImportError: `pin=True` without torch.
@@ -70,16 +74,20 @@ class HostPool:
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        self.tiles = tuple(tiles) or (whole(shape),)
+        check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
         self.shape = shape
         self.slots = slots
         self.layout = layout
         self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
-        self._runs = segment_runs(layout, shape, slots)
+        self._runs = tile_runs(layout, shape, slots, whole(shape))
         self._page_nbytes = shape.nbytes  # computed by the shape each time
+        self._tile_runs = [tile_runs(layout, shape, slots, tile) for tile in self.tiles]
+        self._tile_nbytes = [tile_nbytes(shape, tile) for tile in self.tiles]
         self._pages = mapped(slots * shape.nbytes, huge_pages)
-        self._headers = mapped(slots * frame_nbytes, "none")
+        self._headers = mapped(slots * len(self.tiles) * frame_nbytes, "none")
         self._allocation = Slots(slots)
         self._end_slot = slots  # 0 once closed
         self._pinning = None
@@ -124,26 +132,22 @@ class HostPool:
         Raises:
             ValueError: No such slot, or the pool was closed.
         """
-        if not 0 <= slot < self._end_slot:
-            raise ValueError(self._refusal(slot))
-        memory = self._pages
-        runs = [
-            memory[start + slot * nbytes : start + slot * nbytes + nbytes]
-            for start, nbytes in self._runs
-        ]
-        return Page.of_views(tuple(runs), self._page_nbytes)
+        return self._view(slot, self._runs, self._page_nbytes)
 
-    def framed_page(self, slot: int) -> FramedPage:
-        """The same with the slot's header, for the page store.
+    def framed_page(self, slot: int, tile: int = 0) -> FramedPage:
+        """One of the slot's `tiles` with its header, for the page store. An uncut page is one tile.
 
         Raises:
-            ValueError: No such slot, the pool was closed, or has no headers.
+            ValueError: No such slot or tile, the pool was closed, or has no headers.
         """
         size = self.frame_nbytes
         if not size:
             raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
-        payload = self.page(slot)
-        return FramedPage(self._headers[slot * size : slot * size + size], payload)
+        if not 0 <= tile < len(self.tiles):
+            raise ValueError(f"there is no tile {tile}: pages are cut into {len(self.tiles)}")
+        payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
+        start = (slot * len(self.tiles) + tile) * size
+        return FramedPage(self._headers[start : start + size], payload)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """The same memory as one numpy array a plane, shaped as the layout says.
@@ -189,6 +193,16 @@ class HostPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _view(self, slot: int, runs: list[Run], nbytes: int) -> Page:
+        if not 0 <= slot < self._end_slot:
+            raise ValueError(self._refusal(slot))
+        memory = self._pages
+        views = [
+            memory[start + slot * stride : start + slot * stride + length]
+            for start, length, stride in runs
+        ]
+        return Page.of_views(tuple(views), nbytes)
 
     def _plane(self, plane: int) -> memoryview:
         if not self._end_slot:
