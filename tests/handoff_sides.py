@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pages import hash_of, space
+from rank_workers import met
 
 from hicache_storage.controller import (
     CacheController,
@@ -23,14 +25,14 @@ from hicache_storage.controller import (
 from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender, HandoffSettings
 from hicache_storage.hit_policy import HitPolicy
 from hicache_storage.host_pool import HostPool, PageShape
-from hicache_storage.keys import Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
+from hicache_storage.topology import Extent, Grid, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from hicache_storage.controller import Lease, Reservation
+    from hicache_storage.controller import Lease, Ranks, Reservation
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
@@ -48,72 +50,92 @@ HASTY = HandoffSettings(timeout_s=0.3, poll_max_s=0.02, load_every_s=0.1)
 KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 
-def rank_pools(kind: str, rank: int, size: int, frame_nbytes: int) -> list[CachePool]:
-    """Target and draft of rank `rank` of `size`: latent pages are every rank's, heads are shared out.
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank of an engine of `size` tensor-parallel ranks."""
 
-    `swa` has heads too, and a prefix needs only its last pages.
-    """
-    pools: list[CachePool] = []
-    for name, attention, layers in zip(("kv", "draft"), kind.split("-"), (3, 1), strict=True):
-        heads = HEADS // size
-        if attention == "mla":
-            shape = PageShape.mla(
-                page_tokens=PAGE_TOKENS, layers=layers, kv_dim=8, dtype="bfloat16"
-            )
-            shard = Shard(layers=(0, layers))
+    kind: str = "mla-mha"
+    """Of target and draft: latent pages are every rank's; `mha` shares out heads; so does `swa`, of
+    which a prefix needs only the last pages."""
+    rank: int = 0
+    size: int = 1
+    other_size: int | None = None
+    """Of engines on the other side, with which pages are shared by heads."""
+
+    def pools(self, frame_nbytes: int) -> list[CachePool]:
+        """Target and draft as this rank holds them."""
+        names = zip(("kv", "draft"), self.kind.split("-"), (3, 1), strict=True)
+        return [self._pool(*name, frame_nbytes) for name in names]
+
+    def _pool(self, name: str, attention: str, layers: int, frame_nbytes: int) -> CachePool:
+        extent = Extent(layers=layers, heads=None if attention == "mla" else HEADS)
+        topology = Topology(tp_size=self.size)
+        part = topology.part(extent, self.rank)
+        assert part is not None
+        page: dict[str, Any] = {"page_tokens": PAGE_TOKENS, "layers": layers, "dtype": "bfloat16"}
+        if part.heads is None:
+            shape = PageShape.mla(kv_dim=8, **page)
         else:
-            shape = PageShape.mha(
-                page_tokens=PAGE_TOKENS, layers=layers, heads=heads, head_dim=4, dtype="bfloat16"
-            )
-            shard = Shard(layers=(0, layers), heads=(rank * heads, rank * heads + heads))
-        key_space = space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes, shard=shard)
-        host = HostPool(shape, slots=64, frame_nbytes=frame_nbytes)
-        pools.append(
-            CachePool(
-                space=key_space,
-                host=host,
-                required=name == "kv",
-                writes=rank == 0 or attention != "mla",
-                hit_policy=HitPolicy.TRAILING_PAGES if attention == "swa" else HitPolicy.ALL_PAGES,
-                window_pages=WINDOW_PAGES,
-            )
+            shape = PageShape.mha(heads=part.heads, head_dim=4, **page)
+        engines = [topology, Topology(tp_size=self.other_size or self.size)]
+        host = HostPool(
+            shape,
+            slots=64,
+            frame_nbytes=frame_nbytes,
+            tiles=topology.tiles(extent, self.rank, Grid.coarsest(extent, engines)),
         )
-    return pools
+        return CachePool(
+            space=space(
+                pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes, shard=part.shard
+            ),
+            host=host,
+            required=name == "kv",
+            writes=part.writes,
+            hit_policy=HitPolicy.TRAILING_PAGES if attention == "swa" else HitPolicy.ALL_PAGES,
+            window_pages=WINDOW_PAGES,
+        )
 
 
 @contextmanager
 def engine_rank(
     storage: HiCacheStorage,
-    kind: str = "mla-mha",
-    rank: int = 0,
-    size: int = 1,
+    *,
     settings: ControllerSettings = CONTROLLER,
+    ranks: Ranks | None = None,
+    **which: Any,
 ) -> Generator[tuple[CacheController, PageStore], None, None]:
-    """One rank's cache over `storage`."""
+    """The cache of one `Rank` over `storage`."""
     with ExitStack() as stack:
         store = stack.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
-        pools = rank_pools(kind, rank, size, store.frame_nbytes)
-        yield stack.enter_context(CacheController(store, pools, settings)), store
+        pools = Rank(**which).pools(store.frame_nbytes)
+        controller = CacheController(store, pools, settings, ranks=ranks)
+        yield stack.enter_context(controller), store
 
 
 @contextmanager
-def sending(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffSender, None, None]:
-    """A prefill rank; `handoff` are its settings."""
-    settings = rank.pop("handoff", PATIENT)
+def sending(
+    storage: HiCacheStorage, *, handoff: HandoffSettings = PATIENT, **rank: Any
+) -> Generator[HandoffSender, None, None]:
+    """A prefill rank."""
     with (
         engine_rank(storage, **rank) as (controller, store),
-        HandoffSender(controller, store, settings) as sender,
+        HandoffSender(controller, store, handoff) as sender,
     ):
         yield sender
 
 
 @contextmanager
-def receiving(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffReceiver, None, None]:
-    """A decode rank; `handoff` are its settings."""
-    settings = rank.pop("handoff", PATIENT)
+def receiving(
+    storage: HiCacheStorage,
+    *,
+    handoff: HandoffSettings = PATIENT,
+    ranks: Ranks | None = None,
+    **rank: Any,
+) -> Generator[HandoffReceiver, None, None]:
+    """A decode rank."""
     with (
-        engine_rank(storage, **rank) as (controller, store),
-        HandoffReceiver(controller, store, settings) as receiver,
+        engine_rank(storage, ranks=ranks, **rank) as (controller, store),
+        HandoffReceiver(controller, store, handoff, ranks=ranks) as receiver,
     ):
         yield receiver
 
@@ -165,17 +187,10 @@ def left_behind(storage: HiCacheStorage) -> dict[str, int]:
 
 
 def start_prefill(
-    backend: str,
-    config: dict[str, Any],
-    *,
-    kind: str = "mla-mha",
-    rank: int = 0,
-    size: int = 1,
-    dies: str = "never",
+    backend: str, config: dict[str, Any], *, dies: str = "never", **rank: Any
 ) -> subprocess.Popen[str]:
     """A process that computes and publishes PROMPT as `request-1`, or is killed on the way."""
-    order: dict[str, Any] = {"backend": backend, "config": config, "dies": dies}
-    order |= {"kind": kind, "rank": rank, "size": size}
+    order = {"backend": backend, "config": config, "dies": dies, "rank": rank}
     return subprocess.Popen(
         [sys.executable, "-W", "error", __file__, json.dumps(order)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
@@ -187,7 +202,7 @@ def _prefill(order: dict[str, Any]) -> None:
     dies = order["dies"]
     with (
         open_storage(order["backend"], order["config"]) as storage,
-        engine_rank(storage, order["kind"], order["rank"], order["size"]) as (controller, store),
+        engine_rank(storage, **order["rank"]) as (controller, store),
         HandoffSender(controller, store, PATIENT) as sender,
     ):
         if dies == "before its writes":
@@ -203,6 +218,21 @@ def _prefill(order: dict[str, Any]) -> None:
         assert sender.publish("request-1", PROMPT).result(60) == len(PROMPT)
         if dies == "after its completion":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def decoded(
+    backend: str, config: dict[str, Any], place: str, handoff: HandoffSettings, rank: dict[str, Any]
+) -> tuple[int, int, bool]:
+    """What a process of a decode engine gets: pages, completions it missed, and whether all is right."""
+    ranks = met(place, rank["rank"], rank["size"], timeout_s=60)
+    with (
+        closing(ranks),
+        open_storage(backend, config) as storage,
+        receiving(storage, ranks=ranks, handoff=handoff, **rank) as receiver,
+    ):
+        incoming = receiver.expect("request-1", PROMPT)
+        with incoming.result() as lease:
+            return lease.pages, len(incoming.missing), is_right(lease)
 
 
 if __name__ == "__main__":

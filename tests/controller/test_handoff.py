@@ -28,10 +28,13 @@ from servers import wait_until
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.controller import (
+    Channel,
     ControllerSettings,
     Coverage,
     PartialHits,
     PrefetchPolicy,
+    RanksLost,
+    SingleRank,
     WritePolicy,
 )
 from hicache_storage.controller.handoff import (
@@ -44,7 +47,7 @@ from hicache_storage.controller.handoff.completion import completion_hash
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hicache_storage.controller.handoff import Incoming
 
@@ -59,7 +62,7 @@ def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> N
     """A whole prefill engine: every rank computes, publishes and ends."""
     for rank in range(size):
         with (
-            engine_rank(storage, kind, rank, size) as (controller, store),
+            engine_rank(storage, kind=kind, rank=rank, size=size) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
         ):
             compute(controller, PROMPT)
@@ -376,6 +379,25 @@ class TestFailingStore:
     def test_a_store_that_cannot_list_is_not_swept(self) -> None:
         with receiving(HookedStorage()) as receiver:
             assert receiver._board.sweep() == 0
+
+
+class _OtherRankIsLost(SingleRank):
+    """The ranks of an engine of two, of which one has died."""
+
+    size = 2
+
+    def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+        raise RanksLost(f"rank 1 has gone: nothing can be agreed on {channel} about {values}")
+
+
+class TestRanks:
+    def test_where_they_lose_each_other_the_request_is_computed(
+        self, storage: MemoryStorage
+    ) -> None:
+        prefilled(storage, "mla-mla")
+
+        with receiving(storage, kind="mla-mla", ranks=_OtherRankIsLost()) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
 
 
 class TestLife:

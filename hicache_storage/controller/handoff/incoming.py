@@ -152,7 +152,9 @@ class Incoming:
             not look,
         ]
         try:
-            everything, in_time, idle, no_look = self._ranks.minimum(Channel.RESULT, own)
+            everything, in_time, idle, no_look = self._ranks.minimum(
+                Channel.RESULT, list(map(int, own))
+            )
         except RanksLost:  # which the controller will say, and give nothing
             return _Agreed(everything=False, in_time=False, idle=False, look=False)
         return _Agreed(bool(everything), bool(in_time), bool(idle), not no_look)
