@@ -108,8 +108,11 @@ class TestAttach:
                 raise StorageUnavailable("no room to register")
             registered.append(len(buffer))
 
-        bad.register_buffer = register  # type: ignore[method-assign, assignment]
-        bad.unregister_buffer = lambda buffer: registered.remove(len(buffer))  # type: ignore[method-assign, assignment, arg-type]
+        def unregister(buffer: memoryview) -> None:
+            registered.remove(len(buffer))
+
+        vars(bad)["register_buffer"] = register
+        vars(bad)["unregister_buffer"] = unregister
         with engine_on(None, cache_pools()) as engine:
             with pytest.raises(StorageUnavailable):
                 engine.attach(stack.enter_context(page_store(bad)))
@@ -168,7 +171,11 @@ class TestDetach:
     def test_a_hung_store_is_left_behind_with_its_pages_and_no_others(self) -> None:
         storage, gate = HookedStorage(), Gate()
         unregistered = threading.Event()
-        storage.unregister_buffer = lambda buffer: unregistered.set()  # type: ignore[method-assign]
+
+        def unregister(buffer: memoryview) -> None:
+            unregistered.set()
+
+        vars(storage)["unregister_buffer"] = unregister
         with engine_on(storage, cache_pools(), timeout_s=0.1) as engine:
             storage.hooks["batch_set"] = gate
             compute(engine, PROMPT[:4])
@@ -207,6 +214,12 @@ class TestDetach:
             assert engine.detach()
 
 
+def requests_pass(engine: CacheController, count: int) -> None:
+    """Wait until as many have been served."""
+    enough = engine.stats().get("requests", 0) + count
+    until(lambda: engine.stats().get("requests", 0) >= enough)
+
+
 def test_stores_come_and_go_under_load(stack: ExitStack) -> None:
     """Four threads on overlapping prompts; two stores take turns twenty times."""
     storages = [HookedStorage(), HookedStorage()]
@@ -234,8 +247,7 @@ def test_stores_come_and_go_under_load(stack: ExitStack) -> None:
             thread.start()
         for turn in range(20):
             engine.attach(stores[turn % 2])
-            seen = engine.stats().get("requests", 0)
-            until(lambda: engine.stats().get("requests", 0) >= seen + 5)
+            requests_pass(engine, 5)
             assert engine.detach(drain=turn % 3 == 0, timeout_s=20)
         stop.set()
         for thread in threads:
