@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
-  bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes \
+  bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes bench-controller \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
 help: ## what there is to make
@@ -118,6 +118,9 @@ bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLa
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
+
+bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
+	@$(BIN)/python benchmarks/controller.py
 
 $(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-lmcache"

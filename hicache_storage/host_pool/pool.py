@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import operator
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +21,7 @@ from hicache_storage.host_pool.shape import (
 )
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
 from hicache_storage.page import Page
+from hicache_storage.slots import Slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,12 +83,12 @@ class HostPool:
         self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
         self._runs = tile_runs(layout, shape, slots, whole(shape))
+        self._page_nbytes = shape.nbytes  # computed by the shape each time
         self._tile_runs = [tile_runs(layout, shape, slots, tile) for tile in self.tiles]
         self._tile_nbytes = [tile_nbytes(shape, tile) for tile in self.tiles]
         self._pages = mapped(slots * shape.nbytes, huge_pages)
         self._headers = mapped(slots * len(self.tiles) * frame_nbytes, "none")
-        self._free = collections.deque(range(slots))
-        self._used = bytearray(slots)
+        self._allocation = Slots(slots)
         self._end_slot = slots  # 0 once closed
         self._pinning = None
         if cuda is not None and pin_memory(self._pages, cuda, must=bool(pin)):
@@ -104,7 +103,7 @@ class HostPool:
     @property
     def free_slots(self) -> int:
         """How many slots `allocate` could give."""
-        return len(self._free)
+        return self._allocation.free_count
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
@@ -117,15 +116,7 @@ class HostPool:
         Raises:
             ValueError: A negative count.
         """
-        if count < 0:
-            raise ValueError(f"count must be at least 0, not {count}")
-        with self._lock:
-            if count > len(self._free):
-                return None
-            slots = [self._free.popleft() for _ in range(count)]
-            for slot in slots:
-                self._used[slot] = 1
-            return slots
+        return self._allocation.allocate(count)
 
     def free(self, slots: Iterable[int]) -> None:
         """Give slots back.
@@ -133,15 +124,7 @@ class HostPool:
         Raises:
             ValueError: A slot is not in use, or is named twice. Nothing is freed then.
         """
-        freed = [operator.index(slot) for slot in slots]
-        with self._lock:
-            for number, slot in enumerate(freed):
-                if not (0 <= slot < self.slots and self._used[slot]):
-                    for undone in freed[:number]:
-                        self._used[undone] = 1
-                    raise ValueError(f"slot {slot} is not in use: freed twice, or never allocated")
-                self._used[slot] = 0
-            self._free.extend(freed)
+        self._allocation.free(slots)
 
     def page(self, slot: int) -> Page:
         """The memory of a slot, in stored order. Borrowed: whoever allocated the slot may write it.
@@ -149,7 +132,7 @@ class HostPool:
         Raises:
             ValueError: No such slot, or the pool was closed.
         """
-        return self._view(slot, self._runs, self.shape.nbytes)
+        return self._view(slot, self._runs, self._page_nbytes)
 
     def framed_page(self, slot: int, tile: int = 0) -> FramedPage:
         """One of the slot's `tiles` with its header, for the page store. An uncut page is one tile.

@@ -15,8 +15,8 @@ from engines import (
     free_slots,
     is_right,
     leaked,
-    until,
     page_store,
+    until,
 )
 from pages import hash_of
 from stores import Gate, HookedStorage

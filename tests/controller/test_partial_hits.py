@@ -12,9 +12,9 @@ from engines import (
     free_slots,
     is_right,
     leaked,
-    until,
     optional_draft,
     recompute,
+    until,
 )
 from stores import Gate, HookedStorage, failing
 
