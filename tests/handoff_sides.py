@@ -129,13 +129,12 @@ def receiving(
     storage: HiCacheStorage,
     *,
     handoff: HandoffSettings = PATIENT,
-    ranks: Ranks | None = None,
     **rank: Any,
 ) -> Generator[HandoffReceiver, None, None]:
     """A decode rank."""
     with (
-        engine_rank(storage, ranks=ranks, **rank) as (controller, store),
-        HandoffReceiver(controller, store, handoff, ranks=ranks) as receiver,
+        engine_rank(storage, **rank) as (controller, store),
+        HandoffReceiver(controller, store, handoff) as receiver,
     ):
         yield receiver
 
