@@ -135,6 +135,19 @@ class PageStore:
             ) from error
         self._framed[space] = framed
 
+    def framed(self, space: KeySpace) -> KeySpace:
+        """`space` as the storage knows it: for calls that the page store does not wrap.
+
+        Raises:
+            ValueError: It is not open.
+        """
+        try:
+            return self._framed[space]
+        except KeyError:
+            raise ValueError(
+                f"key space of pool {space.pool!r} is not open: call open_space first"
+            ) from None
+
     def match(
         self,
         hashes: Sequence[str],
@@ -162,7 +175,7 @@ class PageStore:
             there = [False] * len(hashes) if held is None else list(held[number])
             asked = [page for page in range(longest(usable)) if not there[page]]
             answers, failure = self._exists(
-                self._known(pool.space), [hashes[page] for page in asked], deadline_s, timeout_s
+                self.framed(pool.space), [hashes[page] for page in asked], deadline_s, timeout_s
             )
             for page, answer in zip(asked, answers, strict=True):
                 there[page] = answer
@@ -188,6 +201,29 @@ class PageStore:
             ValueError: A transfer that does not fit its key space, or a malformed hash.
         """
         return self._run(transfers, self._save_piece, self._saving, timeout_s)
+
+    def delete(self, space: KeySpace, hashes: Sequence[str]) -> int:
+        """Remove pages; how many of them are gone for certain. Those that never were there count too.
+
+        Raises:
+            ValueError: A key space that is not open, or a malformed hash.
+        """
+        check_page_hashes(hashes)
+        framed = self.framed(space)
+        if not hashes or not self.breaker.admit():
+            return 0
+        deadline_s = time.monotonic() + self.settings.timeout_s
+        futures = [
+            self._saving.workers.submit(partial(self._delete_part, framed, hashes[part]))
+            for part in _cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes))
+        ]
+        _await(futures, deadline_s)
+        answers = [_answer(future) for future in futures]
+        deleted = [answer for answer in answers if not isinstance(answer, Verdict)]
+        self.breaker.record(succeeded=len(deleted) == len(answers))
+        gone = sum(answer.count(True) for answer in deleted)
+        self._counters.add("deleted_pages", gone)
+        return gone
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Announce host memory that pages and headers live in."""
@@ -256,7 +292,7 @@ class PageStore:
         self, transfer: Transfer, piece: Piece, lane: _Lane, deadline_s: float
     ) -> list[tuple[int, Future[list[Verdict]]]]:
         """Queue the blocks of one transfer: the number of pages of each, and its verdicts to come."""
-        framed = self._known(transfer.space)
+        framed = self.framed(transfer.space)
         step = max(1, _PIECE_NBYTES // framed.stored_nbytes)
 
         def block(part: slice) -> list[Verdict]:
@@ -301,6 +337,9 @@ class PageStore:
 
     def _exists_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return _strict(self.storage.batch_exists(framed, hashes), len(hashes))
+
+    def _delete_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return _strict(self.storage.batch_delete(framed, hashes), len(hashes))
 
     # --- one piece of a block, on a worker thread ----------------------------------------------------
 
@@ -364,16 +403,8 @@ class PageStore:
 
     # --- small parts ---------------------------------------------------------------------------------
 
-    def _known(self, space: KeySpace) -> KeySpace:
-        try:
-            return self._framed[space]
-        except KeyError:
-            raise ValueError(
-                f"key space of pool {space.pool!r} is not open: call open_space first"
-            ) from None
-
     def _check(self, transfer: Transfer) -> None:
-        self._known(transfer.space)
+        self.framed(transfer.space)
         check_page_hashes(transfer.hashes)
         if len(transfer.pages) != len(transfer.hashes):
             raise ValueError(f"{len(transfer.hashes)} hashes but {len(transfer.pages)} pages")

@@ -610,3 +610,46 @@ class TestOpening:
         store.close()
 
         assert not set(threading.enumerate()) - before
+
+
+class TestDelete:
+    def test_what_was_deleted_is_a_miss_and_the_rest_is_not(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled())])
+
+        assert store.delete(TARGET, HASHES[2:4]) == 2
+
+        assert [True, True, False, False, True, True, True, True] == [
+            verdict is Verdict.OK for verdict in store.load([transfer(empty())]).verdicts[0]
+        ]
+
+    def test_what_never_was_there_is_gone_too(self, open_store: Callable[..., PageStore]) -> None:
+        assert open_store().delete(DRAFT, HASHES) == len(HASHES)
+
+    def test_batches_are_no_larger_than_the_store_takes(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=3))
+
+        open_store(storage).delete(TARGET, HASHES)
+
+        assert [3, 3, 2] == [pages for name, pages in storage.batches if name == "batch_delete"]
+
+    def test_a_failing_store_is_counted_and_raises_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage.hooks["batch_delete"] = failing(StorageUnavailable("gone"))
+        store = open_store(breaker_failures=1)
+
+        assert store.delete(TARGET, HASHES) == 0
+        assert store.breaker.state == "open"
+        assert store.delete(TARGET, HASHES) == 0
+        assert storage.calls["batch_delete"] == 1
+
+    def test_a_space_that_is_not_open_is_refused(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        with pytest.raises(ValueError, match="open_space"):
+            open_store().delete(space(pool="other"), HASHES)

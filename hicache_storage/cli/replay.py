@@ -10,12 +10,13 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_storage import config
 from hicache_storage.errors import ConfigError
+from hicache_storage.replay import trouble
 from hicache_storage.replay.models import (
     PRESETS,
     PoolShape,
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config.add_arguments(parser)
     _add_trace_arguments(parser)
     _add_cache_arguments(parser)
+    trouble.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
 
 
@@ -114,14 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
     _check_output(arguments.json)
     requests = _requests(arguments)
     settings = _settings(arguments, choice)
+    troubles = trouble.Trouble.from_arguments(arguments, len(requests))
     from hicache_storage.replay.driver import Replay  # noqa: PLC0415 - wrong flags are refused at once
 
-    with (
-        _warnings(),
-        _Stop() as stop,
-        choice.open() as storage,
-        Replay(storage, settings) as replay,
-    ):
+    with _warnings(), _Stop() as stop, ExitStack() as opened:
+        storage, next_storage = troubles.open(choice, opened)
+        replay = opened.enter_context(Replay(storage, settings, next_storage=next_storage))
         began_s = time.monotonic()
         with _progress() as progress:
             task = progress.add_task("replaying", total=len(requests))
@@ -129,6 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
                 requests,
                 stop=stop.event,
                 progress=lambda tally: progress.update(task, completed=tally.requests),
+                swap_after=troubles.swap_after,
             )
         report = {
             "backend": choice.backend,
@@ -138,6 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
             "interrupted": stop.signal is not None,
             **_run_facts(replay),
             **replay.figures(),
+            **troubles.figures(replay),
         }
     _publish(report, arguments.json)
     if stop.signal is not None:

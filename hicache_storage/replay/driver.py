@@ -16,6 +16,7 @@ from hicache_storage.keys import page_hashes
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.replay.content import PageContent
 from hicache_storage.replay.report import Flow, Tally, figures
+from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
 
 if TYPE_CHECKING:
@@ -85,8 +86,19 @@ class Replay:
     not on how quick the storage is.
     """
 
-    def __init__(self, storage: HiCacheStorage, settings: ReplaySettings) -> None:
+    def __init__(
+        self,
+        storage: HiCacheStorage,
+        settings: ReplaySettings,
+        *,
+        next_storage: HiCacheStorage | None = None,
+    ) -> None:
         """Allocate L2, open the key spaces, start the controller.
+
+        Args:
+            storage: The first requests'.
+            settings: What the replay runs with.
+            next_storage: Takes the first one's place while requests run, where `run` is told when.
 
         Raises:
             ConfigError: Shapes and layout that do not go together, or more L2 than there is memory.
@@ -99,13 +111,16 @@ class Replay:
         self._unsettled_pages = 0
         self._stopped = False
         with ExitStack() as opened:
-            self._store = _TimedPageStore(storage, PageStoreSettings(checksum=settings.checksum))
-            opened.callback(self._store.close)
+            self._stores = _page_stores(storage, next_storage, settings, opened)
+            self._store = self._stores[0]
             self.pools = _cache_pools(settings, self._store.frame_nbytes, opened)
             self._contents = [PageContent(pool.space) for pool in self.pools]
             self._controller = CacheController(self._store, self.pools, settings.controller)
             opened.callback(self._close_controller)
             self._controller.start()
+            self.swap: Swap | None = None
+            if next_storage is not None:
+                self.swap = Swap(controller=self._controller, store=self._stores[1])
             self._opened = opened.pop_all()
 
     def run(
@@ -114,8 +129,12 @@ class Replay:
         *,
         stop: threading.Event | None = None,
         progress: Callable[[Tally], None] | None = None,
+        swap_after: int | None = None,
     ) -> bool:
-        """Replay `requests` until `stop`, and let writes finish; whether all of them were replayed."""
+        """Replay `requests` until `stop`, and let writes finish; whether all of them were replayed.
+
+        With `swap_after`, the next storage takes over from that many requests on.
+        """
         stop = stop or threading.Event()
         speed = self.settings.speed
         began_s = time.monotonic()
@@ -127,10 +146,14 @@ class Replay:
                 stop.wait(max(0.0, due_s - time.monotonic()))
             if stop.is_set():
                 break
+            if self.swap is not None and number == swap_after:
+                self.swap.begin()
             self._serve(f"request-{number}", request)
             if progress:
                 progress(self.tally)
         self._stopped = stop.is_set()
+        if self.swap is not None:
+            self.swap.wait()
         self._controller.drain(_STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S)
         return not self._stopped
 
@@ -140,8 +163,8 @@ class Replay:
         return figures(
             self.tally,
             page_tokens=self.settings.page_tokens,
-            read=Flow(nbytes=counters.get("load_nbytes", 0), busy_s=self._store.load_s),
-            write=Flow(nbytes=counters.get("save_nbytes", 0), busy_s=self._store.save_s),
+            read=_flow("load", self._stores),
+            write=_flow("save", self._stores),
             controller=self._controller.stats(),
             store=counters,
             storage=self._storage.stats().counters,
@@ -216,20 +239,49 @@ class _TimedPageStore(PageStore):
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
         super().__init__(storage, settings)
-        self.load_s = 0.0
-        self.save_s = 0.0
+        self.busy_s = {"load": 0.0, "save": 0.0}
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         began_s = time.perf_counter()
         outcome = super().load(transfers, timeout_s=timeout_s)
-        self.load_s += time.perf_counter() - began_s
+        self.busy_s["load"] += time.perf_counter() - began_s
         return outcome
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         began_s = time.perf_counter()
         outcome = super().save(transfers, timeout_s=timeout_s)
-        self.save_s += time.perf_counter() - began_s
+        self.busy_s["save"] += time.perf_counter() - began_s
         return outcome
+
+
+def _page_stores(
+    storage: HiCacheStorage,
+    next_storage: HiCacheStorage | None,
+    settings: ReplaySettings,
+    opened: ExitStack,
+) -> list[_TimedPageStore]:
+    """One for each storage, whose pages must have headers of one size: L2 has memory for that."""
+    stores = [
+        _TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
+        for each in (storage, next_storage)
+        if each is not None
+    ]
+    for store in stores:
+        opened.callback(store.close)
+    sizes = [store.frame_nbytes for store in stores]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"--swap-backend: L2 has headers of {sizes[0]} bytes, and this storage needs {sizes[1]}:"
+            " swap storages of one alignment"
+        )
+    return stores
+
+
+def _flow(direction: str, stores: Sequence[_TimedPageStore]) -> Flow:
+    return Flow(
+        nbytes=sum(store.stats().get(f"{direction}_nbytes", 0) for store in stores),
+        busy_s=sum(store.busy_s[direction] for store in stores),
+    )
 
 
 def _cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
