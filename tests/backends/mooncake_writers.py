@@ -17,7 +17,6 @@ from hicache_storage import open_storage
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.connection import Connection
-    from pathlib import Path
 
     from hicache_storage.storage import HiCacheStorage
 
