@@ -141,6 +141,11 @@ class Case:
         self._stack.callback(_close, storage)
         return storage
 
+    def close_storages(self) -> None:
+        """Close what was opened so far, before that is taken away which it would say goodbye to."""
+        for storage in self._storages:
+            _close(storage)
+
     def child(self, actor: Callable[..., None], *arguments: Any) -> Child:
         """A process that runs `actor(link, *arguments)` on this case's store; killed after the check."""
         return self._stack.enter_context(
@@ -180,7 +185,10 @@ class Case:
         """A real server of this case's own. To be entered before the first `open`."""
         assert self._config is None, "the config is of a server that runs"
         with self.subject.server() as server:
-            yield server
+            try:
+                yield server
+            finally:
+                self.close_storages()
 
     # --- what it claims ----------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class MooncakeStorage(HiCacheStorage):
         self._transfers = Transfers(
             self._client, settings.timeout_s, register_staging=settings.protocol != "tcp"
         )
+        self._replicas = _replicas(settings)
         self._buffers: list[int] = []
         if settings.master is None or settings.tenant_id != "default":
             self.narrow(enumerable=False)
@@ -107,7 +108,7 @@ class MooncakeStorage(HiCacheStorage):
         stored = self._transfers.write(
             [keys[place] for place in missing],
             [pages[place] for place in missing],
-            self._replicas(),
+            self._replicas,
         )
         for place, ok in zip(missing, stored, strict=True):
             results[place] = ok
@@ -236,15 +237,6 @@ class MooncakeStorage(HiCacheStorage):
         if self._client.pid == os.getpid():
             self._client.unregister(start)
 
-    def _replicas(self) -> Any:
-        wanted = _store.ReplicateConfig()
-        wanted.replica_num = self._settings.replica_num
-        if self._settings.preferred_segment:
-            wanted.preferred_segments = [self._settings.preferred_segment]
-        if self._settings.soft_pin_ttl_ms is not None:
-            wanted.soft_pin_ttl_ms = self._settings.soft_pin_ttl_ms
-        return wanted
-
     def _made_room(self, native: Any, space: KeySpace, keys: list[str]) -> set[str]:
         """The keys that hold a page already. What has their name and another size is removed.
 
@@ -263,7 +255,7 @@ class MooncakeStorage(HiCacheStorage):
 
     def _put_manifest(self, native: Any, space: KeySpace) -> None:
         text = json.dumps(space.manifest(), sort_keys=True).encode()
-        sound([native.put(self._root(space) + _MANIFEST, text, self._replicas())])
+        sound([native.put(self._root(space) + _MANIFEST, text, self._replicas)])
 
     def _manifest(self, key: str) -> KeySpace | None:
         data: bytes = self._ask(lambda native: native.get(key))
@@ -271,6 +263,17 @@ class MooncakeStorage(HiCacheStorage):
             return KeySpace.from_manifest(json.loads(data))
         except ValueError:
             return None
+
+
+def _replicas(settings: MooncakeSettings) -> Any:
+    """How many copies a new page has, and where."""
+    wanted = _store.ReplicateConfig()
+    wanted.replica_num = settings.replica_num
+    if settings.preferred_segment:
+        wanted.preferred_segments = [settings.preferred_segment]
+    if settings.soft_pin_ttl_ms is not None:
+        wanted.soft_pin_ttl_ms = settings.soft_pin_ttl_ms
+    return wanted
 
 
 def _remove(keys: list[str], native: Any) -> list[int]:

@@ -39,7 +39,7 @@ _SETTLED_S = 0.2
 _ABSENT = "0" * 64
 _ASKED = 4
 """So many calls in a row do not all meet a heartbeat that goes the same way."""
-_LEAST_NBYTES = len(_ABSENT) // 2
+LEAST_NBYTES = len(_ABSENT) // 2
 """That a call moves: it names a page, if only in binary."""
 
 
@@ -146,6 +146,8 @@ def road(
             _must_go_through(made)
         except (HiCacheError, Unknown) as error:
             raise NotVerified(f"the store does not open at a proxy: {error}") from error
+        stack.callback(case.close_storages)  # while there is still a way to the server
+        stack.callback(made.all, FaultProxy.pass_through)
         yield made
 
 
@@ -223,7 +225,7 @@ def _must_go_through(made: Road) -> None:
     for page_hash in pages:
         before = made.bytes_moved()
         made.in_time(partial(caller.get, [page_hash]))
-        if made.bytes_moved() - before < _LEAST_NBYTES:
+        if made.bytes_moved() - before < LEAST_NBYTES:
             raise NotVerified(
                 "the store does not go through a proxy: it finds its server another way"
             )
