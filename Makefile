@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
+.PHONY: help demo test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
   bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
@@ -95,6 +95,28 @@ test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a 
 
 conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 	@$(BIN)/python -m pytest tests/backends/mooncake_conformance.py --hicache-report artifacts/mooncake
+
+# SGLang's HiCache on a CPU, and in .before the release before it, which is tried too.
+SGLANG := $(VENV)-sglang-engine
+SGLANG_BEFORE := 0.5.22
+
+$(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt
+	@echo "setting up $(SGLANG)"
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
+	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-sglang.txt
+	@$(SGLANG)/bin/python -m pip -q install --no-deps --upgrade --target $(SGLANG)/.before \
+	  sglang==$(SGLANG_BEFORE)
+	@touch $@
+
+SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang_*.py
+
+test-sglang: $(SGLANG)/.done .servers/.done ## the adapter in SGLang's own cache controller and radix tree
+	@$(SGLANG_TESTS) -m "not slow"
+
+test-sglang-full: $(SGLANG)/.done .servers/.done ## the same in all layouts and the release before, too
+	@$(SGLANG_TESTS)
+	@PYTHONPATH=$(SGLANG)/.before $(SGLANG_TESTS)
 
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"
