@@ -100,21 +100,22 @@ conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 SGLANG := $(VENV)-sglang-engine
 SGLANG_BEFORE := 0.5.22
 
-$(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt
+$(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(SGLANG)"
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
 	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-sglang.txt
 	@$(SGLANG)/bin/python -m pip -q install --no-deps --upgrade --target $(SGLANG)/.before \
 	  sglang==$(SGLANG_BEFORE)
+	@tests/get_servers.sh libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4
 	@touch $@
 
 SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang_*.py
 
-test-sglang: $(SGLANG)/.done .servers/.done ## the adapter in SGLang's own cache controller and radix tree
+test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and radix tree
 	@$(SGLANG_TESTS) -m "not slow"
 
-test-sglang-full: $(SGLANG)/.done .servers/.done ## the same in all layouts and the release before, too
+test-sglang-full: $(SGLANG)/.done ## the same in all layouts and the release before, too
 	@$(SGLANG_TESTS)
 	@PYTHONPATH=$(SGLANG)/.before $(SGLANG_TESTS)
 
@@ -152,5 +153,5 @@ bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against s
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis

@@ -64,6 +64,7 @@ def engine_world(
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     place = {"tp_rank": tp_rank, "tp_size": tp_size, "pp_rank": pp_rank, "pp_size": pp_size}
+    place |= {"attn_tp_rank": tp_rank, "attn_tp_size": tp_size, "moe_tp_size": tp_size}
     with (
         get_context().override_server_args(**arguments),
         get_parallel().override(**place, attn_dcp_rank=0),
@@ -81,7 +82,7 @@ class PoolPlan:
     layout: str = "page_first"
     heads: int = 2
     layers: int = 3
-    dtype: Any = torch.bfloat16
+    dtype: str = "bfloat16"
     start_layer: int = 0
     slots_of_its_own: bool = False
     """Not the anchor's slots, but its own, and only the last of a prefix: a sliding window."""
@@ -102,7 +103,7 @@ class Engine:
         metrics: bool = False,
     ) -> None:
         self.tokens = pages * PAGE_TOKENS
-        self.entries = {plan.name: self._entry(plan) for plan in plans}
+        self.entries = {plan.name: self.entry(plan) for plan in plans}
         anchor = self.entries[PoolName.KV]
         allocator = PagedTokenToKVPoolAllocator(
             self.tokens,
@@ -128,7 +129,7 @@ class Engine:
         )
         self.plans = [*plans, *late]
         for plan in late:  # as draft pools are: long after the storage was attached
-            self.entries[plan.name] = self._entry(plan)
+            self.entries[plan.name] = self.entry(plan)
             self.controller.register_host_pool_entry(self.entries[plan.name])
 
     @property
@@ -235,7 +236,7 @@ class Engine:
             sides.append(PoolTransfer(plan.name, hit_policy=policy, indices_from_pool=source))
         return sides
 
-    def _entry(self, plan: PoolPlan) -> Any:
+    def entry(self, plan: PoolPlan) -> Any:
         host, device = _pools(plan, self.tokens)
         return PoolEntry(
             name=plan.name,
@@ -278,9 +279,8 @@ def page_bytes(pool: Any, start: int) -> bytes:
     page = start // PAGE_TOKENS
     parts: list[bytes] = []
     for tensor in tensors_of(pool):
-        token_axis = {"mha": 1, "mla": 0}[_family(pool)] + (pool.layout == "layer_first")
-        if tensor.ndim == 4 and _family(pool) == "mha":  # one plane of two unequal ones
-            token_axis -= 1
+        planes_axis = tensor is pool.kv_buffer and not hasattr(pool, "kv_lora_rank")
+        token_axis = planes_axis + (pool.layout == "layer_first")
         if pool.layout in ("page_first_direct", "page_head"):
             part = tensor.narrow(token_axis, page, 1)
         else:
@@ -296,10 +296,6 @@ def _first_layers(layers: int) -> Any:
     return mapped
 
 
-def _family(pool: Any) -> str:
-    return "mla" if hasattr(pool, "kv_lora_rank") else "mha"
-
-
 def _pools(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
     if plan.kind == "logical":
         _, device = _pools(replace(plan, kind="mla"), tokens)
@@ -307,7 +303,7 @@ def _pools(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
     common: dict[str, Any] = {
         "size": tokens,
         "page_size": PAGE_TOKENS,
-        "dtype": plan.dtype,
+        "dtype": getattr(torch, plan.dtype),
         "layer_num": plan.layers,
         "device": "cpu",
         "enable_memory_saver": False,
