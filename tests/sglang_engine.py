@@ -20,29 +20,30 @@ sglang_cpu.stand_in()
 torch: Any = importlib.import_module("torch")
 
 
-def _named(module: str, name: str) -> Any:
+def named(module: str, name: str) -> Any:
+    """Something of SGLang's runtime."""
     return getattr(importlib.import_module(f"sglang.srt.{module}"), name)
 
 
-PagedTokenToKVPoolAllocator = _named("mem_cache.allocator", "PagedTokenToKVPoolAllocator")
-CacheRequestHandle = _named("mem_cache.base_prefix_cache", "CacheRequestHandle")
-PoolHitPolicy = _named("mem_cache.hicache_storage", "PoolHitPolicy")
-PoolName = _named("mem_cache.hicache_storage", "PoolName")
-PoolTransfer = _named("mem_cache.hicache_storage", "PoolTransfer")
-HybridCacheController = _named(
+PagedTokenToKVPoolAllocator = named("mem_cache.allocator", "PagedTokenToKVPoolAllocator")
+CacheRequestHandle = named("mem_cache.base_prefix_cache", "CacheRequestHandle")
+PoolHitPolicy = named("mem_cache.hicache_storage", "PoolHitPolicy")
+PoolName = named("mem_cache.hicache_storage", "PoolName")
+PoolTransfer = named("mem_cache.hicache_storage", "PoolTransfer")
+HybridCacheController = named(
     "mem_cache.hybrid_cache.hybrid_cache_controller", "HybridCacheController"
 )
-MHATokenToKVPool = _named("mem_cache.memory_pool", "MHATokenToKVPool")
-MLATokenToKVPool = _named("mem_cache.memory_pool", "MLATokenToKVPool")
-LogicalHostPool = _named("mem_cache.memory_pool_host", "LogicalHostPool")
-HostPoolGroup = _named("mem_cache.pool_host.group", "HostPoolGroup")
-PoolEntry = _named("mem_cache.pool_host.group", "PoolEntry")
-get_mha_host_pool_cls = _named("mem_cache.pool_host.mha", "get_mha_host_pool_cls")
-MLATokenToKVPoolHost = _named("mem_cache.pool_host.mla", "MLATokenToKVPoolHost")
-RadixKey = _named("mem_cache.radix_cache", "RadixKey")
-get_storage_hash_str = _named("mem_cache.utils", "get_storage_hash_str")
-get_context = _named("runtime_context", "get_context")
-get_parallel = _named("runtime_context", "get_parallel")
+MHATokenToKVPool = named("mem_cache.memory_pool", "MHATokenToKVPool")
+MLATokenToKVPool = named("mem_cache.memory_pool", "MLATokenToKVPool")
+LogicalHostPool = named("mem_cache.memory_pool_host", "LogicalHostPool")
+HostPoolGroup = named("mem_cache.pool_host.group", "HostPoolGroup")
+PoolEntry = named("mem_cache.pool_host.group", "PoolEntry")
+get_mha_host_pool_cls = named("mem_cache.pool_host.mha", "get_mha_host_pool_cls")
+MLATokenToKVPoolHost = named("mem_cache.pool_host.mla", "MLATokenToKVPoolHost")
+RadixKey = named("mem_cache.radix_cache", "RadixKey")
+get_storage_hash_str = named("mem_cache.utils", "get_storage_hash_str")
+get_context = named("runtime_context", "get_context")
+get_parallel = named("runtime_context", "get_parallel")
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -154,12 +155,9 @@ class Engine:
             for tensor in tensors_of(entry.host_pool):
                 tensor.zero_()
 
-    def hashes(self, tokens: Sequence[int]) -> list[str]:
-        return list(get_storage_hash_str(list(tokens), None, page_size=PAGE_TOKENS))
-
     def write(self, tokens: Sequence[int], window_pages: int = 2) -> Written:
         """Back up a node of these tokens, as SGLang does after a prefill."""
-        hashes = self.hashes(tokens)
+        hashes = hashes_of(tokens)
         indices = self.host().alloc(len(hashes) * PAGE_TOKENS)
         places = {PoolName.KV: indices}
         sides = self._sides(window_pages)
@@ -237,7 +235,7 @@ class Engine:
         return sides
 
     def entry(self, plan: PoolPlan) -> Any:
-        host, device = _pools(plan, self.tokens)
+        host, device = pools_of(plan, self.tokens)
         return PoolEntry(
             name=plan.name,
             host_pool=host,
@@ -296,9 +294,15 @@ def _first_layers(layers: int) -> Any:
     return mapped
 
 
-def _pools(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
+def hashes_of(tokens: Sequence[int]) -> list[str]:
+    """SGLang's own page hashes."""
+    return list(get_storage_hash_str(list(tokens), None, page_size=PAGE_TOKENS))
+
+
+def pools_of(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
+    """The host pool and the device pool that a plan describes."""
     if plan.kind == "logical":
-        _, device = _pools(replace(plan, kind="mla"), tokens)
+        _, device = pools_of(replace(plan, kind="mla"), tokens)
         return LogicalHostPool(2 * tokens, PAGE_TOKENS, plan.layout), device
     common: dict[str, Any] = {
         "size": tokens,

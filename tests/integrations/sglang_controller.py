@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from servers import MooncakeMaster, RedisServer, load_mooncake
+from servers import RedisServer
 from sglang_engine import PAGE_TOKENS, Engine, PoolName, PoolPlan, engine_world
 
 if TYPE_CHECKING:
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 TOKENS = list(range(1000, 1000 + 8 * PAGE_TOKENS))
 MORE = [*TOKENS, *[7] * PAGE_TOKENS]
-ADAPTER = {
-    "module_path": "hicache_storage.integrations.sglang",
-    "class_name": "SGLangHiCacheStorage",
-}
 DRAFT = PoolPlan(name=PoolName.DRAFT, layers=1, heads=1)
 WINDOW = PoolPlan(name=PoolName.SWA, layers=2, slots_of_its_own=True)
 LAYOUTS = [
@@ -37,35 +33,6 @@ LAYOUTS = [
 def world() -> Generator[None]:
     with engine_world():
         yield
-
-
-@pytest.fixture
-def file_config(tmp_path: Path) -> dict[str, Any]:
-    return {**ADAPTER, "backend_name": "file", "interface_v1": 1, "path": str(tmp_path / "pages")}
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(params=["file", "redis", "mooncake"])
-def config(
-    request: pytest.FixtureRequest, tmp_path: Path, file_config: dict[str, Any]
-) -> Generator[dict[str, Any]]:
-    """A store of each kind, as SGLang's extra config names it."""
-    if request.param == "file":
-        yield file_config
-    elif request.param == "redis":
-        server = request.getfixturevalue("redis_server")
-        fields = {"url": server.url, "prefix": f"{tmp_path.name}:"}
-        yield {**ADAPTER, "backend_name": "redis", "interface_v1": 1, "config": fields}
-    else:
-        load_mooncake()
-        with MooncakeMaster(tmp_path / "master") as master:
-            fields = master.config()
-            yield {**ADAPTER, "backend_name": "mooncake", "interface_v1": 1, "config": fields}
 
 
 def write_and_read(writer: Engine, reader: Engine) -> None:
@@ -285,10 +252,13 @@ def test_sglangs_failure_injector(
         assert 0 < whole < 30
 
 
-def test_a_store_that_dies_is_a_miss_and_no_more(tmp_path: Path) -> None:
+def test_a_store_that_dies_is_a_miss_and_no_more(
+    tmp_path: Path, file_config: dict[str, Any]
+) -> None:
     with RedisServer(tmp_path / "redis") as server:
         fields = {"url": server.url, "timeout_s": 2}
-        config = {**ADAPTER, "backend_name": "redis", "interface_v1": 1, "config": fields}
+        config = {**file_config, "backend_name": "redis", "config": fields}
+        del config["path"]
         with Engine([PoolPlan()], config) as engine:
             written = engine.write(TOKENS)
             server.stop()
