@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
+.PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
   bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
@@ -35,6 +35,7 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 
 test: $(VENV)/.all .servers/.done ## run all tests
 	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance
+	@$(MAKE) --no-print-directory test-sglang
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
@@ -118,6 +119,10 @@ test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and
 test-sglang-full: $(SGLANG)/.done ## the same in all layouts and the release before, too
 	@$(SGLANG_TESTS)
 	@PYTHONPATH=$(SGLANG)/.before $(SGLANG_TESTS)
+
+demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, through Redis
+	@$(SGLANG)/bin/python -W ignore tests/sglang_demo.py 2> $(SGLANG)/demo.log || \
+	  { cat $(SGLANG)/demo.log; exit 1; }
 
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"

@@ -64,6 +64,9 @@ def engine_world(
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        hashes_of(
+            [0]
+        )  # SGLang compiles its hashing in the first call: not within a test's time limit
     place = {"tp_rank": tp_rank, "tp_size": tp_size, "pp_rank": pp_rank, "pp_size": pp_size}
     place |= {"attn_tp_rank": tp_rank, "attn_tp_size": tp_size, "moe_tp_size": tp_size}
     with (
