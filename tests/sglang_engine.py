@@ -322,23 +322,23 @@ def pools_of(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
     else:
         wide = {"v_head_dim": 8} if plan.kind == "asymmetric" else {}
         device = MHATokenToKVPool(head_num=plan.heads, head_dim=16, **common, **wide)
-    info = device.get_device_pool_infos()[0].buffer_info
-    host_options: dict[str, Any] = {
+    options: dict[str, Any] = {
         "host_to_device_ratio": 2.0,
         "host_size": 0,
         "page_size": PAGE_TOKENS,
         "layout": plan.layout,
+    }
+    if plan.kind == "mla":
+        options["override_kv_cache_dim"] = device.kv_cache_dim
+    if not hasattr(device, "get_device_pool_infos"):  # until 0.5.22 host pools took the device pool
+        mha = get_mha_host_pool_cls(device) if plan.kind != "mla" else None
+        return (mha or MLATokenToKVPoolHost)(device, **options), device
+    info = device.get_device_pool_infos()[0].buffer_info
+    options |= {
         "device_capacity_tokens": tokens,
         "start_layer": device.start_layer,
         "end_layer": device.end_layer,
     }
     if plan.kind == "mla":
-        host = MLATokenToKVPoolHost(
-            info,
-            **host_options,
-            target_layer_num=device.layer_num,
-            override_kv_cache_dim=device.kv_cache_dim,
-        )
-    else:
-        host = get_mha_host_pool_cls(info)(info, **host_options)
-    return host, device
+        return MLATokenToKVPoolHost(info, **options, target_layer_num=device.layer_num), device
+    return get_mha_host_pool_cls(info)(info, **options), device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
 import importlib
@@ -37,7 +38,8 @@ class AnotherSignature(storage.HiCacheStorage):  # type: ignore[misc]
 
 
 class AnotherDuty(storage.HiCacheStorage):  # type: ignore[misc]
-    __abstractmethods__ = frozenset({"batch_get_v3"})
+    @abc.abstractmethod
+    def batch_get_v3(self) -> None: ...
 
 
 class OtherPolicies(enum.Enum):

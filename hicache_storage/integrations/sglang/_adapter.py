@@ -131,11 +131,18 @@ class Adapter:
         would ever be whole. `backup_skip` is the flag's only reader once the storage is made.
         """
         config = self._config
-        if config.is_mla_model and config.tp_size > 1 and not pool.is_replicated:
-            if pool.name == _MAMBA:
-                return
-            config.is_mla_model = False
-            self._transport.writes_replicated = config.tp_rank == 0
+        if pool.is_replicated or pool.name == _MAMBA:
+            return
+        if not config.is_mla_model or config.tp_size == 1:
+            return
+        if not hasattr(config, "is_storage_writer"):
+            logger.warning(
+                "pool %r has no hits: this SGLang has only rank 0 write beside MLA; use 0.5.23",
+                pool.name,
+            )
+            return
+        config.is_mla_model = False
+        self._transport.writes_replicated = config.tp_rank == 0
 
     def _register_buffers(self, pool: StoredPool) -> None:
         for buffer in pool.buffers:
