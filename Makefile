@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# SGLang's HiCache on a CPU, and in .before the release before it, which is tried too.
+SGLANG := $(VENV)-sglang-engine
+SGLANG_BEFORE := 0.5.22
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,redis,s3,fsspec,conformance
 MOONCAKE_TESTS := tests/backends/mooncake_settings.py tests/backends/mooncake_store.py \
@@ -11,8 +14,9 @@ FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
-  bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-controller bench-device-pool \
+.PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
+  format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
+  bench-controller bench-device-pool \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
 help: ## what there is to make
@@ -39,10 +43,11 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	@tests/get_servers.sh
 	@touch $@
 
-test: $(VENV)/.all .servers/.done $(VENV)/.mooncake ## run all tests
+test: $(VENV)/.all .servers/.done $(VENV)/.mooncake $(SGLANG)/.done ## run all tests
 	@failed=0; \
 	$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance || failed=1; \
 	$(MAKE) --no-print-directory test-mooncake || failed=1; \
+	$(MAKE) --no-print-directory test-sglang || failed=1; \
 	exit $$failed
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
@@ -107,6 +112,29 @@ test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a 
 conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 	@$(BIN)/python -m pytest tests/backends/mooncake_conformance.py --hicache-report artifacts/mooncake
 
+$(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
+	@echo "setting up $(SGLANG)"
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
+	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-sglang.txt
+	@$(SGLANG)/bin/python -m pip -q install --no-deps --upgrade --target $(SGLANG)/.before \
+	  sglang==$(SGLANG_BEFORE)
+	@tests/get_servers.sh libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4
+	@touch $@
+
+SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang_*.py
+
+test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and radix tree
+	@$(SGLANG_TESTS) -m "not slow"
+
+test-sglang-full: $(SGLANG)/.done ## the same in all layouts and the release before, too
+	@$(SGLANG_TESTS)
+	@PYTHONPATH=$(SGLANG)/.before $(SGLANG_TESTS)
+
+demo-sglang: $(SGLANG)/.done ## a prompt's KV from one SGLang to a cold one, through Redis
+	@$(SGLANG)/bin/python -W ignore tests/sglang_demo.py 2> $(SGLANG)/demo.log || \
+	  { cat $(SGLANG)/demo.log; exit 1; }
+
 $(VENV)-sglang/.done: benchmarks/requirements-sglang.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-sglang"
 	@test -x $(VENV)-sglang/bin/python || $(PYTHON) -m venv $(VENV)-sglang
@@ -154,5 +182,5 @@ bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against s
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache .servers .pytest_cache .mypy_cache \
+	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \
 	  .ruff_cache .hypothesis

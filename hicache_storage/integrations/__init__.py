@@ -1,0 +1,1 @@
+"""One adapter an engine. Each imports its engine lazily, and sits on the page store."""

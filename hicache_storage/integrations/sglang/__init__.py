@@ -1,0 +1,66 @@
+"""Any backend of ours in a running SGLang, by its own `dynamic` backend.
+
+    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
+      '{"backend_name": "redis", "module_path": "hicache_storage.integrations.sglang",
+        "class_name": "SGLangHiCacheStorage", "interface_v1": 1, "url": "redis://127.0.0.1:6379/0"}'
+
+SGLang is imported when `SGLangHiCacheStorage` is first asked for. docs/sglang.md is the guide.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hicache_storage.integrations.sglang._adapter import Adapter
+
+    SGLangHiCacheStorage: type[Adapter]
+
+__all__ = ["SGLangHiCacheStorage"]
+
+_STORAGE = "sglang.srt.mem_cache.hicache_storage"
+_METRICS = "sglang.srt.observability.metrics_collector"
+_CONTEXT = "sglang.srt.runtime_context"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SGLangHiCacheStorage":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = _storage_class()
+    return found
+
+
+def _storage_class() -> type[Adapter]:
+    """The adapter as a subclass of SGLang's `HiCacheStorage`, which its factory insists on.
+
+    Raises:
+        ImportError: SGLang is not installed, or has another interface.
+    """
+    from hicache_storage.integrations.sglang._adapter import Adapter  # noqa: PLC0415
+    from hicache_storage.integrations.sglang._engine import EngineTypes  # noqa: PLC0415
+    from hicache_storage.integrations.sglang._interface import check_interface  # noqa: PLC0415
+
+    storage = importlib.import_module(_STORAGE)
+    metrics = importlib.import_module(_METRICS)
+    check_interface(storage, metrics, metadata.version("sglang"))
+    engine = EngineTypes(
+        pool_transfer_result=storage.PoolTransferResult,
+        storage_metrics=metrics.StorageMetrics,
+        launch_arguments=_launch_arguments,
+    )
+    members = {"engine": engine, "__module__": __name__, "__doc__": Adapter.__doc__}
+    return type("SGLangHiCacheStorage", (Adapter, storage.HiCacheStorage), members)
+
+
+def _launch_arguments() -> Mapping[str, Any]:
+    """SGLang's resolved arguments with the overrides of this process; none outside a server."""
+    context = importlib.import_module(_CONTEXT).get_context()
+    try:
+        arguments: Mapping[str, Any] = context.resolved_server_args_dict()
+    except (RuntimeError, ValueError, AssertionError):  # nothing was published
+        return {}
+    return arguments

@@ -1,0 +1,349 @@
+"""Everything of the adapter that does not need SGLang to be installed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from hicache_storage.hit_policy import HitPolicy, usable_prefix
+from hicache_storage.integrations.sglang._identity import Identity
+from hicache_storage.integrations.sglang._launch import Launch
+from hicache_storage.integrations.sglang._settings import split_config
+from hicache_storage.integrations.sglang._stored_pool import StoredPool
+from hicache_storage.integrations.sglang._traffic import Traffic
+from hicache_storage.integrations.sglang._transport import Transport
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.registry import open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from hicache_storage.integrations.sglang._engine import (
+        EngineTypes,
+        HostPool,
+        Indices,
+        PoolTransfer,
+        StorageConfig,
+    )
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANCHOR = "kv"
+_MAMBA = "mamba"
+_BATCH_PAGES = 128
+_NOT_GATING = "block_groups"
+
+
+class Adapter:
+    """One rank's way from SGLang's HiCache to any storage of ours.
+
+    Called by the scheduler and by the prefetch and backup threads at once. Whatever a store does is a
+    miss, or False: once the pools are registered no method raises. Page hashes are chained, so
+    `prefix_keys` add nothing to them and are not looked at.
+    """
+
+    engine: ClassVar[EngineTypes]
+
+    def __init__(
+        self, storage_config: StorageConfig, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Open the storage that `extra_config` names. `kwargs` is what SGLang's factory adds: nothing.
+
+        Raises:
+            ConfigError: A field is wrong; the message names it.
+            StorageUnavailable: The store cannot be reached.
+        """
+        name, settings, fields = split_config(storage_config.extra_config)
+        self._config = storage_config
+        self._settings = settings
+        self._replicated = bool(storage_config.is_mla_model)
+        self._launch = Launch(self.engine.launch_arguments(), settings)
+        self._pools: dict[str, StoredPool] = {}
+        self._page_tokens = 0
+        self._closed = False
+        self._storage = open_storage(name, fields)
+        self._store = PageStore(
+            self._storage,
+            PageStoreSettings(
+                checksum=settings.checksum,
+                timeout_s=settings.timeout_s,
+                parallelism=settings.parallelism,
+            ),
+        )
+        traffic = Traffic() if storage_config.enable_storage_metrics else None
+        self._transport = Transport(self._store, traffic)
+
+    # --- pools ---------------------------------------------------------------------------------------
+
+    def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
+        """The anchor pool: first of all, before any thread runs.
+
+        Raises:
+            ConfigError: The identity of its pages cannot be told.
+        """
+        self.mem_pool_host = mem_pool_host
+        self._page_tokens = mem_pool_host.page_size
+        self._register(_ANCHOR, mem_pool_host)
+        if not (self._config.extra_config or {}).get("interface_v1"):
+            logger.warning('KV is copied on its way: "interface_v1": 1 moves it in place')
+
+    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
+        """A pool by name: the anchor once more, side pools, and draft pools long after the others.
+
+        Raises:
+            ConfigError: The identity of its pages cannot be told. Such a pool has no hits.
+        """
+        name = _text(host_pool_name)
+        known = self._pools.get(name)
+        if known is None or known.host is not host_pool:
+            self._register(name, host_pool)
+
+    def on_host_pools_registered(self) -> None:
+        """Nothing is left to do."""
+
+    def _register(self, name: str, host: HostPool) -> None:
+        identity = Identity(
+            config=self._config,
+            launch=self._launch,
+            tenant=self._settings.tenant,
+            page_tokens=self._page_tokens,
+            replicated=self._replicated,
+        )
+        pool = StoredPool(name, host, identity, self._store.frame_nbytes)
+        for space in pool.spaces:
+            self._store.open_space(space)
+        former = self._pools.pop(name, None)
+        if former is not None:
+            self._unregister_buffers(former)
+        self._register_buffers(pool)
+        self._pools[name] = pool
+        self._let_every_rank_write(pool)
+        logger.info("pool %s is stored as %s", name, [space.manifest() for space in pool.spaces])
+
+    def _let_every_rank_write(self, pool: StoredPool) -> None:
+        """Have SGLang back up a pool that is split by rank beside KV that is not.
+
+        Next to MLA it asks only rank 0 to write, except Mamba states (`should_backup`,
+        hybrid_cache_controller.py): the other ranks' draft heads would never be stored, and no prefix
+        would ever be whole. `backup_skip` is the flag's only reader once the storage is made.
+        """
+        config = self._config
+        if pool.is_replicated or pool.name == _MAMBA:
+            return
+        if not config.is_mla_model or config.tp_size == 1:
+            return
+        if not hasattr(config, "is_storage_writer"):
+            logger.warning(
+                "pool %r has no hits: this SGLang has only rank 0 write beside MLA; use 0.5.23",
+                pool.name,
+            )
+            return
+        config.is_mla_model = False
+        self._transport.writes_replicated = config.tp_rank == 0
+
+    def _register_buffers(self, pool: StoredPool) -> None:
+        for buffer in pool.buffers:
+            try:
+                self._store.register_buffer(buffer)
+            except Exception:
+                logger.warning("the store will copy pages of pool %r", pool.name, exc_info=True)
+
+    def _unregister_buffers(self, pool: StoredPool) -> None:
+        for buffer in pool.buffers:
+            try:
+                self._store.unregister_buffer(buffer)
+            except Exception:
+                logger.debug("a buffer of pool %r was not registered", pool.name, exc_info=True)
+
+    # --- does it exist -------------------------------------------------------------------------------
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
+        """How many leading pages are there."""
+        asked = self._safely(lambda: self._store.match(keys, self._pools[_ANCHOR].asked()), None)
+        return asked.pages if asked else 0
+
+    def batch_exists_v2(
+        self,
+        keys: Sequence[str],
+        pool_transfers: Sequence[PoolTransfer] | None = None,
+        extra_info: object = None,
+    ) -> Any:
+        """The longest prefix that KV and every side pool have, and each shorter one that they have."""
+        none = self.engine.pool_transfer_result(0, {}, [])
+        return self._safely(lambda: self._usable(keys, pool_transfers or []), none)
+
+    def _usable(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
+        pools = {_ANCHOR: self._pools[_ANCHOR].asked()}
+        for transfer in transfers:
+            if transfer.hit_policy != _NOT_GATING:
+                window = max(1, len(transfer.keys or ()))
+                policy = HitPolicy(_text(transfer.hit_policy))
+                pools[_text(transfer.name)] = self._pools[transfer.name].asked(policy, window)
+        match = self._store.match(keys, [part for parts in pools.values() for part in parts])
+        rows = iter(match.present)
+        ends = {
+            name: usable_prefix(parts, [next(rows) for _ in parts]) for name, parts in pools.items()
+        }
+        restorable = [length for length, usable in enumerate(match.usable) if usable and length]
+        reported = {name: end for name, end in ends.items() if end}
+        return self.engine.pool_transfer_result(match.pages, reported, restorable)
+
+    # --- in place: pages of the host pools -----------------------------------------------------------
+
+    def batch_get_v1(
+        self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
+    ) -> list[bool]:
+        return self._moved(_ANCHOR, keys, host_indices, self._transport.load)
+
+    def batch_set_v1(
+        self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
+    ) -> list[bool]:
+        return self._moved(_ANCHOR, keys, host_indices, self._transport.save)
+
+    def batch_get_v2(
+        self, transfers: Sequence[PoolTransfer], extra_info: object = None
+    ) -> dict[str, list[bool]]:
+        load = self._transport.load
+        return {t.name: self._moved(t.name, t.keys, t.host_indices, load) for t in transfers}
+
+    def batch_set_v2(
+        self, transfers: Sequence[PoolTransfer], extra_info: object = None
+    ) -> dict[str, list[bool]]:
+        save = self._transport.save
+        return {t.name: self._moved(t.name, t.keys, t.host_indices, save) for t in transfers}
+
+    def _moved(
+        self,
+        name: str,
+        keys: Sequence[str] | None,
+        indices: Indices | None,
+        move: Callable[[StoredPool, Sequence[str], Indices], list[bool]],
+    ) -> list[bool]:
+        """A verdict for each key. A whole node's pages go in batches that have a deadline each."""
+        wanted = keys or []
+        whole: list[bool] = []
+
+        def run() -> None:
+            pool = self._pools[name]
+            places = pool.check(wanted, indices)
+            tokens = pool.host.page_size
+            for part in _batches(len(wanted)):
+                batch = places[part.start * tokens : part.stop * tokens]
+                whole.extend(move(pool, wanted[part], batch))
+
+        if wanted:
+            self._safely(run, None)
+        return whole + [False] * (len(wanted) - len(whole))
+
+    # --- by copy: flat pages -------------------------------------------------------------------------
+
+    def get(self, key: str, target_location: Any = None, target_sizes: object = None) -> Any:
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self,
+        keys: Sequence[str],
+        target_locations: Sequence[Any] | None = None,
+        target_sizes: object = None,
+    ) -> list[Any]:
+        """Each tensor that was filled, or None in its place."""
+        found: list[Any] = []
+
+        def run() -> None:
+            pool, targets = self._pools[_ANCHOR], list(target_locations or ())
+            for part in _batches(len(keys)):
+                found.extend(self._transport.load_flat(pool, keys[part], targets[part]))
+
+        self._safely(run, None)
+        return found + [None] * (len(keys) - len(found))
+
+    def set(
+        self,
+        key: str,
+        value: Any = None,
+        target_location: object = None,
+        target_sizes: object = None,
+    ) -> bool:
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: Sequence[str],
+        values: Sequence[Any] | None = None,
+        target_locations: object = None,
+        target_sizes: object = None,
+    ) -> bool:
+        """Whether all of them were stored."""
+
+        def run() -> bool:
+            pool, given = self._pools[_ANCHOR], list(values or ())
+            saved = [
+                self._transport.save_flat(pool, keys[part], given[part])
+                for part in _batches(len(keys))
+            ]
+            return all(all(part) for part in saved)
+
+        return self._safely(run, otherwise=False)
+
+    # --- the rest ------------------------------------------------------------------------------------
+
+    def clear(self) -> bool:
+        """Remove this rank's pages and nothing else. False where the store cannot list its pages."""
+
+        def run() -> bool:
+            for pool in list(self._pools.values()):
+                for space in pool.spaces:
+                    self._storage.clear(replace(space, frame_nbytes=self._store.frame_nbytes))
+            return True
+
+        return self._safely(run, otherwise=False)
+
+    def get_stats(self) -> Any:
+        """What was moved since the last call, if SGLang collects metrics; else None. Never raises."""
+        traffic = self._transport.traffic
+        if traffic is None or self._closed:
+            return None
+        return self._safely(lambda: traffic.take(self.engine.storage_metrics), None)
+
+    def counters(self) -> dict[str, int]:
+        """The page store's counters: pages by verdict, bytes, wrong pages deleted."""
+        return self._store.stats()
+
+    def close(self) -> None:
+        """End the threads and close the storage. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        pools = list(self._pools.values())
+        self._pools.clear()
+        for pool in pools:
+            self._unregister_buffers(pool)
+        self._store.close()
+        self._storage.close()
+
+    def _safely(self, act: Callable[[], T], otherwise: T) -> T:
+        """The result of `act`, or `otherwise` where it raises.
+
+        SGLang's threads do not survive every exception, and its scheduler none of them.
+        """
+        try:
+            return act()
+        except Exception:
+            if not self._closed:
+                logger.exception("a call of SGLang's failed, and is answered with a miss")
+            return otherwise
+
+
+def _batches(pages: int) -> Iterator[slice]:
+    return (slice(n, min(n + _BATCH_PAGES, pages)) for n in range(0, pages, _BATCH_PAGES))
+
+
+def _text(name: str) -> str:
+    """The value of a member of one of SGLang's string enums, or a string as it is."""
+    return str(getattr(name, "value", name))

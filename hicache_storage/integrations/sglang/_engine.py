@@ -1,0 +1,70 @@
+"""What the adapter uses of SGLang, as types. Nothing here imports SGLang.
+
+Source: sglang/srt/mem_cache/hicache_storage.py, pool_host/base.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class StorageConfig(Protocol):
+    """`HiCacheStorageConfig`: the place of this rank."""
+
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    attn_cp_rank: int
+    attn_cp_size: int
+    is_mla_model: bool
+    enable_storage_metrics: bool
+    model_name: str | None
+    tp_lcm_size: int | None
+    should_split_heads: bool
+    extra_config: Mapping[str, Any] | None
+
+
+class Indices(Protocol):
+    """A CPU tensor of int64: token slots of a host pool, page by page."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: slice) -> Indices: ...
+    def tolist(self) -> list[int]: ...
+
+
+class HostPool(Protocol):
+    """`HostKVCache` and what stands in for it."""
+
+    page_size: int
+    size: int
+    layout: str
+    dtype: Any
+
+    def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]] | None: ...
+    def get_data_page(self, index: int, flat: bool = True) -> Any: ...  # noqa: FBT001, FBT002
+    def get_dummy_flat_data_page(self) -> Any: ...
+    def set_from_flat_data_page(self, index: int, data_page: Any) -> None: ...
+
+
+class PoolTransfer(Protocol):
+    """Pages of one side pool."""
+
+    name: str
+    host_indices: Indices | None
+    keys: Sequence[str] | None
+    hit_policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTypes:
+    """The types of SGLang that the adapter makes instances of."""
+
+    pool_transfer_result: Callable[[int, dict[str, int], list[int]], Any]
+    storage_metrics: Callable[..., Any]
+    launch_arguments: Callable[[], Mapping[str, Any]]
+    """SGLang's resolved server arguments, or none where it was not launched as a server."""

@@ -1,0 +1,278 @@
+"""Pages of SGLang's host pools as segments of the memory that they lie in.
+
+Three ways, by what a pool offers. All of them give the bytes in the order of SGLang's flat pages
+(`get_data_page`), so that servers with and without `interface_v1` read each other's pages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.host_pool.memory import mapped
+from hicache_storage.integrations.sglang._identity import holds_nothing
+from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hicache_storage.integrations.sglang._engine import HostPool, Indices
+
+# Where SGLang's host pools keep their memory; a pool has some of these.
+_MEMORY = (
+    "kv_buffer",
+    "k_buffer",
+    "v_buffer",
+    "index_k_buffer",
+    "index_k_scale_buffer",
+    "index_k_with_scale_buffer",
+)
+
+
+class HostPages(Protocol):
+    """How the pages of one host pool are reached."""
+
+    parts: int
+    """Into how many stored pages a page of the pool is split, by heads."""
+    part_nbytes: int
+    buffers: tuple[memoryview, ...]
+    """All memory that pages lie in, for registration; none where pages are copied."""
+
+    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+        """What `count` pages hold: a list a part."""
+        ...
+
+    def incoming(self, indices: Indices, count: int) -> list[list[Page]]:
+        """Where `count` pages are to be read into."""
+        ...
+
+    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
+        """Put what was read where it belongs, if it is not there yet."""
+        ...
+
+
+def host_pages(name: str, pool: HostPool, parts: int) -> HostPages:
+    """The best way to the pages of `pool`.
+
+    Raises:
+        ConfigError: It gives no pages to storages, or not in memory that can be found.
+    """
+    if holds_nothing(pool):
+        return MarkerPages(pool)
+    if getattr(pool, "kv_buffer", pool) is None:
+        raise ConfigError(f"sglang: the host pool of {name!r} has no memory on this rank")
+    try:
+        sample = _addresses(pool, _first_page(pool), 1)
+    except (NotImplementedError, ValueError) as error:
+        return _flat_pages(name, pool, error)
+    del sample
+    return SegmentPages(name, pool, parts)
+
+
+class SegmentPages:
+    """Pages in place: nothing is copied."""
+
+    def __init__(self, name: str, pool: HostPool, parts: int) -> None:
+        self._name = name
+        self._pool = pool
+        self.parts = parts
+        tensors = _memory(pool)
+        self.buffers = tuple(Page(tensor).segments[0] for tensor in tensors)
+        self._ranges = [
+            (int(tensor.data_ptr()), memory)
+            for tensor, memory in zip(tensors, self.buffers, strict=True)
+        ]
+        segments = self._segments(_first_page(pool), 1)
+        self._per_page = len(segments)
+        self._per_part = self._per_page // parts
+        # SGLang lists K and V of a layer in turn; a flat page has all of K, then all of V.
+        self._order = [
+            sorted(range(start, start + self._per_part), key=lambda n: segments[n][:2])
+            for start in range(0, self._per_page, self._per_part)
+        ]
+        sizes = {sum(segments[n][2] for n in order) for order in self._order}
+        if len(sizes) != 1:
+            raise ConfigError(f"sglang: pool {name!r} splits its heads into parts of sizes {sizes}")
+        self.part_nbytes = sizes.pop()
+
+    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+        segments = self._segments(indices, count)
+        if len(segments) != count * self._per_page:
+            raise ValueError(
+                f"pool {self._name!r} gave {len(segments)} segments for {count} pages of"
+                f" {self._per_page}"
+            )
+        starts = range(0, len(segments), self._per_page)
+        return [
+            [
+                Page.of_views(
+                    tuple(self._view(segments[start + n]) for n in order), self.part_nbytes
+                )
+                for start in starts
+            ]
+            for order in self._order
+        ]
+
+    incoming = outgoing
+
+    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
+        """Nothing: they are there."""
+
+    def _segments(self, indices: Indices, count: int) -> list[tuple[int, int, int]]:
+        """(buffer, offset in it, nbytes) of each segment, in SGLang's order."""
+        addresses = _addresses(self._pool, indices, self.parts)
+        if not addresses or len(addresses) % count:
+            raise ValueError(
+                f"pool {self._name!r} gave {len(addresses)} segments for {count} pages"
+            )
+        return [self._place(address, nbytes) for address, nbytes in addresses]
+
+    def _place(self, address: int, nbytes: int) -> tuple[int, int, int]:
+        for number, (base, memory) in enumerate(self._ranges):
+            offset = address - base
+            if 0 <= offset <= memory.nbytes - nbytes:
+                return number, offset, nbytes
+        raise ConfigError(
+            f"sglang: pool {self._name!r} ({type(self._pool).__name__}) has a page outside the memory"
+            " that it shows: this version of SGLang is not supported for it"
+        )
+
+    def _view(self, segment: tuple[int, int, int]) -> memoryview:
+        number, offset, nbytes = segment
+        return self._ranges[number][1][offset : offset + nbytes]
+
+
+class FlatPages:
+    """Pages that the pool only hands out as copies: layer-first index keys, states with a side state."""
+
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
+        self.parts = 1
+        self.part_nbytes = _tensor_bytes(pool.get_dummy_flat_data_page()).nbytes
+        self.buffers: tuple[memoryview, ...] = ()
+
+    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+        pages = [
+            Page(_tensor_bytes(self._pool.get_data_page(start, flat=True)))
+            for start in self._starts(indices, count)
+        ]
+        return [pages]
+
+    def incoming(self, indices: Indices, count: int) -> list[list[Page]]:  # noqa: ARG002 - the protocol's
+        return [[Page(_tensor_bytes(self._pool.get_dummy_flat_data_page())) for _ in range(count)]]
+
+    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
+        for start, page, there in zip(
+            self._starts(indices, len(whole)), pages[0], whole, strict=True
+        ):
+            if there:
+                data = _as_tensor(page.segments[0]).view(_flat_dtype(self._pool))
+                self._pool.set_from_flat_data_page(start, data)
+
+    def _starts(self, indices: Indices, count: int) -> list[int]:
+        return indices.tolist()[:: len(indices) // count]
+
+
+class MarkerPages:
+    """A logical anchor, whose pages have no bytes: one byte stands for each.
+
+    It is written after the side pools, as KV is, and so says that a page got as far as that.
+    """
+
+    parts = 1
+    part_nbytes = 1
+
+    def __init__(self, pool: HostPool) -> None:
+        self._page_tokens = pool.page_size
+        self._marks = mapped(max(1, pool.size // pool.page_size), "none")
+        self.buffers: tuple[memoryview, ...] = (self._marks,)
+
+    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+        starts = indices.tolist()[:: len(indices) // count]
+        slots = [start // self._page_tokens for start in starts]
+        return [[Page.of_views((self._marks[slot : slot + 1],), 1) for slot in slots]]
+
+    incoming = outgoing
+
+    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
+        """Nothing: there is nothing in them."""
+
+
+def flat_parts(flat: memoryview, parts: int) -> list[Page]:
+    """A flat page in its parts. More than one: head-first K, then head-first V (`page_head`)."""
+    if parts == 1:
+        return [Page(flat)]
+    half = flat.nbytes // 2
+    each = half // parts
+    return [
+        Page(
+            flat[part * each : (part + 1) * each],
+            flat[half + part * each : half + (part + 1) * each],
+        )
+        for part in range(parts)
+    ]
+
+
+def _flat_pages(name: str, pool: HostPool, reason: Exception) -> FlatPages:
+    try:
+        pages = FlatPages(pool)
+        pages.outgoing(_first_page(pool), 1)
+    except (NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"sglang: pool {name!r} ({type(pool).__name__}, layout {pool.layout!r}) gives no pages to"
+            f" storages: {reason}; {error}"
+        ) from error
+    return pages
+
+
+def _addresses(pool: HostPool, indices: Indices, parts: int) -> list[tuple[int, int]]:
+    foreign: Any = pool
+    meta = (
+        foreign.get_split_heads_page_buffer_meta(indices, parts)
+        if parts > 1
+        else pool.get_page_buffer_meta(indices)
+    )
+    return list(zip(*meta, strict=True)) if meta else []
+
+
+def _first_page(pool: HostPool) -> Indices:
+    import torch  # noqa: PLC0415 - SGLang has loaded it
+
+    return cast("Indices", torch.arange(pool.page_size, dtype=torch.int64))
+
+
+def _memory(pool: HostPool) -> list[Any]:
+    """The pool's tensors, none inside another, in the order in which it names them."""
+    tensors: list[Any] = []
+    for name in _MEMORY:
+        tensors += [tensor for tensor in _listed(getattr(pool, name, None)) if tensor.numel()]
+    outer: list[Any] = []
+    for tensor in tensors:
+        if tensor.is_contiguous() and not any(_holds(other, tensor) for other in outer):
+            outer.append(tensor)
+    return outer
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    if value is None:
+        return ()
+    return cast("Iterable[Any]", value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _holds(outer: Any, inner: Any) -> bool:
+    start, end = outer.data_ptr(), outer.data_ptr() + outer.nbytes
+    return bool(start <= inner.data_ptr() and inner.data_ptr() + inner.nbytes <= end)
+
+
+def _tensor_bytes(tensor: Any) -> memoryview:
+    return Page(tensor.contiguous()).segments[0]
+
+
+def _as_tensor(memory: memoryview) -> Any:
+    import torch  # noqa: PLC0415
+
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _flat_dtype(pool: HostPool) -> Any:
+    return pool.get_dummy_flat_data_page().dtype

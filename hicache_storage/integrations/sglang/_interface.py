@@ -1,0 +1,119 @@
+"""Is this the SGLang that the adapter was written for? Asked once, when it is loaded.
+
+A difference that would make a call fail, or be misunderstood, is told before a server runs into it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+TESTED_VERSIONS = ("0.5.22", "0.5.23")
+
+# Parameters after `self`, as sglang/srt/mem_cache/hicache_storage.py names them.
+_METHODS = {
+    "register_mem_pool_host": ("mem_pool_host",),
+    "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),
+    "batch_exists": ("keys", "extra_info"),
+    "batch_exists_v2": ("keys", "pool_transfers", "extra_info"),
+    "batch_get_v1": ("keys", "host_indices", "extra_info"),
+    "batch_set_v1": ("keys", "host_indices", "extra_info"),
+    "batch_get_v2": ("transfers", "extra_info"),
+    "batch_set_v2": ("transfers", "extra_info"),
+    "get": ("key", "target_location", "target_sizes"),
+    "batch_get": ("keys", "target_locations", "target_sizes"),
+    "set": ("key", "value", "target_location", "target_sizes"),
+    "batch_set": ("keys", "values", "target_locations", "target_sizes"),
+    "exists": ("key",),
+    "clear": (),
+    "get_stats": (),
+}
+_NEWER_METHODS = {"on_host_pools_registered": ()}
+_FIELDS = {
+    "HiCacheStorageConfig": {
+        "tp_rank",
+        "tp_size",
+        "pp_rank",
+        "pp_size",
+        "attn_cp_rank",
+        "attn_cp_size",
+        "is_mla_model",
+        "enable_storage_metrics",
+        "model_name",
+        "tp_lcm_size",
+        "should_split_heads",
+        "extra_config",
+    },
+    "PoolTransfer": {"name", "host_indices", "keys", "hit_policy"},
+    "PoolTransferResult": {"kv_hit_pages", "extra_pool_hit_pages", "restorable_prefix_pages"},
+}
+_MEMBERS = {
+    "PoolName": {"kv", "mamba", "swa", "indexer", "draft", "draft_indexer", "draft_swa"},
+    "PoolHitPolicy": {"all_pages", "trailing_pages", "block_groups"},
+}
+_METRICS = {"prefetch_pgs", "backup_pgs", "prefetch_bandwidth", "backup_bandwidth"}
+
+
+def check_interface(storage: Any, metrics: Any, version: str) -> None:
+    """Compare SGLang's `hicache_storage` and `metrics_collector` modules with what is known of them.
+
+    Raises:
+        ImportError: They differ; the message has every difference, and what to do.
+    """
+    found = differences(storage, metrics)
+    if found:
+        raise ImportError(
+            f"SGLang {version} has another storage interface than this adapter knows"
+            f" ({', '.join(TESTED_VERSIONS)}): {'; '.join(found)}. Update hicache-storage, or install"
+            " one of these versions of SGLang"
+        )
+
+
+def differences(storage: Any, metrics: Any) -> list[str]:
+    """Everything that has moved, a clause each."""
+    base = getattr(storage, "HiCacheStorage", None)
+    if base is None:
+        return ["HiCacheStorage is gone"]
+    found = [_difference(base, name, expected) for name, expected in _METHODS.items()]
+    for name, expected in _NEWER_METHODS.items():
+        if hasattr(base, name):
+            found.append(_difference(base, name, expected))
+    known = {*_METHODS, *_NEWER_METHODS}
+    found += [
+        f"{name} is abstract and not known" for name in sorted(base.__abstractmethods__ - known)
+    ]
+    for name, fields in _FIELDS.items():
+        found.append(_missing(name, "field", fields, _field_names(getattr(storage, name, None))))
+    for name, members in _MEMBERS.items():
+        there = {str(member.value) for member in getattr(storage, name, ())}
+        found.append(_missing(name, "member", members, there))
+    policies = {str(member.value) for member in getattr(storage, "PoolHitPolicy", ())}
+    found += [
+        f"PoolHitPolicy has a new member {name!r}"
+        for name in sorted(policies - _MEMBERS["PoolHitPolicy"])
+    ]
+    there = _field_names(getattr(metrics, "StorageMetrics", None))
+    found.append(_missing("StorageMetrics", "field", _METRICS, there))
+    return [clause for clause in found if clause]
+
+
+def _difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
+    method = getattr(base, name, None)
+    if method is None:
+        return f"{name} is gone"
+    there = tuple(inspect.signature(method).parameters)[1:]
+    if there == expected:
+        return ""
+    return f"{name} takes ({', '.join(there)}) and not ({', '.join(expected)})"
+
+
+def _missing(owner: str, kind: str, wanted: set[str], there: set[str]) -> str:
+    gone = sorted(wanted - there)
+    return f"{owner} lacks the {kind} {', '.join(gone)}" if gone else ""
+
+
+def _field_names(record: Any) -> set[str]:
+    if record is None or not dataclasses.is_dataclass(record):
+        return set()
+    return {field.name for field in dataclasses.fields(record)}

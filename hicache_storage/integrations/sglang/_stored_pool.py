@@ -1,0 +1,109 @@
+"""A host pool as the page store sees it: key spaces, pages and the memory of their headers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage.frame import FramedPage
+from hicache_storage.hit_policy import HitPolicy, Pool
+from hicache_storage.host_pool.memory import mapped
+from hicache_storage.integrations.sglang._host_pages import flat_parts, host_pages
+from hicache_storage.integrations.sglang._identity import holds_nothing
+from hicache_storage.transfer import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.integrations.sglang._engine import HostPool, Indices
+    from hicache_storage.integrations.sglang._identity import Identity
+    from hicache_storage.page import Page
+
+
+class StoredPool:
+    """One host pool of one rank. Thread-safe: it only hands out views."""
+
+    def __init__(self, name: str, host: HostPool, identity: Identity, frame_nbytes: int) -> None:
+        parts = self._parts(host, identity)
+        self.name = name
+        self.host = host
+        self.pages = host_pages(name, host, parts)
+        self.spaces = identity.spaces(name, host, self.pages.part_nbytes, self.pages.parts)
+        self.is_marker = holds_nothing(host)
+        self.is_replicated = identity.is_replicated(name, host)
+        self._frame_nbytes = frame_nbytes
+        self._slots = max(1, -(-host.size // host.page_size))
+        # One header a page and part, in memory that a store may register: SGLang never has two
+        # transfers of one host page under way.
+        self._headers = mapped(self._slots * len(self.spaces) * frame_nbytes, "none")
+        self.buffers = (*self.pages.buffers, self._headers)
+
+    @property
+    def page_nbytes(self) -> int:
+        """Payload bytes of a page, all parts together."""
+        return self.pages.part_nbytes * self.pages.parts
+
+    def asked(self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1) -> list[Pool]:
+        """What the page store matches a prefix against: every part must have its page."""
+        return [
+            Pool(space=space, hit_policy=policy, window_pages=window_pages) for space in self.spaces
+        ]
+
+    def transfers(
+        self, hashes: Sequence[str], indices: Indices, pages: list[list[Page]]
+    ) -> list[Transfer]:
+        """Pages of the host pool with the headers of their slots."""
+        starts = indices.tolist()[:: len(indices) // len(hashes)]
+        slots = [start // self.host.page_size for start in starts]
+        return [
+            Transfer(
+                space,
+                hashes,
+                [
+                    FramedPage(self._header(slot, part), page)
+                    for slot, page in zip(slots, of_part, strict=True)
+                ],
+            )
+            for part, (space, of_part) in enumerate(zip(self.spaces, pages, strict=True))
+        ]
+
+    def flat_transfers(self, hashes: Sequence[str], flats: Sequence[memoryview]) -> list[Transfer]:
+        """Pages in memory of SGLang's choice, one piece each, with headers of their own."""
+        size = self._frame_nbytes
+        split = [flat_parts(flat, self.pages.parts) for flat in flats]
+        transfers: list[Transfer] = []
+        for part, space in enumerate(self.spaces):
+            headers = memoryview(bytearray(size * len(flats)))
+            framed = [
+                FramedPage(headers[n * size : (n + 1) * size], pages[part])
+                for n, pages in enumerate(split)
+            ]
+            transfers.append(Transfer(space, hashes, framed))
+        return transfers
+
+    def check(self, hashes: Sequence[str], indices: Indices | None) -> Indices:
+        """The indices, if they are those of as many pages as there are hashes.
+
+        Raises:
+            ValueError: They are not, or lie outside the pool.
+        """
+        wanted = len(hashes) * self.host.page_size
+        if indices is None or len(indices) != wanted:
+            given = "none" if indices is None else len(indices)
+            raise ValueError(
+                f"pool {self.name!r}: {len(hashes)} pages have {wanted} host indices, not {given}"
+            )
+        return indices
+
+    def _header(self, slot: int, part: int) -> memoryview:
+        if not 0 <= slot < self._slots:
+            raise ValueError(f"pool {self.name!r} has no page {slot}: it has {self._slots}")
+        start = (slot * len(self.spaces) + part) * self._frame_nbytes
+        return self._headers[start : start + self._frame_nbytes]
+
+    @staticmethod
+    def _parts(host: HostPool, identity: Identity) -> int:
+        """Into how many stored pages the heads of a page are split (`tp_lcm_size`)."""
+        config = identity.config
+        if not config.should_split_heads or host.layout != "page_head" or not config.tp_lcm_size:
+            return 1
+        return config.tp_lcm_size // config.tp_size

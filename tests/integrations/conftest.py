@@ -1,0 +1,51 @@
+"""Stores of each kind, as SGLang's extra config names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers import MooncakeMaster, RedisServer, load_mooncake
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+ADAPTER = {
+    "module_path": "hicache_storage.integrations.sglang",
+    "class_name": "SGLangHiCacheStorage",
+    "interface_v1": 1,
+}
+
+
+@pytest.fixture
+def file_config(tmp_path: Path) -> dict[str, Any]:
+    return {**ADAPTER, "backend_name": "file", "path": str(tmp_path / "pages")}
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mooncake_master(tmp_path_factory: pytest.TempPathFactory) -> Generator[MooncakeMaster]:
+    load_mooncake()
+    with MooncakeMaster(tmp_path_factory.mktemp("mooncake")) as master:
+        yield master
+
+
+@pytest.fixture(params=["file", "redis", "mooncake"])
+def config(
+    request: pytest.FixtureRequest, tmp_path: Path, file_config: dict[str, Any]
+) -> dict[str, Any]:
+    if request.param == "file":
+        return file_config
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        fields: dict[str, Any] = {"url": server.url, "prefix": f"{tmp_path.name}:"}
+    else:
+        master: MooncakeMaster = request.getfixturevalue("mooncake_master")
+        fields = master.config(extra_backend_tag=tmp_path.name)
+    return {**ADAPTER, "backend_name": request.param, "config": fields}

@@ -1,0 +1,57 @@
+"""A whole server's cache: device, host and one of our stores, under SGLang's own radix tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sglang_engine import PAGE_TOKENS, PoolName, PoolPlan
+from sglang_radix import Server, as_flag, server_world
+
+TOKENS = list(range(1000, 1000 + 8 * PAGE_TOKENS))
+DRAFT = PoolPlan(name=PoolName.DRAFT, layers=1, heads=1)
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_a_prefix_goes_through_all_tiers_into_a_cold_server(
+    kind: str, config: dict[str, Any]
+) -> None:
+    with server_world(config), Server(kind) as warm, Server(kind) as cold:
+        computed = warm.compute(TOKENS)
+        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+
+
+def test_target_and_draft_come_back_together(config: dict[str, Any]) -> None:
+    with (
+        server_world(config, speculative_draft_model_path="org/draft"),
+        Server(draft=DRAFT) as warm,
+        Server(draft=DRAFT) as cold,
+    ):
+        computed = warm.compute(TOKENS)
+        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+
+
+def test_a_layer_first_server(file_config: dict[str, Any]) -> None:
+    with server_world(file_config, layout="layer_first"), Server() as warm, Server() as cold:
+        computed = warm.compute(TOKENS)
+        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+
+
+def test_servers_of_other_layouts_compute_for_themselves(file_config: dict[str, Any]) -> None:
+    with server_world(file_config), Server() as warm:
+        warm.compute(TOKENS)
+    with server_world(file_config, layout="layer_first"), Server() as other:
+        assert other.recall(TOKENS)[0] == 0
+
+
+def test_detach_and_attach_while_it_runs(file_config: dict[str, Any]) -> None:
+    with server_world(file_config):
+        with Server() as warm:
+            computed = warm.compute(TOKENS)
+            assert warm.cache.detach_storage_backend()[0]
+        with Server() as cold:
+            assert cold.cache.detach_storage_backend()[0]
+            flag = as_flag(file_config)
+            done, words = cold.cache.attach_storage_backend("dynamic", flag, "org/model")
+            assert done, words
+            assert cold.recall(TOKENS) == (len(TOKENS), computed)

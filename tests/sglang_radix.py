@@ -1,0 +1,183 @@
+"""SGLang's `UnifiedRadixCache` with HiCache, as a scheduler drives it: one server's three tiers.
+
+with server_world(extra_config):
+    with Server() as server:
+        server.compute(tokens)
+        server.recall(tokens)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from array import array
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+import sglang_engine
+from servers import wait_until
+from sglang_engine import PAGE_TOKENS, CacheRequestHandle, PoolPlan, RadixKey, engine_world, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+torch: Any = importlib.import_module("torch")
+UnifiedRadixCache = named("mem_cache.unified_radix_cache", "UnifiedRadixCache")
+CacheInitParams = named("mem_cache.cache_init_params", "CacheInitParams")
+ComponentType = named("mem_cache.unified_cache.component_type", "ComponentType")
+InsertParams = named("mem_cache.base_prefix_cache", "InsertParams")
+MatchPrefixParams = named("mem_cache.base_prefix_cache", "MatchPrefixParams")
+InitLoadBackParams = named("mem_cache.base_prefix_cache", "InitLoadBackParams")
+ReqToTokenPool = named("mem_cache.memory_pool", "ReqToTokenPool")
+build_full_draft_pools = named(
+    "mem_cache.hybrid_cache.hybrid_pool_assembler", "build_full_draft_pools"
+)
+get_server_args = named("runtime_context", "get_server_args")
+
+SLOTS = 64 * PAGE_TOKENS
+
+
+def as_flag(extra_config: dict[str, Any]) -> str:
+    """What a user writes behind --hicache-storage-backend-extra-config."""
+    return json.dumps({**extra_config, "prefetch_threshold": PAGE_TOKENS})
+
+
+@contextlib.contextmanager
+def server_world(
+    extra_config: dict[str, Any], *, layout: str = "page_first_direct", **arguments: Any
+) -> Generator[None]:
+    """A server that was started with these flags."""
+    with engine_world(
+        hicache_mem_layout=layout,
+        hicache_io_backend="direct",
+        hicache_ratio=2.0,
+        hicache_write_policy="write_through",
+        hicache_storage_backend="dynamic",
+        hicache_storage_backend_extra_config=as_flag(extra_config),
+        hicache_storage_prefetch_policy="wait_complete",
+        served_model_name="org/model",
+        **arguments,
+    ):
+        yield
+
+
+class Server:
+    """L1, L2 and L3 of one rank; what the model would compute is random."""
+
+    def __init__(self, kind: str = "mha", *, draft: PoolPlan | None = None) -> None:
+        _, self.device = sglang_engine.pools_of(PoolPlan(kind=kind), SLOTS)
+        self.allocator = sglang_engine.PagedTokenToKVPoolAllocator(
+            SLOTS,
+            PAGE_TOKENS,
+            dtype=torch.bfloat16,
+            device="cpu",
+            kvcache=self.device,
+            need_sort=False,
+        )
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=ReqToTokenPool(
+                size=4, max_context_len=SLOTS, device="cpu", enable_memory_saver=False
+            ),
+            token_to_kv_pool_allocator=self.allocator,
+            page_size=PAGE_TOKENS,
+            tp_cache_group=torch.distributed.group.WORLD,
+            tree_components=(ComponentType.FULL,),
+        )
+        self.cache = UnifiedRadixCache(params)
+        self.cache.init_hicache(get_server_args(), params)
+        self.devices = [self.device]
+        if draft is not None:
+            _, device = sglang_engine.pools_of(draft, SLOTS)
+            self.devices.append(device)
+            specs, entries = build_full_draft_pools(draft_kv_pool=device, tree_cache=self.cache)
+            for spec, entry in zip(specs, entries, strict=True):
+                self.cache.register_sidecar_pool(spec, entry)
+
+    @property
+    def storage(self) -> Any:
+        return self.cache.cache_controller.storage_backend
+
+    def compute(self, tokens: Sequence[int]) -> list[bytes]:
+        """Prefill: KV into L1, and from there by SGLang's own hand into L2 and L3. What it was."""
+        indices = self.allocator.alloc(len(tokens))
+        for tensor in self._tensors():
+            tensor.view(torch.uint8).random_(0, 256)
+        held = self._held(indices)
+        self.cache.insert(InsertParams(key=self._key(tokens), value=indices))
+        self._until(lambda: self.storage.batch_exists(self._hashes(tokens)) == self._pages(tokens))
+        self._until(lambda: not self.cache.ongoing_backup and not self.cache.ongoing_write_through)
+        return held
+
+    def recall(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
+        """A request for these tokens: from L3 to L2 to L1. Tokens on the device, and their KV."""
+        matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
+        handle = CacheRequestHandle("request", 0)
+        wanted = array("q", [*tokens, 5])
+        self.cache.prefetch_from_storage(handle, matched.last_host_node, wanted)
+        self._until(lambda: self.cache.check_prefetch_progress(handle))
+        matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
+        request = SimpleNamespace(
+            rid="request",
+            kv=SimpleNamespace(mamba_pool_idx=None),
+            last_node=matched.last_device_node,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+        )
+        self.cache.init_load_back(
+            InitLoadBackParams(
+                best_match_node=matched.best_match_node,
+                host_hit_length=matched.host_hit_length,
+                req=request,
+            )
+        )
+        self.cache.ready_to_load_host_cache()
+        self._until(lambda: not self.cache.ongoing_load_back)
+        matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
+        indices = self.cache.path_device_indices(matched.last_device_node)
+        return len(indices), self._held(indices)
+
+    def close(self) -> None:
+        if self.storage is not None:
+            self.cache.detach_storage_backend()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        def turned() -> bool:
+            self.cache.check_hicache_events()
+            return condition()
+
+        wait_until(turned)
+
+    def _held(self, indices: Any) -> list[bytes]:
+        """KV of these device slots, a tensor after another."""
+        return [
+            tensor[indices].contiguous().view(torch.uint8).numpy().tobytes()
+            for tensor in self._tensors()
+        ]
+
+    def _tensors(self) -> list[Any]:
+        tensors: list[Any] = []
+        for device in self.devices:
+            planes = ("k_buffer", "v_buffer") if hasattr(device, "k_buffer") else ("kv_buffer",)
+            for plane in planes:
+                tensors += getattr(device, plane)
+        return tensors
+
+    @staticmethod
+    def _key(tokens: Sequence[int]) -> Any:
+        return RadixKey(array("q", tokens))
+
+    @staticmethod
+    def _hashes(tokens: Sequence[int]) -> list[str]:
+        return sglang_engine.hashes_of(tokens)
+
+    @staticmethod
+    def _pages(tokens: Sequence[int]) -> int:
+        return len(tokens) // PAGE_TOKENS
