@@ -72,3 +72,19 @@ def usable_too(usable: Sequence[bool], pool: Needy, there: Sequence[bool]) -> li
 def longest(usable: Sequence[bool]) -> int:
     """The longest of the usable prefix lengths, in pages."""
     return len(usable) - 1 - usable[::-1].index(True)
+
+
+def usable_lengths(pools: Sequence[Needy], present: Sequence[Sequence[bool]]) -> list[bool]:
+    """For each prefix length from 0 to n: can it be used in every pool?
+
+    `present[p][i]`, of n, tells whether pool p has page i.
+    """
+    usable = [True] * (len(present[0]) + 1)
+    for pool, there in zip(pools, present, strict=True):
+        usable = usable_too(usable, pool, there)
+    return usable
+
+
+def usable_prefix(pools: Sequence[Needy], present: Sequence[Sequence[bool]]) -> int:
+    """The longest prefix, in pages, that is usable in every pool."""
+    return longest(usable_lengths(pools, present))

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import space
 
-from hicache_storage.hit_policy import HitPolicy, Pool, longest, usable_too
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from hicache_storage.hit_policy import HitPolicy, Pool, usable_lengths, usable_prefix
 
 TARGET = Pool(space=space())
 DRAFT = Pool(space=space(pool="draft"))
@@ -20,14 +15,6 @@ def trailing(window_pages: int) -> Pool:
     return Pool(
         space=space(pool="swa"), hit_policy=HitPolicy.TRAILING_PAGES, window_pages=window_pages
     )
-
-
-def usable_in(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> list[bool]:
-    """The prefix lengths that are usable in all of the pools."""
-    usable = [True] * (len(present[0]) + 1)
-    for pool, there in zip(pools, present, strict=True):
-        usable = usable_too(usable, pool, there)
-    return usable
 
 
 def bits(text: str) -> list[bool]:
@@ -47,7 +34,7 @@ def bits(text: str) -> list[bool]:
 def test_a_prefix_ends_where_the_first_pool_has_a_hole(
     target: str, draft: str, prefix: int
 ) -> None:
-    assert prefix == longest(usable_in([TARGET, DRAFT], [bits(target), bits(draft)]))
+    assert prefix == usable_prefix([TARGET, DRAFT], [bits(target), bits(draft)])
 
 
 @pytest.mark.parametrize(
@@ -66,11 +53,11 @@ def test_a_trailing_pool_needs_its_last_pages_only(
 ) -> None:
     pools = [TARGET, trailing(window_pages)]
 
-    assert prefix == longest(usable_in(pools, [bits("1111"), bits(side)]))
+    assert prefix == usable_prefix(pools, [bits("1111"), bits(side)])
 
 
 def test_with_a_trailing_pool_a_longer_prefix_can_be_usable_where_a_shorter_is_not() -> None:
-    usable = usable_in([TARGET, trailing(1)], [bits("1111"), bits("1001")])
+    usable = usable_lengths([TARGET, trailing(1)], [bits("1111"), bits("1001")])
 
     assert [True, True, False, False, True] == usable
 
@@ -90,7 +77,7 @@ def test_lengths_agree_with_the_definition(present: list[list[bool]], window_pag
         for end in range(len(target) + 1)
     ]
 
-    assert wanted == usable_in(pools, present)
+    assert wanted == usable_lengths(pools, present)
 
 
 def test_a_pool_has_a_bare_key_space() -> None:

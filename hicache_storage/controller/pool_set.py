@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hicache_storage.hit_policy import HitPolicy, longest, usable_too
+from hicache_storage.hit_policy import HitPolicy, longest, usable_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -91,11 +91,9 @@ class PoolSet:
             pages = len(filled)
             run = next((n for n, bits in enumerate(filled) if among & ~bits), pages)
             return [True] * (run + 1) + [False] * (pages - run)
-        usable = [True] * (len(filled) + 1)
-        for number in numbers(among):
-            there = [bool(bits >> number & 1) for bits in filled]
-            usable = usable_too(usable, self.pools[number], there)
-        return usable
+        chosen = numbers(among)
+        rows = [[bool(bits >> number & 1) for bits in filled] for number in chosen]
+        return usable_lengths([self.pools[number] for number in chosen], rows)
 
     def in_order(self, among: Bits) -> tuple[int, ...]:
         """The pools of `among` as storage is asked for them: those that are required first."""
