@@ -77,7 +77,7 @@ def findings(
 
     made = partial(Lane, _answer, options)
     again: list[_Job] = []
-    many = in_lanes(made, work, jobs, lanes or 5 * (os.cpu_count() or 1))
+    many = in_lanes(made, work, jobs, lanes or 3 * (os.cpu_count() or 1))
     for job, found in zip(jobs, many, strict=True):
         if job.kind == "wrong" and survivors(found):
             again.append(job)

@@ -158,7 +158,8 @@ class TestS3(StorageConformance):
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.prefix = scratch.prefix
-        return config(self.running, scratch.prefix)
+        # ministack's time for a page grows with the square of the size: 64 MiB take 20 s and more.
+        return {**config(self.running, scratch.prefix), "timeout_s": 120.0}
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
         return request(self.running, "GET", f"{self.prefix}/{space.id}/{page_hash}")
