@@ -85,18 +85,19 @@ def test_a_writer_killed_in_any_phase_leaves_its_page_absent_or_whole(
     """A set asks the master what is there, then for room, then to show the page; and then it is over."""
     with open_storage("mooncake", config_of(master)) as storage:
         storage.open_space(SPACE)
+        states: list[str] = []
         for number in range(10 * phase, 10 * phase + TRIES):
             kill_in_phase(master, phase, number)
-            state = left_by(storage, number)
+            states.append(left_by(storage, number))
             wait_until(partial(is_healed, storage, number))
-            if state == expected:
+            if states[-1] == expected:
                 return
-    pytest.fail(f"none of {TRIES} writers was killed in phase {phase}: the last page is {state}")
+    pytest.fail(f"none of {TRIES} writers was killed in phase {phase}: {states}")
 
 
 def left_by(storage: HiCacheStorage, number: int) -> str:
     """What a writer that was killed has left of its page."""
-    native = vars(vars(storage)["_client"])["_native"]
+    native: Any = vars(vars(storage)["_client"])["_native"]
     found = blank()
     if storage.batch_get(SPACE, [hash_of(number)], [found]) == [True]:
         assert found.tobytes() == page(seed=number).tobytes()
