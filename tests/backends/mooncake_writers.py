@@ -97,7 +97,7 @@ def test_a_writer_killed_in_any_phase_leaves_its_page_absent_or_whole(
 
 def left_by(storage: HiCacheStorage, number: int) -> str:
     """What a writer that was killed has left of its page."""
-    native: Any = vars(vars(storage)["_client"])["_native"]
+    native: Any = vars(storage)["_client"]._native
     found = blank()
     if storage.batch_get(SPACE, [hash_of(number)], [found]) == [True]:
         assert found.tobytes() == page(seed=number).tobytes()
