@@ -79,8 +79,11 @@ class OnOneMaster(Subject):
         """A master, and where there is one, its node."""
         directory = cls.rooms.mktemp("master")
         # What dead writers leave is forgotten soon.
-        forgets = ("--client_ttl=3", "--put_start_discard_timeout_sec=2")
-        forgets += ("--put_start_release_timeout_sec=3",)
+        forgets = (
+            "--client_ttl=3",
+            "--put_start_discard_timeout_sec=2",
+            "--put_start_release_timeout_sec=3",
+        )
         with MooncakeMaster(directory, *forgets) as master:
             if not cls.node_segment:
                 yield master
