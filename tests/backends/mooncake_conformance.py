@@ -77,7 +77,14 @@ class OnOneMaster(Subject):
     @contextmanager
     def cluster(cls) -> Generator[MooncakeMaster, None, None]:
         """A master, and where there is one, its node."""
-        with MooncakeMaster(cls.rooms.mktemp("master"), "--client_ttl=3") as master:
+        directory = cls.rooms.mktemp("master")
+        # What dead writers leave is forgotten soon.
+        forgets = (
+            "--client_ttl=3",
+            "--put_start_discard_timeout_sec=2",
+            "--put_start_release_timeout_sec=3",
+        )
+        with MooncakeMaster(directory, *forgets) as master:
             if not cls.node_segment:
                 yield master
                 return

@@ -18,6 +18,7 @@ from hicache_backends.mooncake._leases import tries
 from hicache_backends.mooncake._settings import MooncakeSettings, settings_of
 from hicache_backends.mooncake._shared import SHELF
 from hicache_backends.mooncake._transfers import Transfers
+from hicache_backends.mooncake._unfinished import not_there, unfinished
 from hicache_storage.counters import Counters
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
@@ -102,16 +103,20 @@ class MooncakeStorage(HiCacheStorage):
         if not hashes:
             return []
         keys = self._keys(space, hashes)
-        there = self._ask(lambda native: self._made_room(native, space, keys))
-        missing = [place for place, key in enumerate(keys) if key not in there]
-        results = [True] * len(keys)
+        there, taken = self._ask(lambda native: self._made_room(native, space, keys))
+        results = [key not in taken for key in keys]
+        missing = [place for place, key in enumerate(keys) if key not in there and key not in taken]
         stored = self._transfers.write(
             [keys[place] for place in missing],
             [pages[place] for place in missing],
             self._replicas,
         )
+        begun = sorted(
+            taken
+        )  # a put of these is what lets the master discard them, when it is time
+        lost = self._ask(lambda native: not_there(native, begun)) if begun else set[str]()
         for place, ok in zip(missing, stored, strict=True):
-            results[place] = ok
+            results[place] = ok and keys[place] not in lost
         self._counters.add("refused_pages", results.count(False))
         return results
 
@@ -237,8 +242,12 @@ class MooncakeStorage(HiCacheStorage):
         if self._client.pid == os.getpid():
             self._client.unregister(start)
 
-    def _made_room(self, native: Any, space: KeySpace, keys: list[str]) -> set[str]:
-        """The keys that hold a page already. What has their name and another size is removed.
+    def _made_room(
+        self, native: Any, space: KeySpace, keys: list[str]
+    ) -> tuple[set[str], set[str]]:
+        """The keys that hold a page already, and those that somebody is setting, or died setting.
+
+        What has their name and another size is removed.
 
         A put over an object that is there says that it stored, and keeps the old one.
         """
@@ -251,7 +260,8 @@ class MooncakeStorage(HiCacheStorage):
         if wrong:  # by force: no reader has a hit of another size, so leases protect nobody
             self._counters.add("wrong_size", len(wrong))
             sound(native.batch_remove(wrong, True))
-        return whole
+        absent = [key for key, code in zip(keys, codes, strict=False) if code == 0]
+        return whole, unfinished(native, absent)
 
     def _put_manifest(self, native: Any, space: KeySpace) -> None:
         text = json.dumps(space.manifest(), sort_keys=True).encode()

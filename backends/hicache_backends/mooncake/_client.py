@@ -257,7 +257,7 @@ def _a_question(native: Any) -> None:
 
 _FAILED = -900
 _MISSING = -704
-_UNFINISHED = -703
+UNFINISHED = -703
 
 
 def sound(codes: list[int]) -> list[int]:
@@ -273,4 +273,4 @@ def sound(codes: list[int]) -> list[int]:
 
 def gone(code: int) -> bool:
     """Whether a removal's code says that there is no such page, or not yet: it is still being set."""
-    return code in (0, _MISSING, _UNFINISHED)
+    return code in (0, _MISSING, UNFINISHED)

@@ -53,16 +53,16 @@ class Registered:
 
     def outside(self, pages: Sequence[Page], places: Sequence[int]) -> list[int]:
         """Those of `places` whose page does not lie in ranges, each of its segments in one."""
-        with self._lock:
-            starts, ends = self._starts, self._ends
-            found: list[int] = []
-            for number in places:
-                for start, nbytes in pages[number].addresses or ((0, 1),):
-                    place = bisect.bisect_right(starts, start)
-                    if not place or ends[place - 1] < start + nbytes:
-                        found.append(number)
-                        break
-            return found
+        with self._lock:  # not for longer: one call's pages are no other call's business
+            starts, ends = list(self._starts), list(self._ends)
+        found: list[int] = []
+        for number in places:
+            for start, nbytes in pages[number].addresses or ((0, 1),):
+                place = bisect.bisect_right(starts, start)
+                if not place or ends[place - 1] < start + nbytes:
+                    found.append(number)
+                    break
+        return found
 
     def _overlaps(self, place: int, start: int, nbytes: int) -> bool:
         before = place > 0 and self._ends[place - 1] > start

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 _TAKEN = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGURG)
 _GO_LIBRARY = "libetcd_wrapper"
@@ -26,7 +26,7 @@ _START_LIMIT_S = 1.0
 
 
 @contextmanager
-def signals_kept() -> Iterator[None]:
+def signals_kept() -> Generator[None, None, None]:
     """What is loaded within leaves the process's handlers as they are."""
     libc = ctypes.CDLL(None)
     before = {number: ctypes.create_string_buffer(_ACTION_NBYTES) for number in _TAKEN}

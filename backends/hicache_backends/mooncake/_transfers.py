@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from hicache_backends.mooncake._client import sound
+from hicache_backends.mooncake._unfinished import not_there
+from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Transfers:
 
     def write(self, keys: Sequence[str], pages: Sequence[Page], replicas: Any) -> list[bool]:
         """Store the pages under keys that are not there; True for each that was."""
-        put = partial(_put, replicas)
+        put = _Put(replicas)
         results = [False] * len(keys)
         firsts = _firsts(keys)
         for places, staged in self._parts(pages, sorted(set(firsts))):
@@ -109,10 +110,25 @@ def _get(native: Any, keys: Sequence[str], pages: Sequence[Page]) -> list[int]:
     return sound(native.batch_get_into_multi_buffers(keys, *_lists(pages)))
 
 
-def _put(replicas: Any, native: Any, keys: Sequence[str], pages: Sequence[Page]) -> list[int]:
-    if _are_of_one_segment(pages):
-        return sound(native.batch_put_from(keys, *_places(pages), replicas))
-    return sound(native.batch_put_from_multi_buffers(keys, *_lists(pages), replicas))
+class _Put:
+    """Puts of one call, which are made again where the master was lost in the middle."""
+
+    def __init__(self, replicas: Any) -> None:
+        self._replicas = replicas
+        self._begun: set[str] = set()
+
+    def __call__(self, native: Any, keys: Sequence[str], pages: Sequence[Page]) -> list[int]:
+        again = not self._begun.isdisjoint(keys)
+        self._begun.update(keys)
+        if _are_of_one_segment(pages):
+            codes = sound(native.batch_put_from(keys, *_places(pages), self._replicas))
+        else:
+            codes = sound(native.batch_put_from_multi_buffers(keys, *_lists(pages), self._replicas))
+        if again and not_there(native, keys):
+            raise StorageUnavailable(
+                "mooncake: the master was lost in the middle of a set: what it stored is not known"
+            )
+        return codes
 
 
 def _chosen(items: Sequence[T], places: Sequence[int]) -> Sequence[T]:
