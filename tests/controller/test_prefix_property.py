@@ -72,7 +72,7 @@ def fill_storage(storage: HiCacheStorage, scene: Scene) -> None:
             store.open_space(pool.space)
             for page, bits in enumerate(scene.l3):
                 if bits >> number & 1:
-                    (slot,) = pool.host.allocate(1) or ()
+                    slot = (pool.host.allocate(1) or [])[0]
                     pool.host.page(slot).copy_from(content(pool, PROMPT[page]))
                     assert store.save(pool.transfers([PROMPT[page]], [slot])).arrived() == 1
                     pool.host.page(slot).copy_from(bytes(pool.space.page_nbytes))
