@@ -79,9 +79,9 @@ class LayerCopier:
             )
         self.pools = tuple(pools)
         self.slots = min(pool.slots for pool in pools)
-        device = pools[0].device
-        self._loading = (Workers("hicache-l1-load", 1), stream_for(device))
-        self._storing = (Workers("hicache-l1-store", 1), stream_for(device))
+        load_stream, store_stream = stream_for(pools[0].device), stream_for(pools[0].device)
+        self._loading = (Workers("hicache-l1-load", 1), load_stream)
+        self._storing = (Workers("hicache-l1-store", 1), store_stream)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -157,16 +157,21 @@ def _run(
         with torch.inference_mode():  # tensors that were made in it are written in it alone
             stream.follow(asked)
             move(stream, [_Part(route, stream) for route in found], transfer)
-    except BaseException as error:
-        logger.warning("pages could not be moved between L1 and L2", exc_info=error)
-        failure = LayerTransferFailed(f"a layer could not be moved: {error}")
-        failure.__cause__ = error
-        transfer.fail(failure)
+    except BaseException as error:  # noqa: BLE001 - `_failure` logs it
+        transfer.fail(_failure("a layer could not be moved", error))
     try:
         stream.mark().synchronize()
-    except Exception as error:  # a device that is lost touches no memory any more
-        logger.warning("the device could not be waited for", exc_info=error)
-    transfer.settle()
+    except Exception as error:  # noqa: BLE001 - as above
+        transfer.settle(_failure("the device is lost", error))
+    else:
+        transfer.settle()
+
+
+def _failure(what: str, error: BaseException) -> LayerTransferFailed:
+    logger.warning("pages on their way between L1 and L2: %s", what, exc_info=error)
+    failure = LayerTransferFailed(f"{what}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _load(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) -> None:
@@ -184,10 +189,7 @@ def _store(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) 
     for part, layer in _steps(parts):
         if transfer.failed:
             return
-        planes = [
-            stream.download(there, here, pinned=part.pool.host.pinned)
-            for there, here in part.planes(layer)
-        ]
+        planes = [stream.download(there, here) for there, here in part.planes(layer)]
         queued.append(_Landing(planes, stream.mark()))
         if len(queued) > LAYERS_AHEAD:
             _land(queued.popleft(), transfer)

@@ -54,7 +54,7 @@ class CopyStream(Protocol):
     def upload(self, here: Pages, there: Pages) -> None:
         """Copy pages from host memory to the device."""
 
-    def download(self, there: Pages, here: Pages, *, pinned: bool) -> Callable[[], None]:
+    def download(self, there: Pages, here: Pages) -> Callable[[], None]:
         """Copy pages from the device to host memory; to call what it returns puts them in place."""
         ...
 
@@ -88,13 +88,7 @@ class HostStream:
     def upload(self, here: Pages, there: Pages) -> None:
         _copy(here, there)
 
-    def download(
-        self,
-        there: Pages,
-        here: Pages,
-        *,
-        pinned: bool,  # noqa: ARG002 - nothing to a CPU
-    ) -> Callable[[], None]:
+    def download(self, there: Pages, here: Pages) -> Callable[[], None]:
         _copy(there, here)
         return lambda: None
 
@@ -137,14 +131,14 @@ class CudaStream:
             return slots.to(self._device)
 
     def upload(self, here: Pages, there: Pages) -> None:
-        staged = _staging(here, pinned=here.rows.is_pinned())
+        staged = _staging(here)
         _copy(here, staged)
         with torch.cuda.stream(self._stream):
             landed = staged.rows.to(self._device, non_blocking=True)
             there.rows.index_copy_(0, there.slots, landed)
 
-    def download(self, there: Pages, here: Pages, *, pinned: bool) -> Callable[[], None]:
-        staged = _staging(here, pinned=pinned)
+    def download(self, there: Pages, here: Pages) -> Callable[[], None]:
+        staged = _staging(here)
         with torch.cuda.stream(self._stream):
             gathered = there.rows.index_select(0, there.slots)
             staged.rows.copy_(gathered, non_blocking=True)
@@ -169,11 +163,11 @@ def _copy(source: Pages, target: Pages) -> None:
         target.rows[int(to_slot)].copy_(source.rows[int(from_slot)])
 
 
-def _staging(pages: Pages, *, pinned: bool) -> Pages:
-    """Host memory for as many pages, between the pool and the device."""
-    count = len(pages.slots)
-    shape = (count, *pages.rows.shape[1:])
-    rows = torch.empty(shape, dtype=pages.rows.dtype, pin_memory=pinned)
+def _staging(here: Pages) -> Pages:
+    """Host memory for as many pages, between the pool and the device. Pinned as the pool is."""
+    count = len(here.slots)
+    shape = (count, *here.rows.shape[1:])
+    rows = torch.empty(shape, dtype=here.rows.dtype, pin_memory=here.rows.is_pinned())
     return Pages(rows, torch.arange(count))
 
 

@@ -46,7 +46,7 @@ class LayeredPool:
         end = self.slots * self.page_tokens
         self._planes = [
             [
-                _as_words(tensor[:end].view(self.slots, -1, *tensor.shape[1:]), rows)
+                _as_words(tensor[:end].view(self.slots, self.page_tokens, *tensor.shape[1:]), rows)
                 for tensor, rows in zip(plane, _by_layer(host, number), strict=True)
             ]
             for number, plane in enumerate(planes)
@@ -62,9 +62,7 @@ def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for words in _WORDS:
         try:
             on_device, in_host = (tensor.view(words) for tensor in tensors)
-        except (
-            RuntimeError
-        ):  # their dim, or the strides of the engine's tensor, are no multiple of it
+        except RuntimeError:  # a dim or a stride that is no multiple of it
             continue
         return on_device, in_host
     raise ValueError(f"tensors of strides {[tensor.stride() for tensor in tensors]} have no pages")
@@ -95,6 +93,8 @@ def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
             f" are {counts} a plane"
         )
     first = planes[0][0]
+    if len(first) < shape.page_tokens:
+        raise ValueError(f"{len(first)} tokens are less than a page, which has {shape.page_tokens}")
     for plane, (heads, dim) in zip(planes, shape.planes, strict=True):
         for layer, tensor in enumerate(plane):
             wanted = (len(first), heads, dim)

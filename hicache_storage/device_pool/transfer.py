@@ -87,9 +87,10 @@ class LayerTransfer:
                 self._error = error
             self._changed.notify_all()
 
-    def settle(self) -> None:
-        """Its memory is not touched any more."""
-        if self._error is None:
+    def settle(self, lost: LayerTransferFailed | None = None) -> None:
+        """Its memory is not touched any more. `lost`: nor is it known to hold what came."""
+        error = self._error or lost
+        if error is None:
             self.settled.set_result(None)
         else:
-            self.settled.set_exception(self._error)
+            self.settled.set_exception(error)

@@ -251,6 +251,34 @@ def test_a_failure_reaches_everyone_who_waits(
     assert all(isinstance(ends[step], LayerTransferFailed) for step in steps[came:])
 
 
+class _Lost:
+    """A mark that the device does not come to."""
+
+    def precede_caller(self) -> None:
+        """Nobody asks."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("direction", ["load", "store"])
+def test_layers_that_a_lost_device_never_copied_are_not_taken_for_settled(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices fail late: all copies were queued without an error."""
+    pool = make_pool(MHA)
+
+    def lost(_: HostStream) -> _Lost:
+        return _Lost()
+
+    monkeypatch.setattr(HostStream, "mark", lost)
+
+    with LayerCopier([pool.layered]) as copier:
+        transfer = copier.load([[0]], [1]) if direction == "load" else copier.store([1], [[0]])
+        with pytest.raises(LayerTransferFailed, match="the device is lost: an illegal memory"):
+            transfer.settled.result(TIMEOUT_S)
+
+
 def test_a_thread_survives_a_failed_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(MHA)
     pool.fill_host(0, seed=13)
@@ -411,6 +439,7 @@ def test_tensors_of_another_shape_are_refused() -> None:
     for planes, message in (
         ([keys], "2 planes of 3 layers; the tensors given are \\[3\\]"),
         ([keys, values[:2]], "are \\[3, 2\\] a plane"),
+        ([[key[:3] for key in keys], values], "3 tokens are less than a page, which has 4"),
         ([keys, short], "layer 0 is \\(19, 2, 8\\) on cpu; .* wants \\(20, 2, 8\\)"),
         ([keys, [value[:, :1] for value in values]], "layer 0 is \\(20, 1, 8\\)"),
         ([[key.float() for key in keys], values], "torch.float32, and the host pool bfloat16"),
@@ -423,5 +452,8 @@ def test_other_devices_are_refused() -> None:
     pool = make_pool(MHA)
     planes = [[tensor.to("meta") for tensor in plane] for plane in pool.planes]
 
+    before = threading.active_count()
     with pytest.raises(ValueError, match="on the CPU or on CUDA, not on meta"):
         LayerCopier([LayeredPool(pool.host, planes)])
+
+    assert before == threading.active_count()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -185,3 +187,44 @@ def test_a_closed_pool_moves_nothing(target: Pool) -> None:
 
     with pytest.raises(RuntimeError, match="were closed"):
         pool.load([[0]], slots)
+
+
+def test_requests_that_come_and_go_at_once_see_their_own_pages_and_leak_no_slot(
+    target: Pool, draft: Pool
+) -> None:
+    """Many threads over few slots; some change their minds in the middle of a load."""
+    for slot in range(6):
+        target.fill_host(slot, seed=slot)
+        draft.fill_host(slot, seed=10 + slot)
+    wrong: list[int] = []
+
+    def serve(pool: DevicePool, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(40):
+            count = chance.randint(1, 2)
+            while (slots := pool.allocate(count)) is None:
+                time.sleep(0)
+            pages = chance.sample(range(6), count)
+            transfer = pool.load([pages, pages], slots)
+            if chance.random() < 0.3:
+                transfer.cancel()
+            else:
+                transfer.wait(0, pool=1, timeout_s=TIMEOUT_S)
+                wrong.extend(
+                    page
+                    for page, slot in zip(pages, slots, strict=True)
+                    if not same(expected_page(target, page), target.device_page(slot))
+                    or not same(expected_page(draft, page), draft.device_page(slot))
+                )
+            pool.free(slots)
+
+    with DevicePool([target.layered, draft.layered]) as pool:
+        threads = [threading.Thread(target=serve, args=(pool, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S * 4)
+        settled(pool.load([[], []], []))  # behind all others
+
+        assert not wrong
+        assert 4 == pool.free_slots
