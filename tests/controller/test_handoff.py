@@ -23,6 +23,7 @@ from handoff_sides import (
     sending,
 )
 from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, FaultyStorage, Odds
 from pages import hash_of, page
 from servers import wait_until
 from stores import Gate, HookedStorage, failing
@@ -341,6 +342,25 @@ class TestStaleCompletions:
 
 
 class TestFailingStore:
+    @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+    def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
+        """A fifth of all calls fail, of each operation, on both sides."""
+        plan = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
+        faulty = FaultyStorage(storage, plan, seed=5, delay_s=0.01, hang_s=0.05)
+        with (
+            engine_rank(faulty) as (controller, store),
+            HandoffSender(controller, store, HASTY) as sender,
+            receiving(faulty, handoff=HASTY) as receiver,
+        ):
+            for turn in range(4):
+                prompt = [hash_of(100 * turn + number) for number in range(8)]
+                incoming = receiver.expect(f"request-{turn}", prompt)
+                compute(controller, prompt)
+                sender.publish(f"request-{turn}", prompt)
+                with incoming.result() as lease:
+                    assert is_right(lease, prompt)
+        assert faulty.struck
+
     def test_a_damaged_completion_is_none(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         for key_space in storage.spaces():
