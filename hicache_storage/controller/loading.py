@@ -92,20 +92,22 @@ class Loading:
 
     def _read(self, rows: list[_Row], traffic: PoolTraffic) -> Outcome | None:
         """One call to the store; None, and the slots are given back, where it is not made."""
-        nbytes = traffic.nbytes
-        in_flight = self._tier.in_flight
-        outcome = None
+        if not rows:
+            return None
+        nbytes, in_flight, store = traffic.nbytes, self._tier.in_flight, self._tier.store
+        timeout_s = store.settings.timeout_s
+        if not in_flight.enter(nbytes, self._prefetch.at_most_s(timeout_s)):
+            self._findings.stopped = Reason.IN_FLIGHT_LIMIT
+            self._give_back(rows)
+            return None
         try:
-            if rows and in_flight.enter(nbytes, self._patience_s()):
-                outcome = self._tier.store.load(traffic.transfers(), timeout_s=self._patience_s())
-            elif rows:
-                self._findings.stopped = Reason.IN_FLIGHT_LIMIT
-        finally:
-            if outcome is None:
-                self._give_back(rows)
-        if outcome is not None:
-            self._tier.track(outcome.settled)
-            outcome.settled.add_done_callback(lambda _: in_flight.leave(nbytes))
+            outcome = store.load(traffic.transfers(), timeout_s=self._prefetch.at_most_s(timeout_s))
+        except BaseException:
+            in_flight.leave(nbytes)
+            self._give_back(rows)
+            raise
+        self._tier.track(outcome.settled)
+        outcome.settled.add_done_callback(lambda _: in_flight.leave(nbytes))
         return outcome
 
     # --- slots: each row's come to rest exactly once -------------------------------------------------
@@ -186,9 +188,3 @@ class Loading:
     def _unclaim(self, entry: Entry, claimed: Bits) -> None:
         self._cache.unclaim(entry, claimed)
         self._cache.unpin([entry])
-
-    def _patience_s(self) -> float:
-        """How long one step may take: the store's timeout, and no longer than the request has left."""
-        timeout_s = self._tier.store.settings.timeout_s
-        left_s = self._prefetch.left_s()
-        return timeout_s if left_s is None else max(0.001, min(timeout_s, left_s))

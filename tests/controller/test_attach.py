@@ -21,13 +21,11 @@ from engines import (
 from pages import hash_of
 from stores import Gate, HookedStorage
 
-from hicache_storage.controller import Reason, WritePolicy
+from hicache_storage.controller import CacheController, Reason, WritePolicy
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from hicache_storage.controller import CacheController
 
 
 @pytest.fixture
@@ -145,6 +143,21 @@ class TestDetach:
             compute(engine, PROMPT)
             assert engine.detach()
             assert stored(storage) == 32
+
+    def test_write_back_pays_more_than_its_queue_holds(self) -> None:
+        storage = HookedStorage()
+        how: dict[str, Any] = {"write_policy": WritePolicy.WRITE_BACK, "write_queue_pages": 2}
+        with engine_on(storage, cache_pools(), **how) as engine:
+            compute(engine, PROMPT)
+        assert stored(storage) == 32
+
+    def test_a_controller_that_never_started_closes_at_once(self, stack: ExitStack) -> None:
+        store = stack.enter_context(page_store(HookedStorage()))
+        engine = CacheController(store, cache_pools())
+        compute(engine, PROMPT)
+
+        assert engine.close(timeout_s=60)
+        assert not leaked(engine)
 
     def test_a_prefetch_in_progress_ends_with_what_has_arrived(self) -> None:
         storage, gate = HookedStorage(), Gate()

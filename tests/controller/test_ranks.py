@@ -175,16 +175,27 @@ def test_a_rank_without_a_store_answers_all_the_same(fleet: Callable[..., Fleet]
     assert ranks.engines[0].explain("r").rank == 1
 
 
-def test_a_cancelled_request_is_answered(fleet: Callable[..., Fleet]) -> None:
+def test_a_request_that_was_cancelled_before_its_turn_is_answered(
+    fleet: Callable[..., Fleet],
+) -> None:
+    """The first rank cancels while its thread waits for the other one, which serves it to its end."""
     ranks = fleet(2)
     ranks.compute(PROMPT)
+    cancelled = threading.Event()
 
-    def cancel(_: int, engine: CacheController) -> int:
-        engine.prefetch("cancelled", PROMPT).cancel()
-        with engine.prefetch("next", PROMPT).result() as lease:
+    def act(rank: int, engine: CacheController) -> int:
+        if rank:
+            assert cancelled.wait(20)
+        first, second = (engine.prefetch(name, PROMPT) for name in ("first", "second"))
+        if rank:
+            second._complete.wait(20)
+        second.cancel()
+        cancelled.set()
+        first.result().release()
+        with engine.prefetch("third", PROMPT).result() as lease:
             return lease.pages
 
-    assert ranks.everywhere(cancel) == [16, 16]
+    assert ranks.everywhere(act) == [16, 16]
 
 
 def test_ranks_with_other_requests_are_lost_and_hang_nobody(
