@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from hicache_storage.controller import CacheController, CachePool, ControllerSettings
+from hicache_storage.controller import CacheController, Channel, ControllerSettings
 from hicache_storage.errors import ConfigError
-from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import page_hashes
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.replay.content import PageContent
+from hicache_storage.replay.pools import cache_pools, rank_shape
 from hicache_storage.replay.report import Flow, Tally, figures
 from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
+from hicache_storage.topology import Grid, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.controller import Lease, Reservation
+    from hicache_storage.controller import CachePool, Lease, Ranks, Reservation
+    from hicache_storage.page import Page
     from hicache_storage.replay.models import PoolShape
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
@@ -32,6 +33,18 @@ if TYPE_CHECKING:
 _ROOM_TIMEOUT_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOPPED_DRAIN_TIMEOUT_S = 5.0
+
+
+class Stop(Protocol):
+    """What ends a replay early, as `threading.Event` does."""
+
+    def is_set(self) -> bool:
+        """Whether no further request is to be played. Asked once for each, and once at the end."""
+        ...
+
+    def wait(self, timeout_s: float, /) -> bool:
+        """Wait for it, no longer than that."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +62,16 @@ class ReplaySettings:
     page_tokens: int = 64
     layout: str = "page_first"
     host_nbytes: int = 1 << 30
-    """L2: shared by the pools so that each has the same number of slots."""
+    """L2 of a rank: shared by the pools so that each has the same number of slots."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     speed: float | None = None
     """Times real time; None: each request as soon as the one before is done."""
+    topology: Topology = field(default_factory=Topology)
+    rank: int = 0
+    """This process, of those of `topology`."""
+    grid: Grid = field(default_factory=Grid)
+    """How pages of heads are cut for the storage."""
 
     def __post_init__(self) -> None:
         if BLOCK_TOKENS % self.page_tokens:
@@ -69,8 +87,9 @@ class ReplaySettings:
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page in all pools."""
-        return sum(pool.shape.page(self.page_tokens).nbytes for pool in self.pools)
+        """Bytes of a page in all pools of a rank."""
+        shapes = [rank_shape(pool.shape, self.topology, self.rank) for pool in self.pools]
+        return sum(shape.page(self.page_tokens).nbytes for shape in shapes)
 
     @property
     def slots(self) -> int:
@@ -92,6 +111,7 @@ class Replay:
         settings: ReplaySettings,
         *,
         next_storage: HiCacheStorage | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Allocate L2, open the key spaces, start the controller.
 
@@ -99,6 +119,7 @@ class Replay:
             storage: The first requests'.
             settings: What the replay runs with.
             next_storage: Takes the first one's place while requests run, where `run` is told when.
+            ranks: The others of the settings' topology, all of which replay the same requests.
 
         Raises:
             ConfigError: Shapes and layout that do not go together, or more L2 than there is memory.
@@ -110,12 +131,17 @@ class Replay:
         self._ideal = InfiniteCache()
         self._unsettled_pages = 0
         self._stopped = False
+        self._ranks = ranks
         with ExitStack() as opened:
             self._stores = _page_stores(storage, next_storage, settings, opened)
             self._store = self._stores[0]
-            self.pools = _cache_pools(settings, self._store.frame_nbytes, opened)
-            self._contents = [PageContent(pool.space) for pool in self.pools]
-            self._controller = CacheController(self._store, self.pools, settings.controller)
+            self.pools = cache_pools(settings, self._store.frame_nbytes, opened)
+            self._contents = [
+                [PageContent(part.space) for part in pool.stored] for pool in self.pools
+            ]
+            self._controller = CacheController(
+                self._store, self.pools, settings.controller, ranks=ranks
+            )
             opened.callback(self._close_controller)
             self._controller.start()
             self.swap: Swap | None = None
@@ -127,7 +153,7 @@ class Replay:
         self,
         requests: Iterable[Request],
         *,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         progress: Callable[[Tally], None] | None = None,
         swap_after: int | None = None,
     ) -> bool:
@@ -204,14 +230,19 @@ class Replay:
         self._unsettled_pages += pages
         if self._unsettled_pages > self.settings.slots:
             self._controller.drain(_DRAIN_TIMEOUT_S)
+            if self._ranks is not None:  # a rank may need what another is writing
+                self._ranks.minimum(Channel.RESULT, [0])
             self._unsettled_pages = pages
 
     def _verify(self, hashes: Sequence[str], lease: Lease) -> None:
         """Compare every byte of the usable prefix, in every pool, with what was written."""
         whole = [True] * lease.pages
-        for pool, content, slots in zip(self.pools, self._contents, lease.slots, strict=True):
+        for pool, contents, slots in zip(self.pools, self._contents, lease.slots, strict=True):
             for number, slot in enumerate(slots):
-                if not content.matches(hashes[number], pool.host.page(slot)):
+                if not all(
+                    content.matches(hashes[number], page)
+                    for content, page in zip(contents, _tiles(pool, slot), strict=True)
+                ):
                     self.tally.corrupt_pages += 1
                     whole[number] = False
             self.tally.verified_nbytes += len(slots) * pool.space.page_nbytes
@@ -229,9 +260,10 @@ class Replay:
             hashes = hashes[fresh.pages :]
 
     def _fill(self, fresh: Reservation) -> None:
-        for pool, content, slots in zip(self.pools, self._contents, fresh.slots, strict=True):
+        for pool, contents, slots in zip(self.pools, self._contents, fresh.slots, strict=True):
             for page_hash, slot in zip(fresh.hashes, slots, strict=True):
-                content.write(page_hash, pool.host.page(slot))
+                for content, page in zip(contents, _tiles(pool, slot), strict=True):
+                    content.write(page_hash, page)
 
 
 class _TimedPageStore(PageStore):
@@ -277,32 +309,13 @@ def _page_stores(
     return stores
 
 
+def _tiles(pool: CachePool, slot: int) -> list[Page]:
+    """What the storage calls pages: the parts of a slot, or the whole of it."""
+    return [pool.host.framed_page(slot, tile).payload for tile in range(len(pool.stored))]
+
+
 def _flow(direction: str, stores: Sequence[_TimedPageStore]) -> Flow:
     return Flow(
         nbytes=sum(store.stats().get(f"{direction}_nbytes", 0) for store in stores),
         busy_s=sum(store.busy_s[direction] for store in stores),
     )
-
-
-def _cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
-    memory_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if settings.host_nbytes > memory_nbytes:
-        raise ConfigError(
-            f"--host-size of {settings.host_nbytes} bytes: this machine has {memory_nbytes}"
-        )
-    pools: list[CachePool] = []
-    for pool in settings.pools:
-        try:
-            space = pool.space(
-                model=settings.model, layout=settings.layout, page_tokens=settings.page_tokens
-            )
-            host = HostPool(
-                pool.shape.page(settings.page_tokens),
-                slots=settings.slots,
-                layout=settings.layout,
-                frame_nbytes=frame_nbytes,
-            )
-        except (ValueError, MemoryError) as error:
-            raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error
-        pools.append(CachePool(space=space, host=opened.enter_context(host)))
-    return pools

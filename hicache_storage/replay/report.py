@@ -175,6 +175,9 @@ def _tier_rows(report: Mapping[str, Any]) -> Iterator[list[str]]:
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _run_facts(report)
     prefetch = report["prefetch"]
+    if report["ranks"] is not None:
+        written = ", ".join(f"{pages:,}" for pages in report["ranks"]["written_pages"])
+        yield "ranks", f"{report['ranks']['size']} processes; wrote {written} pages"
     if len(report["pools"]) > 1:
         found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
         yield "draft pages paired", f"{report['paired_pages']:,} of {found:,} pages found"
