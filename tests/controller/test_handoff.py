@@ -204,6 +204,23 @@ class TestPrefillSide:
 
 
 class TestPools:
+    def test_pipeline_stages_hand_over_their_layers(self, storage: MemoryStorage) -> None:
+        """Of two stages the first has one layer of the target, the second has two and the draft."""
+        for rank in range(2):
+            with (
+                engine_rank(storage, rank=rank, stages=2, by_layers=True) as (controller, store),
+                HandoffSender(controller, store, PATIENT) as sender,
+            ):
+                compute(controller, PROMPT)
+                assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+
+        with receiving(storage, by_layers=True) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            layers = sorted(each.shard.layers for each in incoming.completions)
+            assert layers == [(0, 1), (0, 1), (1, 2), (2, 3)]
+            assert taken(incoming) == len(PROMPT)
+
     def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
         self, storage: MemoryStorage
     ) -> None:
