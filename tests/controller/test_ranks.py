@@ -227,6 +227,21 @@ def test_a_rank_that_is_gone_hangs_nobody(fleet: Callable[..., Fleet]) -> None:
     assert not leaked(survivor)
 
 
+def test_whatever_fails_in_asking_loses_the_ranks_and_raises_nothing() -> None:
+    class Broken(SingleRank):
+        size = 2
+
+        def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+            raise OSError("no network")
+
+    with engine_on(None, cache_pools(), ranks=Broken()) as engine:
+        compute(engine, PROMPT)
+        with engine.prefetch("r", PROMPT).result() as lease:
+            assert lease.pages == 0
+        assert engine.explain("r").reason is Reason.RANKS_LOST
+        assert not leaked(engine)
+
+
 def test_ranks_ask_with_one_thread() -> None:
     with pytest.raises(ValueError, match="prefetch_threads must be 1, not 2"):
         CacheController(
