@@ -34,7 +34,7 @@ from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.workers import Workers, when_all_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Future
     from typing import TypeAlias
 
@@ -170,7 +170,7 @@ class PageStore:
             there = [False] * len(hashes) if held is None else list(held[number])
             asked = [page for page in range(prefix) if not there[page]]
             answers, failure = self._exists(
-                self.framed(pool.space), [hashes[page] for page in asked], deadline_s
+                self.framed(pool.space), [hashes[page] for page in asked], deadline_s, timeout_s
             )
             for page, answer in zip(asked, answers, strict=True):
                 there[page] = answer
@@ -270,9 +270,18 @@ class PageStore:
             for futures in blocks
         ]
         tallies = [_tally(per_page) for per_page in verdicts]
-        self.breaker.record(succeeded=not any(_STORE_FAILED & tally.keys() for tally in tallies))
+        failures = {verdict for tally in tallies for verdict in _STORE_FAILED & tally.keys()}
+        self._record(failures, timeout_s)
         self._count(lane.name, transfers, tallies)
         return Outcome(verdicts, when_all_done(all_futures))
+
+    def _record(self, failures: Collection[Verdict], timeout_s: float | None) -> None:
+        """Tell the breaker, unless all that was wrong is that the caller did not wait."""
+        impatient = timeout_s is not None and timeout_s < self.settings.timeout_s
+        if impatient and set(failures) == {Verdict.TIMEOUT}:
+            self.breaker.dismiss()
+        else:
+            self.breaker.record(succeeded=not failures)
 
     def _submit(
         self, transfer: Transfer, piece: Piece, lane: _Lane, deadline_s: float
@@ -299,7 +308,7 @@ class PageStore:
         ]
 
     def _exists(
-        self, framed: KeySpace, hashes: Sequence[str], deadline_s: float
+        self, framed: KeySpace, hashes: Sequence[str], deadline_s: float, timeout_s: float | None
     ) -> tuple[list[bool], Verdict | None]:
         """What is there, and why some of it could not be said."""
         if not hashes:
@@ -314,7 +323,7 @@ class PageStore:
         _await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
         failed = [answer for answer in answers if isinstance(answer, Verdict)]
-        self.breaker.record(succeeded=not failed)
+        self._record(failed, timeout_s)
         self._counters.add("match_failed", len(failed))
         there: list[bool] = []
         for part, answer in zip(parts, answers, strict=True):

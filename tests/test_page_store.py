@@ -295,6 +295,42 @@ class TestMatch:
         assert match.pages == 4
         assert [0, 4] == [length for length, usable in enumerate(match.usable) if usable]
 
+    def test_what_the_caller_has_is_not_asked_for_and_counts(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The caller has pages 0, 1 and 5; storage has 2 to 4."""
+        store = open_store()
+        store.save([transfer(filled(3), HASHES[2:5])])
+        storage.batches.clear()
+
+        held = [number in (0, 1, 5) for number in range(8)]
+        match = store.match(HASHES, [Pool(space=TARGET)], held=[held])
+
+        assert match.pages == 6
+        assert [("batch_exists", 5)] == storage.batches
+
+    @pytest.mark.parametrize(
+        ("error", "failure"),
+        [
+            (StorageUnavailable("gone"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+            (ValueError("bug"), Verdict.ERROR),
+        ],
+    )
+    def test_it_tells_why_a_pool_could_not_be_asked(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        error: Exception,
+        failure: Verdict,
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        assert [None] == store.match(HASHES, [Pool(space=TARGET)]).failures
+        storage.hooks["batch_exists"] = failing(error)
+
+        assert [failure] == store.match(HASHES, [Pool(space=TARGET)]).failures
+        assert [Verdict.BREAKER_OPEN] == store.match(HASHES, [Pool(space=TARGET)]).failures
+
     @pytest.mark.parametrize("error", [StorageUnavailable("gone"), ValueError("bug")])
     def test_a_store_that_fails_has_nothing(
         self, storage: HookedStorage, open_store: Callable[..., PageStore], error: Exception
@@ -514,6 +550,20 @@ class TestBreaker:
         assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
         assert store.breaker.state == "closed"
         assert store.stats()["breaker_opened"] == 1
+
+    def test_a_caller_in_a_hurry_does_not_open_it(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """Requests with short deadlines must not take the store from the others."""
+        store = open_store(breaker_failures=1, timeout_s=20)
+        gate = Gate()
+        storage.hooks["batch_get"] = storage.hooks["batch_exists"] = gate
+
+        assert [[Verdict.TIMEOUT]] == store.load([transfer(empty(1))], timeout_s=0.01).verdicts
+        store.match(HASHES, [Pool(space=TARGET)], timeout_s=0.01)
+
+        assert store.breaker.state == "closed"
+        gate.open()
 
     def test_misses_and_refusals_do_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]

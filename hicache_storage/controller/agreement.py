@@ -64,14 +64,14 @@ class Agreement:
             *common, least, negated, shortest = self._ranks.minimum(channel, question)
             if (least, negated) != (digest, -digest):
                 raise RanksLost(f"another rank asks about another request than {request_id!r}")  # noqa: TRY301
-        except RanksLost as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, this rank is out of step from here
             self._lose(error)
             return Agreed(0, lost=True)
         pages = longest([bool(answer) for answer in common])
         rank = shortest % size
         return Agreed(pages, None if rank == self._ranks.rank or pages == own else rank)
 
-    def _lose(self, error: RanksLost) -> None:
+    def _lose(self, error: Exception) -> None:
         if not self._lost:
             self._lost = True
             self._counters.add("ranks_lost")

@@ -245,6 +245,7 @@ class CacheController:
         tier, self._tier = self._tier, None
         if tier is None:
             return True
+        drain &= self._started
         owed = self.cache.unwritten() if drain and self._writes_back else []
         return tier.end(owed=owed, drain=drain, timeout_s=timeout_s)
 

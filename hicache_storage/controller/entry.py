@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hicache_storage.controller.pool_set import Bits, Slots
+    from hicache_storage.controller.pool_set import Bits, PageSlots
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +14,7 @@ class Entry:
     """A page of L2, in every pool. Its fields are the cache's to change, under its lock."""
 
     page_hash: str
-    slots: Slots
+    slots: PageSlots
     """In each pool of every page, always; in a trailing pool where a window needs it."""
     filled: Bits
     """Pools whose slot holds the page. The others' slots hold anything, and nobody may read them."""

@@ -14,7 +14,7 @@ from hicache_storage.controller.slot_groups import SlotGroups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.controller.pool_set import Bits, Slots
+    from hicache_storage.controller.pool_set import Bits, PageSlots
     from hicache_storage.controller.pools import CachePool
 
 
@@ -93,7 +93,7 @@ class HostCache:
 
     # --- pages to come -------------------------------------------------------------------------------
 
-    def allocate(self, wanted: Sequence[Bits], *, timeout_s: float = 0.0) -> list[Slots]:
+    def allocate(self, wanted: Sequence[Bits], *, timeout_s: float = 0.0) -> list[PageSlots]:
         """For each of `wanted`, a page's slots in these pools, in all or in none; evicts what is idle.
 
         Fewer where the rest is pinned or must be written first; with `timeout_s` it waits that long for
@@ -108,7 +108,7 @@ class HostCache:
             if got or not wanted or left_s <= 0:
                 return got
 
-    def free(self, groups: Iterable[Slots]) -> None:
+    def free(self, groups: Iterable[PageSlots]) -> None:
         """Give slots back that never became part of L2."""
         with self._changed:
             for slots in groups:
@@ -118,13 +118,13 @@ class HostCache:
     def insert(
         self,
         page_hash: str,
-        slots: Slots,
+        slots: PageSlots,
         *,
         filled: Bits,
         stored: Bits = 0,
         busy: Bits = 0,
         epoch: int | None = None,
-    ) -> tuple[Entry, Slots]:
+    ) -> tuple[Entry, PageSlots]:
         """Make a page part of L2, pinned, with the pools that are `filled`.
 
         Where it is there already it gains the pools that it lacked. Gives the entry, and the slots that
@@ -249,11 +249,11 @@ class HostCache:
         return entry.filled & ~entry.stored & self.pool_set.written
 
     def _make(
-        self, page_hash: str, slots: Slots, filled: Bits, stored: Bits, busy: Bits
-    ) -> tuple[Entry, Slots]:
+        self, page_hash: str, slots: PageSlots, filled: Bits, stored: Bits, busy: Bits
+    ) -> tuple[Entry, PageSlots]:
         entry = Entry(page_hash, list(slots), filled, stored, busy)
         self._entries[page_hash] = entry
-        left: Slots = [None] * len(slots)
+        left: PageSlots = [None] * len(slots)
         for number in numbers(self.pool_set.trailing):
             if not (filled | busy) >> number & 1:
                 left[number], entry.slots[number] = entry.slots[number], None
@@ -275,9 +275,9 @@ class HostCache:
 
     def _allocate_now(
         self, wanted: Sequence[Bits], timeout_s: float
-    ) -> tuple[list[Slots], list[Entry]]:
+    ) -> tuple[list[PageSlots], list[Entry]]:
         """The slots that there are, and the pages that must be written before there are more."""
-        got: list[Slots] = []
+        got: list[PageSlots] = []
         dirty: list[Entry] = []
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(wanted), timeout_s)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.host_cache import HostCache
-    from hicache_storage.controller.pool_set import Bits, Slots
+    from hicache_storage.controller.pool_set import Bits, PageSlots
 
 
 class Lease:
@@ -174,7 +174,7 @@ class Reservation:
 
     cache: HostCache
     hashes: list[str]
-    groups: list[Slots]
+    groups: list[PageSlots]
     _open: bool = field(default=True, init=False)
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.controller.context import Context
     from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import Bits, Slots
+    from hicache_storage.controller.pool_set import Bits, PageSlots
     from hicache_storage.controller.prefetch import Prefetch
     from hicache_storage.controller.tier import Tier
     from hicache_storage.transfer import Outcome
@@ -33,7 +33,7 @@ class _Row:
     page_hash: str
     bits: Bits
     """The pools that are read."""
-    slots: Slots
+    slots: PageSlots
     entry: Entry | None = None
     """The page of L2, pinned, that is completed; None: the slots are a new page's."""
 
@@ -81,27 +81,33 @@ class Loading:
         for nth, number, verdict in traffic.failures(outcome):
             self._findings.troubles[rows[nth].page, number] = Reason.of(verdict)
         arrived = dict.fromkeys(wanted, 0)
+        loaded = used = 0
         for row, ok in zip(rows, traffic.ok(outcome), strict=True):
             arrived[row.page] = ok
-            self._land(row, ok, outcome.settled)
+            loaded += bool(ok)
+            used += self._land(row, ok, outcome.settled)
+        self._context.counters.add("loaded_pages", loaded)
+        self._context.counters.add("loaded_unused_pages", loaded - used)
         return not any(self._vital & bits & ~arrived[page] for page, bits in wanted.items())
 
     def _read(self, rows: list[_Row], traffic: PoolTraffic) -> Outcome | None:
         """One call to the store; None, and the slots are given back, where it is not made."""
-        nbytes = traffic.nbytes
-        in_flight = self._tier.in_flight
-        outcome = None
+        if not rows:
+            return None
+        nbytes, in_flight, store = traffic.nbytes, self._tier.in_flight, self._tier.store
+        timeout_s = store.settings.timeout_s
+        if not in_flight.enter(nbytes, self._prefetch.at_most_s(timeout_s)):
+            self._findings.stopped = Reason.IN_FLIGHT_LIMIT
+            self._give_back(rows)
+            return None
         try:
-            if rows and in_flight.enter(nbytes, self._patience_s()):
-                outcome = self._tier.store.load(traffic.transfers(), timeout_s=self._patience_s())
-            elif rows:
-                self._findings.stopped = Reason.IN_FLIGHT_LIMIT
-        finally:
-            if outcome is None:
-                self._give_back(rows)
-        if outcome is not None:
-            self._tier.track(outcome.settled)
-            outcome.settled.add_done_callback(lambda _: in_flight.leave(nbytes))
+            outcome = store.load(traffic.transfers(), timeout_s=self._prefetch.at_most_s(timeout_s))
+        except BaseException:
+            in_flight.leave(nbytes)
+            self._give_back(rows)
+            raise
+        self._tier.track(outcome.settled)
+        outcome.settled.add_done_callback(lambda _: in_flight.leave(nbytes))
         return outcome
 
     # --- slots: each row's come to rest exactly once -------------------------------------------------
@@ -127,7 +133,7 @@ class Loading:
                 rows.append(self._claimed(page, entry, wanted[page]))
         return rows
 
-    def _slots(self, wanted: Sequence[Bits]) -> list[Slots]:
+    def _slots(self, wanted: Sequence[Bits]) -> list[PageSlots]:
         """Slots for new pages, before what the request holds behind them: a prefix grows at its head."""
         groups = self._cache.allocate(wanted, timeout_s=self._room_timeout_s)
         while len(groups) < len(wanted) and self._prefetch.give_tail(len(wanted) - len(groups)):
@@ -147,22 +153,20 @@ class Loading:
             if row.entry is not None:
                 self._unclaim(row.entry, row.bits)
 
-    def _land(self, row: _Row, ok: Bits, settled: Future[None]) -> None:
-        """What arrived is L2's; the rest is free once nobody writes into it any more."""
-        cache, epoch = self._cache, self._tier.epoch
-        counted = bool(ok)
-        used = False
-        entry = row.entry
+    def _land(self, row: _Row, ok: Bits, settled: Future[None]) -> bool:
+        """What arrived is L2's, the rest is free once nobody writes into it any more.
+
+        Whether something of the page came in time for its request.
+        """
+        cache, entry = self._cache, row.entry
         if entry is not None:
-            cache.fill(entry, ok, stored=ok, epoch=epoch)
+            cache.fill(entry, ok, stored=ok, epoch=self._tier.epoch)
             settled.add_done_callback(lambda _: self._unclaim(entry, row.bits & ~ok))
-            used = counted and self._prefetch.note_loaded(row.page)
-        elif self._vital & ~ok:
+            return bool(ok) and self._prefetch.note_loaded(row.page)
+        if self._vital & ~ok:
             settled.add_done_callback(lambda _: cache.free([row.slots]))
-        else:
-            used = self._make(row, ok, settled)
-        self._context.counters.add("loaded_pages", counted)
-        self._context.counters.add("loaded_unused_pages", counted and not used)
+            return False
+        return self._make(row, ok, settled)
 
     def _make(self, row: _Row, ok: Bits, settled: Future[None]) -> bool:
         """A new page of L2; whether it came in time for its request."""
@@ -184,9 +188,3 @@ class Loading:
     def _unclaim(self, entry: Entry, claimed: Bits) -> None:
         self._cache.unclaim(entry, claimed)
         self._cache.unpin([entry])
-
-    def _patience_s(self) -> float:
-        """How long one step may take: the store's timeout, and no longer than the request has left."""
-        timeout_s = self._tier.store.settings.timeout_s
-        left_s = self._prefetch.left_s()
-        return timeout_s if left_s is None else max(0.001, min(timeout_s, left_s))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Bits: TypeAlias = int
     """Some of the pools: bit n stands for pool n."""
-    Slots: TypeAlias = list[int | None]
+    PageSlots: TypeAlias = list[int | None]
     """A page's slot in each pool, in the order of the pools; None where it has none."""
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pool_set import Bits
 
 
+# Of a call that is made when the request's deadline has just passed.
+_LEAST_TIMEOUT_S = 0.001
+
+
 class Prefetch:
     """Ended by `result`, or by `cancel` where it is not wanted any more.
 
@@ -158,7 +162,9 @@ class Prefetch:
     def _gap(self, filled: list[Bits], usable_pages: int) -> tuple[int, int] | None:
         """For want of what the prefix ends: of what was planned, or of what there was to plan."""
         pool_set, vital = self._cache.pool_set, self._context.vital
-        known = self.findings.present or filled
+        known = [
+            had | said for had, said in zip(filled, self.findings.present or filled, strict=True)
+        ]
         planned = longest(pool_set.usable(known, vital))
         return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, vital)
 
@@ -204,6 +210,11 @@ class Prefetch:
         if self._deadline_s is None:
             return None
         return self._deadline_s - (time.monotonic() - self._began_s)
+
+    def at_most_s(self, timeout_s: float) -> float:
+        """`timeout_s`, or what the request has left where that is less."""
+        left_s = self.left_s()
+        return timeout_s if left_s is None else min(timeout_s, max(left_s, _LEAST_TIMEOUT_S))
 
     def entry(self, page: int) -> Entry | None:
         """The page of L2, pinned; None: L2 had none when it was last asked."""

@@ -129,8 +129,9 @@ class Prefetcher:
         with tier.used() as may:
             if not may:
                 return Reason.DETACHED
+            timeout_s = prefetch.at_most_s(tier.store.settings.timeout_s)
             found = survey(
-                tier.store, pool_set, vital, prefetch.hashes, filled, timeout_s=prefetch.left_s()
+                tier.store, pool_set, vital, prefetch.hashes, filled, timeout_s=timeout_s
             )
         prefetch.findings.failures = found.failures
         prefetch.findings.present = found.present

@@ -9,7 +9,7 @@ from hicache_storage.controller.pool_set import numbers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.controller.pool_set import Bits, PoolSet, Slots
+    from hicache_storage.controller.pool_set import Bits, PageSlots, PoolSet
 
 
 class SlotGroups:
@@ -18,9 +18,9 @@ class SlotGroups:
     def __init__(self, pool_set: PoolSet) -> None:
         self._hosts = [pool.host for pool in pool_set.pools]
 
-    def take(self, wanted: Bits) -> Slots | None:
+    def take(self, wanted: Bits) -> PageSlots | None:
         """One slot in each of the `wanted` pools, or none in any."""
-        taken: Slots = [None] * len(self._hosts)
+        taken: PageSlots = [None] * len(self._hosts)
         for number in numbers(wanted):
             slot = self._hosts[number].allocate(1)
             if slot is None:

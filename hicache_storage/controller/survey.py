@@ -32,7 +32,7 @@ def survey(
     hashes: Sequence[str],
     filled: Sequence[Bits],
     *,
-    timeout_s: float | None,
+    timeout_s: float,
 ) -> Survey:
     """Ask the store for what L2 lacks: `filled` tells which pools L2 has of each page.
 
@@ -54,7 +54,7 @@ def _ask(
     hashes: Sequence[str],
     *,
     found: Survey,
-    timeout_s: float | None,
+    timeout_s: float,
 ) -> None:
     parts = [(number, part) for number in chosen for part in pool_set.pools[number].stored]
     pages = range(len(hashes))

@@ -101,7 +101,7 @@ class Tier:
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
-        self.writeback.offer(owed)
+        self.writeback.offer(owed, bounded=False)
         if drain:
             self.writeback.drain(timeout_s)
         ended = self.writeback.close(max(0.1, deadline_s - time.monotonic()))

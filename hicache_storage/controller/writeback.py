@@ -66,13 +66,14 @@ class Writeback:
         if uses is not None:
             self.offer(self._cache.claim_for_writing(entries, uses))
 
-    def offer(self, entries: Sequence[Entry]) -> None:
-        """Queue `entries`, each pinned and marked for it; drop what does not fit."""
+    def offer(self, entries: Sequence[Entry], *, bounded: bool = True) -> None:
+        """Queue `entries`, each pinned and marked for it; if `bounded`, drop what does not fit."""
         if not entries:
             return
         with self._changed:
             self._queue.extend(entries)
-            excess = len(self._queue) - (0 if self._closing else self._limit)
+            limit = self._limit if bounded else len(self._queue)
+            excess = len(self._queue) - (0 if self._closing else limit)
             oldest = self._settings.drop_policy is DropPolicy.OLDEST
             end = self._queue.popleft if oldest else self._queue.pop
             dropped = [end() for _ in range(max(0, excess))]

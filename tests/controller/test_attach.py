@@ -21,13 +21,11 @@ from engines import (
 from pages import hash_of
 from stores import Gate, HookedStorage
 
-from hicache_storage.controller import Reason, WritePolicy
+from hicache_storage.controller import CacheController, Reason, WritePolicy
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from hicache_storage.controller import CacheController
 
 
 @pytest.fixture
@@ -108,8 +106,11 @@ class TestAttach:
                 raise StorageUnavailable("no room to register")
             registered.append(len(buffer))
 
-        bad.register_buffer = register  # type: ignore[method-assign, assignment]
-        bad.unregister_buffer = lambda buffer: registered.remove(len(buffer))  # type: ignore[method-assign, assignment, arg-type]
+        def unregister(buffer: memoryview) -> None:
+            registered.remove(len(buffer))
+
+        vars(bad)["register_buffer"] = register
+        vars(bad)["unregister_buffer"] = unregister
         with engine_on(None, cache_pools()) as engine:
             with pytest.raises(StorageUnavailable):
                 engine.attach(stack.enter_context(page_store(bad)))
@@ -143,6 +144,21 @@ class TestDetach:
             assert engine.detach()
             assert stored(storage) == 32
 
+    def test_write_back_pays_more_than_its_queue_holds(self) -> None:
+        storage = HookedStorage()
+        how: dict[str, Any] = {"write_policy": WritePolicy.WRITE_BACK, "write_queue_pages": 2}
+        with engine_on(storage, cache_pools(), **how) as engine:
+            compute(engine, PROMPT)
+        assert stored(storage) == 32
+
+    def test_a_controller_that_never_started_closes_at_once(self, stack: ExitStack) -> None:
+        store = stack.enter_context(page_store(HookedStorage()))
+        engine = CacheController(store, cache_pools())
+        compute(engine, PROMPT)
+
+        assert engine.close(timeout_s=60)
+        assert not leaked(engine)
+
     def test_a_prefetch_in_progress_ends_with_what_has_arrived(self) -> None:
         storage, gate = HookedStorage(), Gate()
         with engine_on(storage, cache_pools()) as first:
@@ -168,7 +184,11 @@ class TestDetach:
     def test_a_hung_store_is_left_behind_with_its_pages_and_no_others(self) -> None:
         storage, gate = HookedStorage(), Gate()
         unregistered = threading.Event()
-        storage.unregister_buffer = lambda buffer: unregistered.set()  # type: ignore[method-assign]
+
+        def unregister(buffer: memoryview) -> None:
+            unregistered.set()
+
+        vars(storage)["unregister_buffer"] = unregister
         with engine_on(storage, cache_pools(), timeout_s=0.1) as engine:
             storage.hooks["batch_set"] = gate
             compute(engine, PROMPT[:4])
@@ -207,6 +227,12 @@ class TestDetach:
             assert engine.detach()
 
 
+def requests_pass(engine: CacheController, count: int) -> None:
+    """Wait until as many have been served."""
+    enough = engine.stats().get("requests", 0) + count
+    until(lambda: engine.stats().get("requests", 0) >= enough)
+
+
 def test_stores_come_and_go_under_load(stack: ExitStack) -> None:
     """Four threads on overlapping prompts; two stores take turns twenty times."""
     storages = [HookedStorage(), HookedStorage()]
@@ -234,8 +260,7 @@ def test_stores_come_and_go_under_load(stack: ExitStack) -> None:
             thread.start()
         for turn in range(20):
             engine.attach(stores[turn % 2])
-            seen = engine.stats().get("requests", 0)
-            until(lambda: engine.stats().get("requests", 0) >= seen + 5)
+            requests_pass(engine, 5)
             assert engine.detach(drain=turn % 3 == 0, timeout_s=20)
         stop.set()
         for thread in threads:

@@ -67,7 +67,7 @@ def two_prompts(storage: FaultyStorage, timeout_s: float, **how: Any) -> Problem
 
 def optional_drafts(storage: FaultyStorage, timeout_s: float) -> Problems:
     """The first engine has no draft; the second takes the target, and its draft fills the gaps."""
-    taking = {"partial_hits": PartialHits.TAKE_TARGET, "timeout_s": timeout_s}
+    taking: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET, "timeout_s": timeout_s}
     with engine_on(storage, optional_draft(), **taking) as engine:
         compute(engine, HEAD[:5], without=["draft"])
         compute(engine, HEAD[5:])
@@ -112,7 +112,11 @@ def cancelled(storage: FaultyStorage, timeout_s: float) -> Problems:
     with engine_on(storage, cache_pools(), timeout_s=timeout_s) as engine:
         yield from served(engine, "first", HEAD)
         yield from finished(engine, storage)
-    how = {"timeout_s": timeout_s, "prefetch_policy": PrefetchPolicy.BEST_EFFORT, "batch_pages": 2}
+    how: dict[str, Any] = {
+        "timeout_s": timeout_s,
+        "prefetch_policy": PrefetchPolicy.BEST_EFFORT,
+        "batch_pages": 2,
+    }
     with engine_on(storage, cache_pools(), **how) as engine:
         engine.prefetch("at once", HEAD).cancel()
         late = engine.prefetch("late", HEAD)
@@ -147,7 +151,8 @@ HANGING_S = 0.03
 
 
 def played(scenario: Scenario, strikes: Sequence[Strike], timeout_s: float) -> FaultyStorage:
-    storage = FaultyStorage(MemoryStorage(), strikes, seed=len(strikes), delay_s=0.001)
+    seed = sum(strike.call for strike in strikes)
+    storage = FaultyStorage(MemoryStorage(), strikes, seed=seed, delay_s=0.001)
     assert not list(scenario(storage, timeout_s)), strikes
     return storage
 

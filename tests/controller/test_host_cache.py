@@ -13,7 +13,7 @@ from hicache_storage.controller.pools import CachePool
 
 if TYPE_CHECKING:
     from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import Slots
+    from hicache_storage.controller.pool_set import PageSlots
 
 BOTH = 0b11
 """The bits of target and draft."""
@@ -26,7 +26,7 @@ def held(cache: HostCache, *hashes: str) -> list[Entry]:
     return [inserted(cache, h, group, stored=BOTH) for h, group in zip(hashes, slots, strict=True)]
 
 
-def inserted(cache: HostCache, page_hash: str, slots: Slots, *, stored: int = 0) -> Entry:
+def inserted(cache: HostCache, page_hash: str, slots: PageSlots, *, stored: int = 0) -> Entry:
     entry, left = cache.insert(page_hash, slots, filled=BOTH, stored=stored)
     cache.free([left])
     return entry

@@ -18,7 +18,7 @@ from engines import (
 )
 from stores import Gate, HookedStorage, failing
 
-from hicache_storage.controller import Coverage, PartialHits
+from hicache_storage.controller import Coverage, PartialHits, Reason
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def hook_reads(storage: HookedStorage, pool: str, hook: Callable[[Callable[[], A
         )
         return answers
 
-    storage.inner.batch_get = hooked  # type: ignore[method-assign]
+    vars(storage.inner)["batch_get"] = hooked
 
 
 class TestShorten:
@@ -123,7 +123,7 @@ class TestTakeTarget:
                 loads.append(len(transfers))
                 return load(transfers, **more)
 
-            tier.store.load = counted  # type: ignore[method-assign]
+            vars(tier.store)["load"] = counted
             engine.prefetch("r", PROMPT).result().release()
         assert loads == [2]
 
@@ -151,6 +151,22 @@ class TestTakeTarget:
             assert [5, 6] == list(second.claim("draft"))
 
             second.release()
+            assert not leaked(engine)
+
+    def test_a_page_that_is_committed_leaves_a_claimed_gap_to_its_claimer(
+        self, storage: HookedStorage
+    ) -> None:
+        with self.taking(storage) as engine:
+            with engine.prefetch("r", PROMPT).result() as lease:
+                claimed = lease.claim("draft")
+                compute(engine, PROMPT[5:7])
+                assert claimed == lease.claim("draft")
+                assert [5, 6] == recompute(lease, "draft")
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert lease.verdict is BOTH
+                assert is_right(lease)
+                assert list(claimed.values()) == lease.slots[1][5:7]
+            assert engine.drain(20)
             assert not leaked(engine)
 
     def test_what_was_not_claimed_cannot_be_filled(self, storage: HookedStorage) -> None:
@@ -216,6 +232,65 @@ class TestTakeTarget:
             until(lambda: not leaked(engine))
             assert [32, 32] == free_slots(engine)
 
+    def test_a_read_that_is_not_made_gives_its_claims_back(self, storage: HookedStorage) -> None:
+        """L2 has the target of 5 and 6; their draft has come to L3, but too many bytes are in flight."""
+        with (
+            self.taking(storage, timeout_s=0.1, inflight_nbytes=1) as engine,
+            self.taking(storage) as other,
+        ):
+            engine.prefetch("r", PROMPT).result().release()
+            compute(other, PROMPT[5:7])
+            assert other.drain(20)
+            tier = engine._tier
+            assert tier is not None
+            until(lambda: not tier.in_flight.nbytes)
+            assert tier.in_flight.enter(1, 0)
+            with engine.prefetch("refused", PROMPT).result() as lease:
+                assert [5, 6] == lease.missing("draft")
+                assert [5, 6] == list(lease.claim("draft"))
+            tier.in_flight.leave(1)
+
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert ([5, 6], BOTH) == (lease.loaded, lease.verdict)
+            assert not leaked(engine)
+
+    def test_a_read_that_raises_gives_everything_back(self, storage: HookedStorage) -> None:
+        """A defect of the page store: one request is lost, its slots and its thread are not."""
+        with self.taking(storage) as engine:
+            tier = engine._tier
+            assert tier is not None
+
+            def broken(*_: Any, **__: Any) -> Any:
+                raise ValueError("a bug")
+
+            vars(tier.store)["load"] = broken
+            with engine.prefetch("r", PROMPT).result() as lease:
+                assert lease.pages == 0
+            assert engine.explain("r").reason is Reason.INTERNAL_ERROR
+            assert not leaked(engine)
+            assert not tier.in_flight.nbytes
+
+            del vars(tier.store)["load"]
+            assert engine.prefetch("again", PROMPT).result().pages == 12
+
+    def test_slots_of_a_hung_read_are_kept_though_the_page_came_another_way(
+        self, storage: HookedStorage
+    ) -> None:
+        gate = Gate()
+        with self.taking(storage, timeout_s=0.3) as engine:
+            hook_reads(storage, "draft", gate)
+            prefetch = engine.prefetch("r", PROMPT[:4])
+            assert gate.entered.wait(20)
+            compute(engine, PROMPT[:4])
+            with prefetch.result() as lease:
+                assert lease.verdict is BOTH
+                assert is_right(lease)
+            assert [24, 24] == free_slots(engine)  # the store may still write into four of them
+
+            gate.open()
+            until(lambda: [28, 28] == free_slots(engine))
+            assert not leaked(engine)
+
 
 class TestCommit:
     def test_a_draft_that_did_not_run_is_not_there(self) -> None:
@@ -249,7 +324,7 @@ class TestWriting:
             order.append(space.pool)
             return write(space, hashes, pages)
 
-        storage.inner.batch_set = noted  # type: ignore[method-assign]
+        vars(storage.inner)["batch_set"] = noted
         with engine_on(storage, optional_draft()) as engine:
             compute(engine, PROMPT[:4])
             assert engine.drain(20)
@@ -268,7 +343,7 @@ class TestWriting:
                 saves.append([transfer.space.pool for transfer in transfers])
                 return save(transfers)
 
-            tier.store.save = counted  # type: ignore[method-assign]
+            vars(tier.store)["save"] = counted
             compute(engine, PROMPT[:12])
             assert engine.drain(20)
         assert saves == [["kv"], ["kv", "draft"], ["kv", "draft"], ["draft"]]
@@ -285,7 +360,7 @@ class TestWriting:
             write(space, [hashes[n] for n in kept], [pages[n] for n in kept])
             return [page_hash != PROMPT[2] for page_hash in hashes]
 
-        storage.inner.batch_set = refuse  # type: ignore[method-assign]
+        vars(storage.inner)["batch_set"] = refuse
         with engine_on(storage, optional_draft()) as engine:
             compute(engine, PROMPT[:4])
             assert engine.drain(20)

@@ -175,16 +175,27 @@ def test_a_rank_without_a_store_answers_all_the_same(fleet: Callable[..., Fleet]
     assert ranks.engines[0].explain("r").rank == 1
 
 
-def test_a_cancelled_request_is_answered(fleet: Callable[..., Fleet]) -> None:
+def test_a_request_that_was_cancelled_before_its_turn_is_answered(
+    fleet: Callable[..., Fleet],
+) -> None:
+    """The first rank cancels while its thread waits for the other one, which serves it to its end."""
     ranks = fleet(2)
     ranks.compute(PROMPT)
+    cancelled = threading.Event()
 
-    def cancel(_: int, engine: CacheController) -> int:
-        engine.prefetch("cancelled", PROMPT).cancel()
-        with engine.prefetch("next", PROMPT).result() as lease:
+    def act(rank: int, engine: CacheController) -> int:
+        if rank:
+            assert cancelled.wait(20)
+        first, second = (engine.prefetch(name, PROMPT) for name in ("first", "second"))
+        if rank:
+            second._complete.wait(20)
+        second.cancel()
+        cancelled.set()
+        first.result().release()
+        with engine.prefetch("third", PROMPT).result() as lease:
             return lease.pages
 
-    assert ranks.everywhere(cancel) == [16, 16]
+    assert ranks.everywhere(act) == [16, 16]
 
 
 def test_ranks_with_other_requests_are_lost_and_hang_nobody(
@@ -214,6 +225,21 @@ def test_a_rank_that_is_gone_hangs_nobody(fleet: Callable[..., Fleet]) -> None:
         with survivor.prefetch(f"{number}", PROMPT).result() as lease:
             assert lease.pages == 0
     assert not leaked(survivor)
+
+
+def test_whatever_fails_in_asking_loses_the_ranks_and_raises_nothing() -> None:
+    class Broken(SingleRank):
+        size = 2
+
+        def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+            raise OSError("no network")
+
+    with engine_on(None, cache_pools(), ranks=Broken()) as engine:
+        compute(engine, PROMPT)
+        with engine.prefetch("r", PROMPT).result() as lease:
+            assert lease.pages == 0
+        assert engine.explain("r").reason is Reason.RANKS_LOST
+        assert not leaked(engine)
 
 
 def test_ranks_ask_with_one_thread() -> None:

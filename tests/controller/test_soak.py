@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from hicache_conformance.instruments.census import Census, left_after, resident_
 from pages import hash_of
 
 from hicache_storage.controller import PartialHits, PrefetchPolicy
+from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
     from hicache_storage.controller import CacheController
@@ -21,20 +24,22 @@ if TYPE_CHECKING:
 CLIENTS = 4
 PROMPTS = [[hash_of(100 * prompt + page) for page in range(6)] for prompt in range(24)]
 FAULTS = (Fault.RAISE, Fault.MISS, Fault.LIE, Fault.TEAR, Fault.FLIP)
+TIMEOUT_S = 0.02
 GROWTH_NBYTES = 16 << 20
 """More than a heap breathes, and less than a hundred thousand requests of anything kept."""
 
 
 def flapping_storage(seed: int) -> FaultyStorage:
-    """Of a hundred calls a few fail, a different way each time, over and over."""
+    """Of a hundred calls two fail, each in another way; of a thousand one overruns its deadline."""
     chance = random.Random(seed)
-    strikes = [
-        Strike(operation, call, chance.choice(FAULTS))
-        for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete")
-        for call in range(500_000)
-        if chance.random() < 0.02
-    ]
-    return FaultyStorage(MemoryStorage(), strikes, seed=seed)
+    strikes: list[Strike] = []
+    for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete"):
+        for call in range(500_000):
+            if (draw := chance.random()) < 0.021:
+                fault = Fault.DELAY if draw < 0.001 else chance.choice(FAULTS)
+                strikes.append(Strike(operation, call, fault))
+        strikes.append(Strike(operation, 40, Fault.DELAY))  # also in a short run
+    return FaultyStorage(MemoryStorage(), strikes, seed=seed, delay_s=2 * TIMEOUT_S)
 
 
 def serve(engine: CacheController, chance: random.Random, request_id: str) -> str | None:
@@ -55,8 +60,10 @@ def serve(engine: CacheController, chance: random.Random, request_id: str) -> st
     return None
 
 
-def soaked(engine: CacheController, requests: int, stores: list[FaultyStorage]) -> list[str]:
-    """Some clients at once, while stores come and go; what went wrong."""
+def soaked(
+    engine: CacheController, requests: int, stores: list[FaultyStorage], seen: Counter[str]
+) -> list[str]:
+    """Some clients at once, while stores come and go; what went wrong. `seen` counts verdicts."""
     wrong: list[str] = []
 
     def client(number: int) -> None:
@@ -75,10 +82,12 @@ def soaked(engine: CacheController, requests: int, stores: list[FaultyStorage]) 
     turn = 0
     while any(thread.is_alive() for thread in threads):
         turn += 1
-        with page_store(stores[turn % len(stores)]) as store:
-            engine.attach(store)
+        with page_store(stores[turn % len(stores)], TIMEOUT_S) as store:
+            with suppress(StorageTimeout):  # a busy machine: no store this time
+                engine.attach(store)
             threads[0].join(0.3)
             wrong += [] if engine.detach(drain=bool(turn % 2), timeout_s=30) else ["no detach"]
+            seen.update(store.stats())
     return wrong
 
 
@@ -87,6 +96,7 @@ def soaked(engine: CacheController, requests: int, stores: list[FaultyStorage]) 
 )
 def test_a_soak_leaves_nothing_behind(requests: int) -> None:
     stores = [flapping_storage(seed) for seed in range(2)]
+    seen: Counter[str] = Counter()
     before = Census.taken()
     with engine_on(
         None,
@@ -98,9 +108,9 @@ def test_a_soak_leaves_nothing_behind(requests: int) -> None:
         inflight_nbytes=1 << 13,
         write_queue_pages=16,
     ) as engine:
-        assert not soaked(engine, requests // 5, stores)  # caches and arenas reach their size
+        assert not soaked(engine, requests // 5, stores, seen)  # caches and arenas reach their size
         warm_nbytes = resident_nbytes()
-        assert not soaked(engine, requests - requests // 5, stores)
+        assert not soaked(engine, requests - requests // 5, stores, seen)
         grown_nbytes = resident_nbytes() - warm_nbytes
         assert not leaked(engine)
         done = engine.stats()
@@ -113,3 +123,5 @@ def test_a_soak_leaves_nothing_behind(requests: int) -> None:
     for event in ("loaded_pages", "written_pages", "unwritten_pages", "evicted_pages"):
         assert done[event] > 0
     assert "internal_errors" not in done
+    for verdict in ("load_timeout", "load_corrupt", "load_unavailable", "save_refused"):
+        assert seen[verdict] > 0
