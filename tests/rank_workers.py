@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.torch_ranks import TorchRanks
 
 _numbers = itertools.count()
-_PRELOADED = ["torch.distributed", "hicache_storage.controller", "hicache_storage.page_store"]
+_PRELOADED = ["torch.distributed", "hicache_storage.replay.play", "hicache_backends.file"]
 
 
 class RankProcess:
