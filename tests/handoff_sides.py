@@ -47,7 +47,8 @@ CONTROLLER = ControllerSettings(
     prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, prefetch_threshold_tokens=0
 )
 PATIENT = HandoffSettings(timeout_s=60)
-HASTY = HandoffSettings(timeout_s=0.3, poll_max_s=0.02, load_every_s=0.1)
+HASTY = HandoffSettings(timeout_s=0.3, grace_s=30, poll_max_s=0.02, load_every_s=0.1)
+"""Gives up soon, but then lets a busy machine load what is there."""
 KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 

@@ -269,7 +269,7 @@ class TestTimeout:
     def test_it_is_shorter_than_a_hanging_store(self) -> None:
         """The engine's thread waits for the clock, never for a call of the storage."""
         storage, gate = HookedStorage(), Gate()
-        with receiving(storage, handoff=HASTY) as receiver:
+        with receiving(storage, handoff=replace(HASTY, grace_s=0.3)) as receiver:
             storage.hooks["batch_exists"] = gate
             assert taken(receiver.expect("request-1", PROMPT)) == 0
             assert gate.entered.is_set()
