@@ -32,7 +32,7 @@ PAGE_TOKENS = 64
 LAYOUT = {
     "kv": "page_head",
     "draft": "page_first_direct",
-}  # heads that are cut lie together in page_head
+}  # in page_head a cut head is one piece
 MODEL = {"kv": Extent(layers=4, heads=4), "draft": Extent(layers=1)}
 GRID = {"kv": Grid(head_group=2), "draft": Grid()}
 PROMPT = list(range(1000, 1000 + 20 * PAGE_TOKENS))
