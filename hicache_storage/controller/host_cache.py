@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.controller.entry import Entry
 from hicache_storage.controller.pool_set import PoolSet, numbers
 from hicache_storage.controller.slot_groups import SlotGroups
+from hicache_storage.controller.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,9 +39,7 @@ class HostCache:
         self._write_back = write_back
         self._entries: dict[str, Entry] = {}
         self._idle: OrderedDict[str, Entry] = OrderedDict()
-        self._windows: dict[int, OrderedDict[str, Entry]] = {
-            number: OrderedDict() for number in numbers(self.pool_set.trailing)
-        }
+        self._windows = Windows(self.pool_set)
         self._changed = threading.Condition()
         self._evicted = 0
         self._leaving = 0
@@ -142,7 +141,7 @@ class HostCache:
             gained = filled & ~entry.filled & ~entry.busy
             for number in numbers(gained):  # nobody reads an unfilled slot: it can be exchanged
                 left[number], entry.slots[number] = entry.slots[number], left[number]
-                self._note_window(entry, number)
+                self._windows.note(entry, number)
             entry.filled |= gained
             entry.stored |= stored & entry.filled
             return entry, left
@@ -156,12 +155,12 @@ class HostCache:
         with self._changed:
             claimed = wanted & ~entry.filled & ~entry.busy
             for number in numbers(claimed & self.pool_set.trailing):
-                slot = self._window_slot(number)
+                slot = self._windows.slot(number, self._is_spare)
                 if slot is None:
                     claimed &= ~(1 << number)
                     continue
                 entry.slots[number] = slot
-                self._note_window(entry, number)
+                self._windows.note(entry, number)
             entry.busy |= claimed
             return claimed
 
@@ -179,7 +178,7 @@ class HostCache:
         """Claimed pools of an entry were not filled, and nobody writes into their slots any more."""
         with self._changed:
             entry.busy &= ~claimed
-            self._shed(entry, claimed & ~entry.filled & self.pool_set.trailing)
+            self._windows.shed(entry, claimed & ~entry.filled & self.pool_set.trailing)
             self._changed.notify_all()
 
     # --- pages to be written -------------------------------------------------------------------------
@@ -257,15 +256,13 @@ class HostCache:
         for number in numbers(self.pool_set.trailing):
             if not (filled | busy) >> number & 1:
                 left[number], entry.slots[number] = entry.slots[number], None
-            self._note_window(entry, number)
+            self._windows.note(entry, number)
         return entry, left
 
     def _pin(self, entry: Entry) -> None:
         entry.pins += 1
         self._idle.pop(entry.page_hash, None)
-        for number in self._windows:
-            if entry.slots[number] is not None:
-                self._windows[number].move_to_end(entry.page_hash)
+        self._windows.touch(entry)
 
     def _stay(self, entry: Entry) -> bool:
         """Whether `entry` was on its way out, which it is no longer."""
@@ -300,7 +297,7 @@ class HostCache:
         if lacking & self.pool_set.every_page:
             return self._evict(dirty)
         for number in numbers(lacking):
-            slot = self._window_slot(number)
+            slot = self._windows.slot(number, self._is_spare)
             if slot is None:
                 return False
             self.pools[number].host.free([slot])
@@ -323,32 +320,10 @@ class HostCache:
 
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.page_hash]
-        for holders in self._windows.values():
-            holders.pop(entry.page_hash, None)
+        self._windows.drop(entry)
         self._slots.free(entry.slots)
 
-    def _window_slot(self, number: int) -> int | None:
-        """A slot of a trailing pool: a free one, or that of the page whose window is idle longest."""
-        got = self.pools[number].host.allocate(1)
-        if got is not None:
-            return got[0]
-        for entry in self._windows[number].values():
-            if not entry.pins and (self._write_back is None or not self._owed(entry) >> number & 1):
-                self._shed(entry, 1 << number)
-                freed = self.pools[number].host.allocate(1)
-                return freed[0] if freed else None
-        return None
-
-    def _shed(self, entry: Entry, trailing: Bits) -> None:
-        """Take a page's slots in trailing pools away: no window that reaches over it is whole then."""
-        for number in numbers(trailing):
-            slot, entry.slots[number] = entry.slots[number], None
-            self._windows[number].pop(entry.page_hash, None)
-            if slot is not None:
-                self.pools[number].host.free([slot])
-        entry.filled &= ~trailing
-        entry.stored &= ~trailing
-
-    def _note_window(self, entry: Entry, number: int) -> None:
-        if number in self._windows and entry.slots[number] is not None:
-            self._windows[number][entry.page_hash] = entry
+    def _is_spare(self, entry: Entry, number: int) -> bool:
+        """Whether a page can lose its window in a trailing pool."""
+        owed = self._write_back is not None and self._owed(entry) >> number & 1
+        return not entry.pins and not owed
