@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_storage import KeySpace, Shard, open_storage, page_hashes
-from hicache_storage.controller import CacheController, CachePool
+from hicache_storage.controller import CacheController, CachePool, ControllerSettings
 from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore
@@ -48,7 +48,8 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
             )
             host = HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
             pools.append(CachePool(space=space, host=host))
-        yield stack.enter_context(CacheController(store, pools)), store
+        settings = ControllerSettings(prefetch_threshold_tokens=0)  # every page was computed for us
+        yield stack.enter_context(CacheController(store, pools, settings)), store
 
 
 def computed(pool: str, page_hash: str, nbytes: int) -> bytes:

@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pages import hash_of, space
+from rank_workers import met
 
 from hicache_storage.controller import (
     CacheController,
@@ -23,14 +25,14 @@ from hicache_storage.controller import (
 from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender, HandoffSettings
 from hicache_storage.hit_policy import HitPolicy
 from hicache_storage.host_pool import HostPool, PageShape
-from hicache_storage.keys import Shard
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
+from hicache_storage.topology import Extent, Grid, Part, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from hicache_storage.controller import Lease, Reservation
+    from hicache_storage.controller import Lease, Ranks, Reservation
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
@@ -38,82 +40,125 @@ if TYPE_CHECKING:
 HEADS = 4
 PAGE_TOKENS = 16
 WINDOW_PAGES = 3
+HIT_POLICIES = {"swa": HitPolicy.TRAILING_PAGES}
 PROMPT = [hash_of(number) for number in range(24)]
 HALF = len(PROMPT) // 2
 CONTROLLER = ControllerSettings(
     prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, prefetch_threshold_tokens=0
 )
 PATIENT = HandoffSettings(timeout_s=60)
-HASTY = HandoffSettings(timeout_s=0.3, poll_max_s=0.02, load_every_s=0.1)
+HASTY = HandoffSettings(timeout_s=0.3, grace_s=30, poll_max_s=0.02, load_every_s=0.1)
+"""Gives up soon, but then lets a busy machine load what is there."""
 KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 
-def rank_pools(kind: str, rank: int, size: int, frame_nbytes: int) -> list[CachePool]:
-    """Target and draft of rank `rank` of `size`: latent pages are every rank's, heads are shared out.
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank of an engine of `size` tensor-parallel ranks in each of `stages` pipeline stages."""
 
-    `swa` has heads too, and a prefix needs only its last pages.
-    """
-    pools: list[CachePool] = []
-    for name, attention, layers in zip(("kv", "draft"), kind.split("-"), (3, 1), strict=True):
-        heads = HEADS // size
-        if attention == "mla":
-            shape = PageShape.mla(
-                page_tokens=PAGE_TOKENS, layers=layers, kv_dim=8, dtype="bfloat16"
-            )
-            shard = Shard(layers=(0, layers))
-        else:
-            shape = PageShape.mha(
-                page_tokens=PAGE_TOKENS, layers=layers, heads=heads, head_dim=4, dtype="bfloat16"
-            )
-            shard = Shard(layers=(0, layers), heads=(rank * heads, rank * heads + heads))
-        key_space = space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes, shard=shard)
-        host = HostPool(shape, slots=64, frame_nbytes=frame_nbytes)
-        pools.append(
-            CachePool(
-                space=key_space,
-                host=host,
-                required=name == "kv",
-                writes=rank == 0 or attention != "mla",
-                hit_policy=HitPolicy.TRAILING_PAGES if attention == "swa" else HitPolicy.ALL_PAGES,
-                window_pages=WINDOW_PAGES,
-            )
+    kind: str = "mla-mha"
+    """Of target and draft: latent pages are every rank's; `mha` shares out heads; so does `swa`, of
+    which a prefix needs only the last pages."""
+    rank: int = 0
+    size: int = 1
+    stages: int = 1
+    """The draft, of one layer, is on the last of them."""
+    other_size: int = 0
+    """Of engines on the other side, with which pages are shared by heads; 0: as this one."""
+    by_layers: bool = False
+    """Pages are cut between layers, so that engines of other stages share them."""
+
+    def pools(self, frame_nbytes: int) -> list[CachePool]:
+        """Target and draft, as far as this rank holds them."""
+        last = (0,) * (self.stages - 1) + (1,)
+        attentions = self.kind.split("-")
+        extents = [_extent(attentions[0], 3, None), _extent(attentions[1], 1, last)]
+        topology = Topology(tp_size=self.size, pp_size=self.stages)
+        pools: list[CachePool] = []
+        for name, attention, extent in zip(("kv", "draft"), attentions, extents, strict=True):
+            if part := topology.part(extent, self.rank):
+                tiles = topology.tiles(extent, self.rank, self._grid(extent))
+                shape = _shape(part)
+                pools.append(
+                    CachePool(
+                        space=space(
+                            pool=name,
+                            page_tokens=PAGE_TOKENS,
+                            page_nbytes=shape.nbytes,
+                            shard=part.shard,
+                        ),
+                        host=HostPool(shape, slots=64, frame_nbytes=frame_nbytes, tiles=tiles),
+                        required=name == "kv",
+                        writes=part.writes,
+                        hit_policy=HIT_POLICIES.get(attention, HitPolicy.ALL_PAGES),
+                        window_pages=WINDOW_PAGES,
+                    )
+                )
+        return pools
+
+    def _grid(self, extent: Extent) -> Grid:
+        ranks = max(self.size, self.other_size)
+        return Grid(
+            head_group=extent.heads and extent.heads // ranks,
+            layer_group=1 if self.by_layers else None,
         )
-    return pools
+
+
+def _extent(attention: str, layers: int, stage_layers: tuple[int, ...] | None) -> Extent:
+    heads = None if attention == "mla" else HEADS
+    return Extent(layers=layers, heads=heads, stage_layers=stage_layers)
+
+
+def _shape(part: Part) -> PageShape:
+    page: dict[str, Any] = {
+        "page_tokens": PAGE_TOKENS,
+        "layers": part.layers,
+        "dtype": "bfloat16",
+    }
+    if part.heads is None:
+        return PageShape.mla(kv_dim=8, **page)
+    return PageShape.mha(heads=part.heads, head_dim=4, **page)
 
 
 @contextmanager
 def engine_rank(
     storage: HiCacheStorage,
-    kind: str = "mla-mha",
-    rank: int = 0,
-    size: int = 1,
+    *,
     settings: ControllerSettings = CONTROLLER,
+    ranks: Ranks | None = None,
+    **which: Any,
 ) -> Generator[tuple[CacheController, PageStore], None, None]:
-    """One rank's cache over `storage`."""
+    """The cache of one `Rank` over `storage`."""
     with ExitStack() as stack:
         store = stack.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
-        pools = rank_pools(kind, rank, size, store.frame_nbytes)
-        yield stack.enter_context(CacheController(store, pools, settings)), store
+        pools = Rank(**which).pools(store.frame_nbytes)
+        controller = CacheController(store, pools, settings, ranks=ranks)
+        yield stack.enter_context(controller), store
 
 
 @contextmanager
-def sending(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffSender, None, None]:
-    """A prefill rank; `handoff` are its settings."""
-    settings = rank.pop("handoff", PATIENT)
+def sending(
+    storage: HiCacheStorage, *, handoff: HandoffSettings = PATIENT, **rank: Any
+) -> Generator[HandoffSender, None, None]:
+    """A prefill rank."""
     with (
         engine_rank(storage, **rank) as (controller, store),
-        HandoffSender(controller, store, settings) as sender,
+        HandoffSender(controller, store, handoff) as sender,
     ):
         yield sender
 
 
 @contextmanager
-def receiving(storage: HiCacheStorage, **rank: Any) -> Generator[HandoffReceiver, None, None]:
-    """A decode rank; `handoff` are its settings."""
-    settings = rank.pop("handoff", PATIENT)
+def receiving(
+    storage: HiCacheStorage,
+    *,
+    handoff: HandoffSettings = PATIENT,
+    **rank: Any,
+) -> Generator[HandoffReceiver, None, None]:
+    """A decode rank."""
     with (
         engine_rank(storage, **rank) as (controller, store),
-        HandoffReceiver(controller, store, settings) as receiver,
+        HandoffReceiver(controller, store, handoff) as receiver,
     ):
         yield receiver
 
@@ -165,17 +210,10 @@ def left_behind(storage: HiCacheStorage) -> dict[str, int]:
 
 
 def start_prefill(
-    backend: str,
-    config: dict[str, Any],
-    *,
-    kind: str = "mla-mha",
-    rank: int = 0,
-    size: int = 1,
-    dies: str = "never",
+    backend: str, config: dict[str, Any], *, dies: str = "never", **rank: Any
 ) -> subprocess.Popen[str]:
     """A process that computes and publishes PROMPT as `request-1`, or is killed on the way."""
-    order: dict[str, Any] = {"backend": backend, "config": config, "dies": dies}
-    order |= {"kind": kind, "rank": rank, "size": size}
+    order = {"backend": backend, "config": config, "dies": dies, "rank": rank}
     return subprocess.Popen(
         [sys.executable, "-W", "error", __file__, json.dumps(order)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
@@ -187,7 +225,7 @@ def _prefill(order: dict[str, Any]) -> None:
     dies = order["dies"]
     with (
         open_storage(order["backend"], order["config"]) as storage,
-        engine_rank(storage, order["kind"], order["rank"], order["size"]) as (controller, store),
+        engine_rank(storage, **order["rank"]) as (controller, store),
         HandoffSender(controller, store, PATIENT) as sender,
     ):
         if dies == "before its writes":
@@ -203,6 +241,21 @@ def _prefill(order: dict[str, Any]) -> None:
         assert sender.publish("request-1", PROMPT).result(60) == len(PROMPT)
         if dies == "after its completion":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def decoded(
+    backend: str, config: dict[str, Any], place: str, handoff: HandoffSettings, rank: dict[str, Any]
+) -> tuple[int, int, bool]:
+    """What a process of a decode engine gets: pages, completions it missed, and whether all is right."""
+    ranks = met(place, rank["rank"], rank["size"], timeout_s=60)
+    with (
+        closing(ranks),
+        open_storage(backend, config) as storage,
+        receiving(storage, ranks=ranks, handoff=handoff, **rank) as receiver,
+    ):
+        incoming = receiver.expect("request-1", PROMPT)
+        with incoming.result() as lease:
+            return lease.pages, len(incoming.missing), is_right(lease)
 
 
 if __name__ == "__main__":

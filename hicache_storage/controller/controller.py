@@ -56,7 +56,7 @@ class CacheController:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         self.settings = settings or ControllerSettings()
-        ranks = ranks or SingleRank()
+        self.ranks = ranks = ranks or SingleRank()
         if ranks.size > 1 and self.settings.prefetch_threads > 1:
             raise ValueError(
                 f"{ranks.size} ranks agree on their requests one after another:"

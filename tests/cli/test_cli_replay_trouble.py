@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _REPLAY = [
-    *("replay", "--hicache-storage-backend", "memory", "--conversations", "25"),
-    *("--scale-bytes", "1/1024", "--host-size", "4MiB"),
+    *("replay", "--hicache-storage-backend", "memory", "--conversations", "14"),
+    *("--scale-bytes", "1/1024", "--host-size", "2MiB"),
 ]
 _PLAN = (
     "exists:raise@2%,exists:lie@5%,exists:miss@5%,get:raise@2%,get:miss@5%,get:lie@5%,get:tear@5%,"
@@ -62,17 +62,17 @@ def test_a_faulty_backend_is_exchanged_for_a_directory(
     config = json.dumps({"path": str(tmp_path / "store")})
     report = _report(
         tmp_path,
-        *("--swap-backend", "file", "--swap-extra-config", config, "--swap-after", "20"),
+        *("--swap-backend", "file", "--swap-extra-config", config, "--swap-after", "12"),
         *("--faults", "get:raise@10%,set:flip@10%,seed=1"),
     )
 
     assert report["corrupt_pages"] == 0
     assert report["swap"]["backend"] == "file"
-    assert report["swap"]["after_requests"] == 20
+    assert report["swap"]["after_requests"] == 12
     assert report["swap"]["attached"]
     assert report["swap"]["store"]["load_ok"] > 0
     assert list((tmp_path / "store").glob("spaces/*/*/*"))
-    assert "to file after 20 requests" in capfd.readouterr().out
+    assert "to file after 12 requests" in capfd.readouterr().out
 
 
 def test_the_exchange_is_half_way_unless_told_otherwise(tmp_path: Path) -> None:

@@ -23,15 +23,19 @@ from handoff_sides import (
     sending,
 )
 from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, FaultyStorage, Odds
 from pages import hash_of, page
 from servers import wait_until
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.controller import (
+    Channel,
     ControllerSettings,
     Coverage,
     PartialHits,
     PrefetchPolicy,
+    RanksLost,
+    SingleRank,
     WritePolicy,
 )
 from hicache_storage.controller.handoff import (
@@ -44,7 +48,7 @@ from hicache_storage.controller.handoff.completion import completion_hash
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hicache_storage.controller.handoff import Incoming
 
@@ -59,7 +63,7 @@ def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> N
     """A whole prefill engine: every rank computes, publishes and ends."""
     for rank in range(size):
         with (
-            engine_rank(storage, kind, rank, size) as (controller, store),
+            engine_rank(storage, kind=kind, rank=rank, size=size) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
         ):
             compute(controller, PROMPT)
@@ -200,6 +204,23 @@ class TestPrefillSide:
 
 
 class TestPools:
+    def test_pipeline_stages_hand_over_their_layers(self, storage: MemoryStorage) -> None:
+        """Of two stages the first has one layer of the target, the second has two and the draft."""
+        for rank in range(2):
+            with (
+                engine_rank(storage, rank=rank, stages=2, by_layers=True) as (controller, store),
+                HandoffSender(controller, store, PATIENT) as sender,
+            ):
+                compute(controller, PROMPT)
+                assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+
+        with receiving(storage, by_layers=True) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            layers = sorted(each.shard.layers for each in incoming.completions)
+            assert layers == [(0, 1), (0, 1), (1, 2), (2, 3)]
+            assert taken(incoming) == len(PROMPT)
+
     def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
         self, storage: MemoryStorage
     ) -> None:
@@ -248,12 +269,10 @@ class TestTimeout:
     def test_it_is_shorter_than_a_hanging_store(self) -> None:
         """The engine's thread waits for the clock, never for a call of the storage."""
         storage, gate = HookedStorage(), Gate()
-        with receiving(storage, handoff=HASTY) as receiver:
+        with receiving(storage, handoff=replace(HASTY, grace_s=0.3)) as receiver:
             storage.hooks["batch_exists"] = gate
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(incoming.poll)
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
             assert gate.entered.is_set()
-            incoming.cancel()
             gate.open()
 
 
@@ -340,6 +359,25 @@ class TestStaleCompletions:
 
 
 class TestFailingStore:
+    @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+    def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
+        """A fifth of all calls fail, of each operation, on both sides."""
+        plan = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
+        faulty = FaultyStorage(storage, plan, seed=5, delay_s=0.01, hang_s=0.05)
+        with (
+            engine_rank(faulty) as (controller, store),
+            HandoffSender(controller, store, HASTY) as sender,
+            receiving(faulty, handoff=HASTY) as receiver,
+        ):
+            for turn in range(4):
+                prompt = [hash_of(100 * turn + number) for number in range(8)]
+                incoming = receiver.expect(f"request-{turn}", prompt)
+                compute(controller, prompt)
+                sender.publish(f"request-{turn}", prompt)
+                with incoming.result() as lease:
+                    assert is_right(lease, prompt)
+        assert faulty.struck
+
     def test_a_damaged_completion_is_none(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         for key_space in storage.spaces():
@@ -376,6 +414,25 @@ class TestFailingStore:
     def test_a_store_that_cannot_list_is_not_swept(self) -> None:
         with receiving(HookedStorage()) as receiver:
             assert receiver._board.sweep() == 0
+
+
+class _OtherRankIsLost(SingleRank):
+    """The ranks of an engine of two, of which one has died."""
+
+    size = 2
+
+    def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+        raise RanksLost(f"rank 1 has gone: nothing can be agreed on {channel} about {values}")
+
+
+class TestRanks:
+    def test_where_they_lose_each_other_the_request_is_computed(
+        self, storage: MemoryStorage
+    ) -> None:
+        prefilled(storage, "mla-mla")
+
+        with receiving(storage, kind="mla-mla", ranks=_OtherRankIsLost()) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
 
 
 class TestLife:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 _POOLS = (PoolShape("kv", KVShape("mha", 3, 2, 2)), PoolShape("draft", KVShape("mha", 1, 1, 2)))
-_TRACE = synthetic_trace(0, conversations=30)
+_TRACE = synthetic_trace(0, conversations=14)
 _HALF = len(_TRACE) // 2
 
 
@@ -36,7 +36,7 @@ def settings(write_policy: WritePolicy = WritePolicy.WRITE_THROUGH) -> ReplaySet
     return ReplaySettings(
         model="m",
         pools=_POOLS,
-        host_nbytes=400 * page_nbytes,
+        host_nbytes=200 * page_nbytes,
         controller=ControllerSettings(
             prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
             prefetch_threshold_tokens=0,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hicache_storage.controller.handoff.settings import HandoffSettings
     from hicache_storage.controller.lease import Lease
     from hicache_storage.controller.prefetch import Prefetch
-    from hicache_storage.controller.ranks import Ranks
     from hicache_storage.keys import KeySpace
 
 
@@ -47,7 +46,6 @@ class Incoming:
         awaited: Mapping[str, KeySpace],
         *,
         controller: CacheController,
-        ranks: Ranks,
         settings: HandoffSettings,
         timeout_s: float,
         ended: Callable[[Incoming, str], None],
@@ -57,7 +55,6 @@ class Incoming:
         self.awaited = awaited
         """The shards whose completion is awaited, by the completions' keys."""
         self._controller = controller
-        self._ranks = ranks
         self._settings = settings
         self._deadline_s = time.monotonic() + timeout_s
         self._ended = ended
@@ -152,7 +149,9 @@ class Incoming:
             not look,
         ]
         try:
-            everything, in_time, idle, no_look = self._ranks.minimum(Channel.RESULT, own)
+            everything, in_time, idle, no_look = self._controller.ranks.minimum(
+                Channel.RESULT, list(map(int, own))
+            )
         except RanksLost:  # which the controller will say, and give nothing
             return _Agreed(everything=False, in_time=False, idle=False, look=False)
         return _Agreed(bool(everything), bool(in_time), bool(idle), not no_look)

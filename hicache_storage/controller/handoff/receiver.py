@@ -11,7 +11,6 @@ from hicache_storage.controller.handoff.board import CompletionBoard
 from hicache_storage.controller.handoff.completion import completion_hash
 from hicache_storage.controller.handoff.incoming import Incoming
 from hicache_storage.controller.handoff.settings import HandoffSettings
-from hicache_storage.controller.ranks import SingleRank
 from hicache_storage.counters import Counters
 from hicache_storage.errors import StorageClosed
 from hicache_storage.workers import Workers
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hicache_storage.controller.controller import CacheController
-    from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
@@ -41,8 +39,6 @@ class HandoffReceiver:
         controller: CacheController,
         store: PageStore,
         settings: HandoffSettings | None = None,
-        *,
-        ranks: Ranks | None = None,
     ) -> None:
         """Open the completions' key space in `store`, which holds the controller's pages.
 
@@ -52,7 +48,6 @@ class HandoffReceiver:
         self.settings = settings or HandoffSettings()
         self._controller = controller
         self._store = store
-        self._ranks = ranks or SingleRank()
         self._shards = [part.space for pool in controller.cache.pools for part in pool.stored]
         self._board = CompletionBoard(
             store, controller.cache.pools[0].space, stale_after_s=self.settings.stale_after_s
@@ -90,7 +85,6 @@ class HandoffReceiver:
             hashes,
             {completion_hash(request_id, space, hashes): space for space in shards},
             controller=self._controller,
-            ranks=self._ranks,
             settings=self.settings,
             timeout_s=self.settings.timeout_s if timeout_s is None else timeout_s,
             ended=self._finish,
