@@ -131,6 +131,25 @@ def in_turn(*channels: Channel) -> list[list[int]]:
     return [_joined[0].minimum(channel, [number]) for number, channel in enumerate(channels)]
 
 
+def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]:
+    """What the ranks agree on about a request, asked on each channel by a thread of its own."""
+    from hicache_storage.controller.agreement import Agreement
+    from hicache_storage.counters import Counters
+
+    agreement = Agreement(_joined[0], Counters())
+    pages: list[int] = []
+
+    def ask(channel: Channel) -> None:
+        pages.append(agreement.agree(channel, request_id, [True, True]).pages)
+
+    threads = [threading.Thread(target=ask, args=(channel,)) for channel in (first, *others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return pages
+
+
 def connections_after_loss() -> int:
     """Sockets of its groups that a rank has open which lost the others and still looks at the error."""
     from hicache_storage.controller import Channel, RanksLost
