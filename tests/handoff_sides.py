@@ -27,7 +27,7 @@ from hicache_storage.hit_policy import HitPolicy
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
-from hicache_storage.topology import Extent, Grid, Topology
+from hicache_storage.topology import Extent, Grid, Part, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -40,60 +40,84 @@ if TYPE_CHECKING:
 HEADS = 4
 PAGE_TOKENS = 16
 WINDOW_PAGES = 3
+HIT_POLICIES = {"swa": HitPolicy.TRAILING_PAGES}
 PROMPT = [hash_of(number) for number in range(24)]
 HALF = len(PROMPT) // 2
 CONTROLLER = ControllerSettings(
     prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, prefetch_threshold_tokens=0
 )
 PATIENT = HandoffSettings(timeout_s=60)
-HASTY = HandoffSettings(timeout_s=0.3, poll_max_s=0.02, load_every_s=0.1)
+HASTY = HandoffSettings(timeout_s=0.3, grace_s=30, poll_max_s=0.02, load_every_s=0.1)
+"""Gives up soon, but then lets a busy machine load what is there."""
 KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One rank of an engine of `size` tensor-parallel ranks."""
+    """One rank of an engine of `size` tensor-parallel ranks in each of `stages` pipeline stages."""
 
     kind: str = "mla-mha"
     """Of target and draft: latent pages are every rank's; `mha` shares out heads; so does `swa`, of
     which a prefix needs only the last pages."""
     rank: int = 0
     size: int = 1
-    other_size: int | None = None
-    """Of engines on the other side, with which pages are shared by heads."""
+    stages: int = 1
+    """The draft, of one layer, is on the last of them."""
+    other_size: int = 0
+    """Of engines on the other side, with which pages are shared by heads; 0: as this one."""
+    by_layers: bool = False
+    """Pages are cut between layers, so that engines of other stages share them."""
 
     def pools(self, frame_nbytes: int) -> list[CachePool]:
-        """Target and draft as this rank holds them."""
-        names = zip(("kv", "draft"), self.kind.split("-"), (3, 1), strict=True)
-        return [self._pool(*name, frame_nbytes) for name in names]
+        """Target and draft, as far as this rank holds them."""
+        last = (0,) * (self.stages - 1) + (1,)
+        attentions = self.kind.split("-")
+        extents = [_extent(attentions[0], 3, None), _extent(attentions[1], 1, last)]
+        topology = Topology(tp_size=self.size, pp_size=self.stages)
+        pools: list[CachePool] = []
+        for name, attention, extent in zip(("kv", "draft"), attentions, extents, strict=True):
+            if part := topology.part(extent, self.rank):
+                tiles = topology.tiles(extent, self.rank, self._grid(extent))
+                shape = _shape(part)
+                pools.append(
+                    CachePool(
+                        space=space(
+                            pool=name,
+                            page_tokens=PAGE_TOKENS,
+                            page_nbytes=shape.nbytes,
+                            shard=part.shard,
+                        ),
+                        host=HostPool(shape, slots=64, frame_nbytes=frame_nbytes, tiles=tiles),
+                        required=name == "kv",
+                        writes=part.writes,
+                        hit_policy=HIT_POLICIES.get(attention, HitPolicy.ALL_PAGES),
+                        window_pages=WINDOW_PAGES,
+                    )
+                )
+        return pools
 
-    def _pool(self, name: str, attention: str, layers: int, frame_nbytes: int) -> CachePool:
-        extent = Extent(layers=layers, heads=None if attention == "mla" else HEADS)
-        topology = Topology(tp_size=self.size)
-        part = topology.part(extent, self.rank)
-        assert part is not None
-        page: dict[str, Any] = {"page_tokens": PAGE_TOKENS, "layers": layers, "dtype": "bfloat16"}
-        if part.heads is None:
-            shape = PageShape.mla(kv_dim=8, **page)
-        else:
-            shape = PageShape.mha(heads=part.heads, head_dim=4, **page)
-        engines = [topology, Topology(tp_size=self.other_size or self.size)]
-        host = HostPool(
-            shape,
-            slots=64,
-            frame_nbytes=frame_nbytes,
-            tiles=topology.tiles(extent, self.rank, Grid.coarsest(extent, engines)),
+    def _grid(self, extent: Extent) -> Grid:
+        ranks = max(self.size, self.other_size)
+        return Grid(
+            head_group=extent.heads and extent.heads // ranks,
+            layer_group=1 if self.by_layers else None,
         )
-        return CachePool(
-            space=space(
-                pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes, shard=part.shard
-            ),
-            host=host,
-            required=name == "kv",
-            writes=part.writes,
-            hit_policy=HitPolicy.TRAILING_PAGES if attention == "swa" else HitPolicy.ALL_PAGES,
-            window_pages=WINDOW_PAGES,
-        )
+
+
+def _extent(attention: str, layers: int, stage_layers: tuple[int, ...] | None) -> Extent:
+    heads = None if attention == "mla" else HEADS
+    return Extent(layers=layers, heads=heads, stage_layers=stage_layers)
+
+
+def _shape(part: Part) -> PageShape:
+    page: dict[str, Any] = {
+        "page_tokens": PAGE_TOKENS,
+        "layers": part.layers,
+        "dtype": "bfloat16",
+    }
+    if part.heads is None:
+        return PageShape.mla(kv_dim=8, **page)
+    return PageShape.mha(heads=part.heads, head_dim=4, **page)
 
 
 @contextmanager

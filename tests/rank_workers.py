@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.torch_ranks import TorchRanks
 
 _numbers = itertools.count()
-_PRELOADED = ["torch.distributed", "hicache_storage.controller", "hicache_storage.page_store"]
+_PRELOADED = ["torch.distributed", "hicache_storage.replay.play", "hicache_backends.file"]
 
 
 class RankProcess:
@@ -129,6 +129,25 @@ def both_channels(first: Channel, second: Channel) -> list[list[int]]:
 def in_turn(*channels: Channel) -> list[list[int]]:
     """Ask on one channel after another."""
     return [_joined[0].minimum(channel, [number]) for number, channel in enumerate(channels)]
+
+
+def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]:
+    """What the ranks agree on about a request, asked on each channel by a thread of its own."""
+    from hicache_storage.controller.agreement import Agreement
+    from hicache_storage.counters import Counters
+
+    agreement = Agreement(_joined[0], Counters())
+    pages: list[int] = []
+
+    def ask(channel: Channel) -> None:
+        pages.append(agreement.agree(channel, request_id, [True, True]).pages)
+
+    threads = [threading.Thread(target=ask, args=(channel,)) for channel in (first, *others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return pages
 
 
 def connections_after_loss() -> int:

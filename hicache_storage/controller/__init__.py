@@ -17,6 +17,7 @@ from hicache_storage.controller.policies import (
 from hicache_storage.controller.pools import CachePool
 from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.ranks import Channel, Ranks, RanksLost, SingleRank
+from hicache_storage.controller.torch_ranks import TorchRanks
 
 __all__ = [
     "CacheController",
@@ -36,5 +37,6 @@ __all__ = [
     "Reason",
     "Reservation",
     "SingleRank",
+    "TorchRanks",
     "WritePolicy",
 ]

@@ -80,6 +80,10 @@ class Agreement:
                 " restart the engine (%s)",
                 error,
             )
+            try:
+                self._ranks.close()  # those who wait for this rank on the other channel go on
+            except Exception:
+                logger.warning("the other ranks could not be let go of", exc_info=True)
 
 
 def _digest(request_id: str, length: int) -> int:

@@ -175,7 +175,7 @@ def _tier_rows(report: Mapping[str, Any]) -> Iterator[list[str]]:
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _run_facts(report)
     prefetch = report["prefetch"]
-    if report["ranks"] is not None:
+    if report.get("ranks") is not None:
         written = ", ".join(f"{pages:,}" for pages in report["ranks"]["written_pages"])
         yield "ranks", f"{report['ranks']['size']} processes; wrote {written} pages"
     if len(report["pools"]) > 1:

@@ -23,6 +23,7 @@ from handoff_sides import (
     sending,
 )
 from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, FaultyStorage, Odds
 from pages import hash_of, page
 from servers import wait_until
 from stores import Gate, HookedStorage, failing
@@ -50,6 +51,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hicache_storage.controller.handoff import Incoming
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class _KeepsTheFirst(MemoryStorage):
+    """Sets no page that is there."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        there = self.batch_exists(space, hashes)
+        return [
+            present or super(_KeepsTheFirst, self).batch_set(space, [page_hash], [each])[0]
+            for present, page_hash, each in zip(there, hashes, pages, strict=True)
+        ]
 
 
 @pytest.fixture
@@ -186,7 +202,9 @@ class TestPrefillSide:
             assert [HALF, HALF] == [each.pages for each in incoming.completions]
             assert sender.stats() == {"published_in_part": 1}
 
-    def test_a_second_attempt_replaces_the_first(self, storage: MemoryStorage) -> None:
+    @pytest.mark.parametrize("storage_class", [MemoryStorage, _KeepsTheFirst])
+    def test_a_second_attempt_replaces_the_first(self, storage_class: type[MemoryStorage]) -> None:
+        storage = storage_class()
         with (
             engine_rank(storage) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
@@ -203,6 +221,23 @@ class TestPrefillSide:
 
 
 class TestPools:
+    def test_pipeline_stages_hand_over_their_layers(self, storage: MemoryStorage) -> None:
+        """Of two stages the first has one layer of the target, the second has two and the draft."""
+        for rank in range(2):
+            with (
+                engine_rank(storage, rank=rank, stages=2, by_layers=True) as (controller, store),
+                HandoffSender(controller, store, PATIENT) as sender,
+            ):
+                compute(controller, PROMPT)
+                assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+
+        with receiving(storage, by_layers=True) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            layers = sorted(each.shard.layers for each in incoming.completions)
+            assert layers == [(0, 1), (0, 1), (1, 2), (2, 3)]
+            assert taken(incoming) == len(PROMPT)
+
     def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
         self, storage: MemoryStorage
     ) -> None:
@@ -232,6 +267,22 @@ class TestPools:
 
 
 class TestTimeout:
+    def test_what_came_since_the_last_look_is_taken(self, storage: MemoryStorage) -> None:
+        rarely = HandoffSettings(timeout_s=500, load_every_s=500, grace_s=30)
+        with (
+            engine_rank(storage) as (controller, _),
+            receiving(storage, handoff=rarely) as receiver,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: incoming._prefetch.complete)
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+            assert not incoming.poll()
+
+            incoming.give_up()
+
+            assert taken(incoming) == len(PROMPT)
+
     def test_what_is_there_is_taken(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, _):
             compute(controller, PROMPT[:HALF])
@@ -251,7 +302,7 @@ class TestTimeout:
     def test_it_is_shorter_than_a_hanging_store(self) -> None:
         """The engine's thread waits for the clock, never for a call of the storage."""
         storage, gate = HookedStorage(), Gate()
-        with receiving(storage, handoff=HASTY) as receiver:
+        with receiving(storage, handoff=replace(HASTY, grace_s=0.3)) as receiver:
             storage.hooks["batch_exists"] = gate
             assert taken(receiver.expect("request-1", PROMPT)) == 0
             assert gate.entered.is_set()
@@ -341,6 +392,25 @@ class TestStaleCompletions:
 
 
 class TestFailingStore:
+    @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+    def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
+        """A fifth of all calls fail, of each operation, on both sides."""
+        plan = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
+        faulty = FaultyStorage(storage, plan, seed=5, delay_s=0.01, hang_s=0.05)
+        with (
+            engine_rank(faulty) as (controller, store),
+            HandoffSender(controller, store, HASTY) as sender,
+            receiving(faulty, handoff=HASTY) as receiver,
+        ):
+            for turn in range(4):
+                prompt = [hash_of(100 * turn + number) for number in range(8)]
+                incoming = receiver.expect(f"request-{turn}", prompt)
+                compute(controller, prompt)
+                sender.publish(f"request-{turn}", prompt)
+                with incoming.result() as lease:
+                    assert is_right(lease, prompt)
+        assert faulty.struck
+
     def test_a_damaged_completion_is_none(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         for key_space in storage.spaces():

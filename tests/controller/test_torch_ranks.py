@@ -170,6 +170,16 @@ class TestLoss:
         for answer in waiting:
             assert "on channel result" in loss(answer)
 
+    def test_who_speaks_of_another_request_keeps_nobody_waiting(
+        self, ranks: list[RankProcess]
+    ) -> None:
+        match, result = Channel.MATCH, Channel.RESULT
+        both = [rank.ask(rank_workers.agreed_pages, "r", match, result) for rank in ranks[:2]]
+        other = ranks[2].ask(rank_workers.agreed_pages, "another", match)
+
+        assert other.result() == [0]
+        assert [[0, 0]] * 2 == [pages.result() for pages in both]
+
     def test_after_close_nothing_is_agreed(self, ranks: list[RankProcess]) -> None:
         ranks[0].ask(rank_workers.close).result()
 

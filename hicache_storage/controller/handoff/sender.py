@@ -103,12 +103,14 @@ class HandoffSender:
         return least
 
     def _await_writes(self, hashes: Sequence[str], deadline_s: float) -> None:
-        """Until the write queue has run dry, or has at least got past these pages."""
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            if self._controller.drain(min(_LOOK_S, left_s)):
-                return
-            if min(self._stored(hashes).values()) == len(hashes):
-                return
+        """Until none of these pages is in the write queue; others' may be."""
+        cache = self._controller.cache
+        held = [entry for entry in cache.hold(hashes) if entry is not None]
+        while any(entry.queued for entry in held):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or self._controller.drain(min(_LOOK_S, left_s)):
+                break
+        cache.unpin(held)
 
     def _write_missing(self, hashes: Sequence[str], deadline_s: float) -> None:
         """Write what L2 has and storage has not: dropped from the queue, evicted there, or kept back.
