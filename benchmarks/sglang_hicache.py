@@ -114,9 +114,11 @@ def hf3fs_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, A
     os.environ["SGLANG_HICACHE_HF3FS_CONFIG_PATH"] = str(config)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):  # it takes them, and keeps them
         stack.callback(signal.signal, number, signal.getsignal(number))
-    ours = {**OURS, "backend_name": "hf3fs", "path": str(root / "ours"), "index": "sqlite"}
+    ours = {**OURS, "backend_name": "hf3fs", "index": "sqlite"}
+    buffered, direct = root / "buffered", root / "direct"
     return {
-        "ours: hf3fs": ("dynamic", ours),
+        "ours: hf3fs": ("dynamic", {**ours, "path": str(buffered), "direct": False}),
+        "ours: hf3fs, direct": ("dynamic", {**ours, "path": str(direct)}),
         "SGLang: hf3fs, mock": ("hf3fs", {"use_mock_hf3fs_client": True}),
     }
 
