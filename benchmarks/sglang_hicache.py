@@ -128,8 +128,11 @@ def mooncake_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str
     load_mooncake()
     masters = [stack.enter_context(MooncakeMaster(root / name)) for name in ("ours", "theirs")]
     mine, theirs = (master.config(global_segment_size="2gb") for master in masters)
+    ours = {**OURS, "backend_name": "mooncake", "config": mine}
+    bare = {**ours, "adapter": {"checksum": "none"}}
     return {
-        "ours: mooncake": ("dynamic", {**OURS, "backend_name": "mooncake", "config": mine}),
+        "ours: mooncake": ("dynamic", ours),
+        "ours: mooncake, no checksum": ("dynamic", bare),
         "SGLang: mooncake": ("mooncake", {**theirs, "metadata_server": "P2PHANDSHAKE"}),
     }
 
