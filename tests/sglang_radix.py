@@ -35,7 +35,11 @@ build_full_draft_pools = named(
 )
 get_server_args = named("runtime_context", "get_server_args")
 
+SWAKVPool = named("mem_cache.swa_memory_pool", "SWAKVPool")
+SWATokenToKVPoolAllocator = named("mem_cache.allocator.swa", "SWATokenToKVPoolAllocator")
+
 SLOTS = 64 * PAGE_TOKENS
+WINDOW_PAGES = 2
 
 
 def as_flag(extra_config: dict[str, Any]) -> str:
@@ -66,15 +70,10 @@ class Server:
     """L1, L2 and L3 of one rank; what the model would compute is random."""
 
     def __init__(self, kind: str = "mha", *, draft: PoolPlan | None = None) -> None:
-        _, self.device = sglang_engine.pools_of(PoolPlan(kind=kind), SLOTS)
-        self.allocator = sglang_engine.PagedTokenToKVPoolAllocator(
-            SLOTS,
-            PAGE_TOKENS,
-            dtype=torch.bfloat16,
-            device="cpu",
-            kvcache=self.device,
-            need_sort=False,
-        )
+        """`kind` is that of a `PoolPlan`, or `window`: full attention beside a sliding window."""
+        self.windowed = kind == "window"
+        self.allocator = _windowed_allocator() if self.windowed else _plain_allocator(kind)
+        device = self.allocator.get_kvcache()
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=ReqToTokenPool(
@@ -83,11 +82,12 @@ class Server:
             token_to_kv_pool_allocator=self.allocator,
             page_size=PAGE_TOKENS,
             tp_cache_group=torch.distributed.group.WORLD,
-            tree_components=(ComponentType.FULL,),
+            tree_components=(ComponentType.FULL, ComponentType.SWA)[: 1 + self.windowed],
+            sliding_window_size=WINDOW_PAGES * PAGE_TOKENS if self.windowed else None,
         )
         self.cache = UnifiedRadixCache(params)
         self.cache.init_hicache(get_server_args(), params)
-        self.devices = [self.device]
+        self.devices = [device.full_kv_pool if self.windowed else device]
         if draft is not None:
             _, device = sglang_engine.pools_of(draft, SLOTS)
             self.devices.append(device)
@@ -101,7 +101,7 @@ class Server:
 
     def compute(self, tokens: Sequence[int]) -> list[bytes]:
         """Prefill: KV into L1, and from there by SGLang's own hand into L2 and L3. What it was."""
-        indices = self.allocator.alloc(len(tokens))
+        indices = self._allocated(len(tokens))
         for tensor in self._tensors():
             tensor.view(torch.uint8).random_(0, 256)
         held = self._held(indices)
@@ -122,7 +122,7 @@ class Server:
             rid="request",
             kv=SimpleNamespace(mamba_pool_idx=None),
             last_node=matched.last_device_node,
-            swa_host_hit_length=0,
+            swa_host_hit_length=matched.swa_host_hit_length,
             mamba_host_hit_length=0,
         )
         self.cache.init_load_back(
@@ -156,19 +156,27 @@ class Server:
         wait_until(turned)
 
     def _held(self, indices: Any) -> list[bytes]:
-        """KV of these device slots, a tensor after another."""
-        return [
-            tensor[indices].contiguous().view(torch.uint8).numpy().tobytes()
-            for tensor in self._tensors()
-        ]
+        """KV of these device slots, a tensor after another; of a window what lies in it."""
+        held = [_bytes(tensor[indices]) for tensor in _tensors(self.devices)]
+        if self.windowed and len(indices):
+            window = indices[-WINDOW_PAGES * PAGE_TOKENS :]
+            slots = self.allocator.full_to_swa_index_mapping[window]
+            device = self.allocator.get_kvcache().swa_kv_pool
+            held += [_bytes(tensor[slots]) for tensor in _tensors([device])]
+        return held
 
     def _tensors(self) -> list[Any]:
-        tensors: list[Any] = []
-        for device in self.devices:
-            planes = ("k_buffer", "v_buffer") if hasattr(device, "k_buffer") else ("kv_buffer",)
-            for plane in planes:
-                tensors += getattr(device, plane)
-        return tensors
+        windows = [self.allocator.get_kvcache().swa_kv_pool] if self.windowed else []
+        return _tensors([*self.devices, *windows])
+
+    def _allocated(self, tokens: int) -> Any:
+        if not self.windowed:
+            return self.allocator.alloc(tokens)
+        # What `alloc_extend` does in a kernel of its own.
+        full = self.allocator.full_attn_allocator.alloc(tokens)
+        window = self.allocator.swa_attn_allocator.alloc(tokens)
+        self.allocator.full_to_swa_index_mapping[full] = window
+        return full
 
     @staticmethod
     def _key(tokens: Sequence[int]) -> Any:
@@ -181,3 +189,46 @@ class Server:
     @staticmethod
     def _pages(tokens: Sequence[int]) -> int:
         return len(tokens) // PAGE_TOKENS
+
+
+def _plain_allocator(kind: str) -> Any:
+    _, device = sglang_engine.pools_of(PoolPlan(kind=kind), SLOTS)
+    return sglang_engine.PagedTokenToKVPoolAllocator(
+        SLOTS,
+        PAGE_TOKENS,
+        dtype=torch.bfloat16,
+        device="cpu",
+        kvcache=device,
+        need_sort=False,
+    )
+
+
+def _windowed_allocator() -> Any:
+    device = SWAKVPool(
+        size=SLOTS,
+        size_swa=SLOTS,
+        page_size=PAGE_TOKENS,
+        dtype=torch.bfloat16,
+        head_num=2,
+        head_dim=16,
+        swa_attention_layer_ids=[1, 2],
+        full_attention_layer_ids=[0],
+        device="cpu",
+    )
+    return SWATokenToKVPoolAllocator(
+        SLOTS, SLOTS, PAGE_TOKENS, torch.bfloat16, "cpu", device, need_sort=False
+    )
+
+
+def _tensors(devices: Sequence[Any]) -> list[Any]:
+    tensors: list[Any] = []
+    for device in devices:
+        planes = ("k_buffer", "v_buffer") if hasattr(device, "k_buffer") else ("kv_buffer",)
+        for plane in planes:
+            tensors += getattr(device, plane)
+    return tensors
+
+
+def _bytes(tensor: Any) -> bytes:
+    raw: bytes = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return raw

@@ -118,6 +118,20 @@ def test_a_window_shortens_the_prefix_to_where_it_is_whole(file_config: dict[str
         assert (shorter.kv_hit_pages, shorter.restorable_prefix_pages) == (4, [4])
 
 
+def test_a_node_of_more_pages_than_a_batch(file_config: dict[str, Any]) -> None:
+    long = list(range(300 * PAGE_TOKENS))
+    with (
+        engine_world(speculative_draft_model_path="org/draft"),
+        Engine([PoolPlan()], file_config, late=[DRAFT], pages=310) as writer,
+        Engine([PoolPlan()], file_config, late=[DRAFT], pages=310) as reader,
+    ):
+        writer.fill(1)
+        written = writer.write(long)
+        read = reader.read(long)
+        assert (written.pages, read.pages) == (300, 300)
+        assert read.held == written.held
+
+
 @pytest.mark.skipif(BEFORE_0_5_23, reason="0.5.22 settles who writes before the storage is made")
 def test_every_rank_has_draft_heads_of_its_own_beside_shared_latents(
     file_config: dict[str, Any],

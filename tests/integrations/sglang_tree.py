@@ -31,6 +31,12 @@ def test_target_and_draft_come_back_together(config: dict[str, Any]) -> None:
         assert cold.recall(TOKENS) == (len(TOKENS), computed)
 
 
+def test_a_sliding_window_comes_back_with_its_prefix(config: dict[str, Any]) -> None:
+    with server_world(config), Server("window") as warm, Server("window") as cold:
+        computed = warm.compute(TOKENS)
+        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+
+
 def test_a_layer_first_server(file_config: dict[str, Any]) -> None:
     with server_world(file_config, layout="layer_first"), Server() as warm, Server() as cold:
         computed = warm.compute(TOKENS)

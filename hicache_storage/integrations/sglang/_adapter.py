@@ -33,7 +33,6 @@ T = TypeVar("T")
 
 _ANCHOR = "kv"
 _MAMBA = "mamba"
-_BATCH_PAGES = 128
 _NOT_GATING = "block_groups"
 
 
@@ -233,7 +232,7 @@ class Adapter:
             pool = self._pools[name]
             places = pool.check(wanted, indices)
             tokens = pool.host.page_size
-            for part in _batches(len(wanted)):
+            for part in _batches(len(wanted), pool.batch_pages):
                 batch = places[part.start * tokens : part.stop * tokens]
                 whole.extend(move(pool, wanted[part], batch))
 
@@ -257,7 +256,7 @@ class Adapter:
 
         def run() -> None:
             pool, targets = self._pools[_ANCHOR], list(target_locations or ())
-            for part in _batches(len(keys)):
+            for part in _batches(len(keys), pool.batch_pages):
                 found.extend(self._transport.load_flat(pool, keys[part], targets[part]))
 
         self._safely(run, None)
@@ -285,7 +284,7 @@ class Adapter:
             pool, given = self._pools[_ANCHOR], list(values or ())
             saved = [
                 self._transport.save_flat(pool, keys[part], given[part])
-                for part in _batches(len(keys))
+                for part in _batches(len(keys), pool.batch_pages)
             ]
             return all(all(part) for part in saved)
 
@@ -340,8 +339,8 @@ class Adapter:
             return otherwise
 
 
-def _batches(pages: int) -> Iterator[slice]:
-    return (slice(n, min(n + _BATCH_PAGES, pages)) for n in range(0, pages, _BATCH_PAGES))
+def _batches(pages: int, step: int) -> Iterator[slice]:
+    return (slice(n, min(n + step, pages)) for n in range(0, pages, step))
 
 
 def _text(name: str) -> str:

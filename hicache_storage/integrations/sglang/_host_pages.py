@@ -59,7 +59,7 @@ def host_pages(name: str, pool: HostPool, parts: int) -> HostPages:
     """
     if holds_nothing(pool):
         return MarkerPages(pool)
-    if getattr(pool, "kv_buffer", pool) is None:
+    if getattr(pool, "kv_buffer", pool) is None or getattr(pool, "_is_dummy", False):
         raise ConfigError(f"sglang: the host pool of {name!r} has no memory on this rank")
     try:
         sample = _addresses(pool, _first_page(pool), 1)

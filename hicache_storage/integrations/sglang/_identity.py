@@ -56,8 +56,9 @@ class Identity:
         packed = packed_draft_layers(pool)
         first = int(getattr(pool, "start_layer", None) or 0)
         layers = (first, first + max(1, _layer_count(pool)))
-        draft = packed > 0 or name.startswith("draft")
-        revision = self.launch.revision(draft=draft)
+        revision = self.launch.revision(
+            draft=packed > 0 or name.startswith("draft"), own_draft="its own" if packed else ""
+        )
         return [
             KeySpace(
                 model=str(self.config.model_name),

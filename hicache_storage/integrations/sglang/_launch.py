@@ -35,8 +35,10 @@ class Launch:
         self._arguments = arguments
         self._settings = settings
 
-    def revision(self, *, draft: bool) -> str:
+    def revision(self, *, draft: bool, own_draft: str = "") -> str:
         """What tells these weights from others of the same name; with `draft`, of the draft too.
+
+        `own_draft` is the draft model where no other is named: layers of the target's own checkpoint.
 
         Raises:
             ConfigError: There is a draft pool, and nobody says of which model.
@@ -44,7 +46,7 @@ class Launch:
         parts = [self._settings.revision] if self._settings.revision else []
         parts += self._told(_TELLING)
         if draft:
-            parts += [f"draft={self._draft_model()}", *self._told(_DRAFT_TELLING)]
+            parts += [f"draft={self._draft_model(own_draft)}", *self._told(_DRAFT_TELLING)]
         return ";".join(parts)
 
     def byte_kv_dtype(self, pool: str) -> str:
@@ -71,8 +73,9 @@ class Launch:
             return str(own)
         return str(self._arguments.get("kv_cache_dtype") or "auto")
 
-    def _draft_model(self) -> str:
-        path = self._settings.draft_model or self._arguments.get("speculative_draft_model_path")
+    def _draft_model(self, own: str) -> str:
+        named = self._settings.draft_model
+        path = named or self._arguments.get("speculative_draft_model_path") or own
         if not path:
             raise ConfigError(
                 "sglang: there is KV of a draft model, and SGLang does not say of which: set"

@@ -45,7 +45,7 @@ class AdapterSettings(Settings):
     """Name of the draft model, where it was not given to SGLang as a path."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     timeout_s: PositiveSeconds = 10.0
-    """The deadline of one storage call of at most 128 pages."""
+    """The deadline of one storage call, of at most 128 pages and 256 MiB."""
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: what the backend declares."""
 

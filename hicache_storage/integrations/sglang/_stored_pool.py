@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._identity import Identity
     from hicache_storage.page import Page
 
+# One call's deadline is for so much at most: a slow store is slow, and not overdue.
+_BATCH_PAGES = 128
+_BATCH_NBYTES = 256 << 20
+
 
 class StoredPool:
     """One host pool of one rank. Thread-safe: it only hands out views."""
@@ -41,6 +45,11 @@ class StoredPool:
     def page_nbytes(self) -> int:
         """Payload bytes of a page, all parts together."""
         return self.pages.part_nbytes * self.pages.parts
+
+    @property
+    def batch_pages(self) -> int:
+        """How many pages go into one call of the page store."""
+        return max(1, min(_BATCH_PAGES, _BATCH_NBYTES // self.page_nbytes))
 
     def asked(self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1) -> list[Pool]:
         """What the page store matches a prefix against: every part must have its page."""

@@ -1,0 +1,221 @@
+"""Backup and prefetch through SGLang's own cache controller: our backends against SGLang's of the kind.
+
+    python benchmarks/sglang_hicache.py [--rounds N] [--pages N] [--only file,hf3fs,mooncake,s3]
+
+`make bench-sglang` has the environment that it needs. A run is one operation of SGLang's: `backup` from
+`write_storage` to its acknowledgement, `prefetch` from the query to the last page in host memory. Ours
+checks a checksum of every page, SGLang's have none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from _harness import Report, Section, console, interleave, machine_facts
+from servers import MooncakeMaster, Rclone, load_mooncake
+from sglang_engine import Engine, PoolName, PoolPlan, engine_world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PAGE_TOKENS = 64
+PLANS = {
+    "Llama-3.1-8B": PoolPlan(layers=32, heads=8, head_dim=128),
+    "DeepSeek-V3": PoolPlan(kind="mla", layers=61, latent=(512, 64)),
+}
+OURS = {
+    "module_path": "hicache_storage.integrations.sglang",
+    "class_name": "SGLangHiCacheStorage",
+    "interface_v1": 1,
+}
+_prompts = itertools.count()
+
+
+class Backup:
+    """Writes a new prompt each time."""
+
+    def __init__(self, name: str, engine: Engine, pages: int) -> None:
+        self.name = name
+        self._engine = engine
+        self._pages = pages
+        self._tokens: list[int] = []
+        self._written: Any = None
+
+    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every prompt is another
+        self._tokens = prompt(self._pages)
+
+    def run(self) -> None:
+        self._written = self._engine.write(self._tokens, look=False)
+
+    def check(self) -> None:
+        if self._written.pages != self._pages:
+            raise RuntimeError(f"{self.name} stored {self._written.pages} of {self._pages} pages")
+        self._engine.host().free(self._written.places[PoolName.KV])
+        self._engine.storage.clear()
+
+
+class Prefetch:
+    """Reads one prompt again and again, into other host pages."""
+
+    def __init__(self, name: str, engine: Engine, pages: int) -> None:
+        self.name = name
+        self._engine = engine
+        self._pages = pages
+        self._tokens = prompt(pages)
+        written = engine.write(self._tokens)
+        self._wanted = written.held[PoolName.KV]
+        engine.host().free(written.places[PoolName.KV])
+        self._read: Any = None
+
+    def prepare(self, turn: int) -> None:
+        """Nothing: it is there."""
+
+    def run(self) -> None:
+        self._read = self._engine.read(self._tokens, look=False)
+
+    def check(self) -> None:
+        indices = self._read.operation.host_indices
+        if self._read.pages != self._pages:
+            raise RuntimeError(f"{self.name} read {self._read.pages} of {self._pages} pages")
+        if self._engine.bytes_at(PoolName.KV, indices) != self._wanted:
+            raise RuntimeError(f"{self.name} read other bytes than were written")
+        self._engine.host().free(indices)
+
+
+def prompt(pages: int) -> list[int]:
+    """Tokens that no prompt before had."""
+    return [next(_prompts), *range(1, pages * PAGE_TOKENS)]
+
+
+def file_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:  # noqa: ARG001
+    ours = {**OURS, "backend_name": "file", "path": str(root / "ours")}
+    return {
+        "ours: file": ("dynamic", ours),
+        "SGLang: file": ("file", {"file_storage_path": str(root / "theirs")}),
+    }
+
+
+def hf3fs_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """SGLang's with its mock client: plain reads and writes in place of 3FS's native ones."""
+    config = root / "hf3fs.json"
+    fields = {"file_path_prefix": str(root / "theirs"), "file_size": 4 << 30}
+    config.write_text(json.dumps({**fields, "numjobs": 16, "entries": 8}))
+    os.environ["SGLANG_HICACHE_HF3FS_CONFIG_PATH"] = str(config)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):  # it takes them, and keeps them
+        stack.callback(signal.signal, number, signal.getsignal(number))
+    ours = {**OURS, "backend_name": "hf3fs", "index": "sqlite"}
+    buffered, direct = root / "buffered", root / "direct"
+    return {
+        "ours: hf3fs": ("dynamic", {**ours, "path": str(buffered), "direct": False}),
+        "ours: hf3fs, direct": ("dynamic", {**ours, "path": str(direct)}),
+        "SGLang: hf3fs, mock": ("hf3fs", {"use_mock_hf3fs_client": True}),
+    }
+
+
+def mooncake_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A master and a segment of its own for each, over TCP on loopback."""
+    load_mooncake()
+    masters = [stack.enter_context(MooncakeMaster(root / name)) for name in ("ours", "theirs")]
+    mine, theirs = (master.config(global_segment_size="2gb") for master in masters)
+    ours = {**OURS, "backend_name": "mooncake", "config": mine}
+    bare = {**ours, "adapter": {"checksum": "none"}}
+    return {
+        "ours: mooncake": ("dynamic", ours),
+        "ours: mooncake, no checksum": ("dynamic", bare),
+        "SGLang: mooncake": ("mooncake", {**theirs, "metadata_server": "P2PHANDSHAKE"}),
+    }
+
+
+def s3_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """rclone's S3 server over a directory."""
+    server = stack.enter_context(Rclone(root))
+    keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
+    ours = {"bucket": "ours", "endpoint_url": server.endpoint_url, **keys}
+    theirs = {"access_key": server.access_key, "secret_key": server.secret_key}
+    theirs |= {"endpoint": server.endpoint_url, "bucket": "theirs", "region": "us-east-1"}
+    (root / "data" / "ours").mkdir(parents=True, exist_ok=True)
+    return {
+        "ours: s3": ("dynamic", {**OURS, "backend_name": "s3", "config": ours}),
+        "SGLang: seaweedfs": ("seaweedfs", theirs),
+    }
+
+
+PAIRS: dict[str, Callable[[ExitStack, Path], dict[str, tuple[str, dict[str, Any]]]]] = {
+    "file": file_pair,
+    "hf3fs": hf3fs_pair,
+    "mooncake": mooncake_pair,
+    "s3": s3_pair,
+}
+
+
+def measure(report: Report, kind: str, model: str, options: argparse.Namespace) -> None:
+    """Both directions of one pair of stores, for one model's pages."""
+    plan = PLANS[model]
+    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, root)
+        pair = PAIRS[kind](stack, root)
+        engines = {
+            name: stack.enter_context(
+                Engine(
+                    [plan], config, backend=backend, pages=options.pages, page_tokens=PAGE_TOKENS
+                )
+            )
+            for name, (backend, config) in pair.items()
+        }
+        for engine in engines.values():
+            engine.fill(1)
+        page_nbytes = next(iter(engines.values())).host().size_per_token * PAGE_TOKENS
+        for title, candidate in (("backup", Backup), ("prefetch", Prefetch)):
+            makers = [partial(candidate, name, engine) for name, engine in engines.items()]
+            seconds = interleave([make(options.pages) for make in makers], options.rounds)
+            report.add(
+                Section(
+                    title=f"{title}, {model}: {options.pages} pages of {page_nbytes / 1e6:.1f} MB",
+                    unit="GB/s",
+                    work=options.pages * page_nbytes / 1e9,
+                    seconds=seconds,
+                    baselines=[name for name in engines if name.startswith("SGLang")],
+                )
+            )
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pages", type=int, default=16, help="pages of an operation")
+    parser.add_argument("--only", default=",".join(PAIRS), help="kinds of stores")
+    parser.add_argument("--path", type=Path, help="where files are put (default: a new directory)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    report = Report(machine_facts(Path(tempfile.gettempdir()), distributions=["torch", "sglang"]))
+    report.print_facts()
+    with engine_world():
+        for kind in options.only.split(","):
+            for model, plan in PLANS.items():
+                if kind == "hf3fs" and plan.kind == "mla":
+                    console.print("SGLang's hf3fs wants its metadata server for MLA: left out")
+                    continue
+                measure(report, kind, model, options)
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
