@@ -180,6 +180,7 @@ class CacheController:
 
         Raises:
             RuntimeError: A store is attached: detach it first.
+            ValueError: Its pages have headers of another size than the host pools'.
             StorageClosed: The controller was closed.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces; no
                 store is attached then.

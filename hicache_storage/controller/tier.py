@@ -39,8 +39,10 @@ class Tier:
         """Open the pools' key spaces; L2 forgets what another store had.
 
         Raises:
+            ValueError: Host pools with headers of another size than the store's.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
+        _check_headers(store, cache)
         for pool in cache.pools:
             for part in pool.stored:
                 store.open_space(part.space)
@@ -131,3 +133,13 @@ class Tier:
                 self.store.unregister_buffer(self._registered.pop())
             except HiCacheError as error:
                 logger.warning("a host pool could not be unregistered: %s", error)
+
+
+def _check_headers(store: PageStore, cache: HostCache) -> None:
+    for pool in cache.pools:
+        if pool.host.frame_nbytes != store.frame_nbytes:
+            raise ValueError(
+                f"pool {pool.space.pool!r}: the host pool has headers of {pool.host.frame_nbytes} bytes,"
+                f" and this store needs {store.frame_nbytes}: open it with frame_nbytes="
+                f"{store.frame_nbytes}, or use a store of the same alignment"
+            )

@@ -23,6 +23,7 @@ from stores import Gate, HookedStorage
 
 from hicache_storage.controller import CacheController, Reason, WritePolicy
 from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +97,16 @@ class TestAttach:
             engine.close()
             with pytest.raises(StorageClosed):
                 engine.attach(store)
+
+    def test_a_store_of_other_headers_is_refused(self, stack: ExitStack) -> None:
+        aligned = HookedStorage(Capabilities(alignment=4096))
+        store = stack.enter_context(page_store(aligned))
+        with engine_on(HookedStorage(), cache_pools()) as engine:
+            compute(engine, PROMPT)
+            assert engine.detach()
+            with pytest.raises(ValueError, match="frame_nbytes=4096"):
+                engine.attach(store)
+            assert (16, 0) == fetched(engine)
 
     def test_a_store_that_fails_is_not_attached(self, stack: ExitStack) -> None:
         bad, good = HookedStorage(), HookedStorage()
