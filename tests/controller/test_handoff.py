@@ -51,6 +51,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hicache_storage.controller.handoff import Incoming
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class _KeepsTheFirst(MemoryStorage):
+    """Sets no page that is there."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        there = self.batch_exists(space, hashes)
+        return [
+            present or super(_KeepsTheFirst, self).batch_set(space, [page_hash], [each])[0]
+            for present, page_hash, each in zip(there, hashes, pages, strict=True)
+        ]
 
 
 @pytest.fixture
@@ -187,7 +202,9 @@ class TestPrefillSide:
             assert [HALF, HALF] == [each.pages for each in incoming.completions]
             assert sender.stats() == {"published_in_part": 1}
 
-    def test_a_second_attempt_replaces_the_first(self, storage: MemoryStorage) -> None:
+    @pytest.mark.parametrize("storage_class", [MemoryStorage, _KeepsTheFirst])
+    def test_a_second_attempt_replaces_the_first(self, storage_class: type[MemoryStorage]) -> None:
+        storage = storage_class()
         with (
             engine_rank(storage) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
@@ -250,6 +267,22 @@ class TestPools:
 
 
 class TestTimeout:
+    def test_what_came_since_the_last_look_is_taken(self, storage: MemoryStorage) -> None:
+        rarely = HandoffSettings(timeout_s=500, load_every_s=500, grace_s=30)
+        with (
+            engine_rank(storage) as (controller, _),
+            receiving(storage, handoff=rarely) as receiver,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: incoming._prefetch.complete)
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+            assert not incoming.poll()
+
+            incoming.give_up()
+
+            assert taken(incoming) == len(PROMPT)
+
     def test_what_is_there_is_taken(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, _):
             compute(controller, PROMPT[:HALF])
