@@ -121,7 +121,8 @@ def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
 
 def run(name: str, topology: Topology, directory: str) -> None:
     """An engine: one process a rank."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])  # takes seconds: once, not once a rank
     processes = [
         context.Process(target=serve, args=(name, topology, rank, directory))
         for rank in range(topology.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -129,6 +130,29 @@ def serve(request_id: str, hashes: list[str]) -> Served:
     with engine.controller.prefetch(request_id, hashes).result() as lease:
         right = _is_right(engine, lease)
         return Served(lease.pages, right, str(engine.controller.explain(request_id)))
+
+
+def serve_under_trouble(seed: int, rank: int, turns: int, hashes: list[str]) -> list[int]:
+    """Pages found in each of many requests while this rank's L2 and store come and go; -1: cancelled."""
+    engine = _running[0]
+    own = random.Random(f"{seed} {rank}")
+    together = random.Random(seed)  # what an engine decides for all of its ranks
+    found: list[int] = []
+    for turn in range(turns):
+        asked = hashes[: together.randrange(1, len(hashes) + 1)]
+        engine.storage.trouble = own.choice(["", "", "fails"])
+        if own.random() < 0.5:
+            forget()
+        prefetch = engine.controller.prefetch(f"r-{turn}", asked)
+        if together.random() < 0.2:
+            prefetch.cancel()
+            found.append(-1)
+            continue
+        with prefetch.result() as lease:
+            assert _is_right(engine, lease)
+            found.append(lease.pages)
+        compute(asked[found[-1] :])
+    return found
 
 
 def forget() -> int:

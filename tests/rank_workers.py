@@ -66,6 +66,10 @@ def connect_all(
 ) -> None:
     """Let them meet at a fresh place under `scratch`."""
     place = str(scratch / f"ranks-{next(_numbers)}")
+    if way == "tcp":
+        from servers import free_port
+
+        place = f"tcp://127.0.0.1:{free_port()}"
     joining = [
         process.ask(join, place, rank, len(ranks), timeout_s, way)
         for rank, process in enumerate(ranks)
@@ -95,8 +99,9 @@ def met(place: str, rank: int, size: int, timeout_s: float, way: str = "connect"
     from hicache_storage.controller.torch_ranks import TorchRanks
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if way == "connect":
-        return TorchRanks.connect(f"file://{place}", rank=rank, size=size, timeout_s=timeout_s)
+    if way != "beside":
+        url = place if way == "tcp" else f"file://{place}"
+        return TorchRanks.connect(url, rank=rank, size=size, timeout_s=timeout_s)
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)

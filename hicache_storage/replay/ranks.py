@@ -52,12 +52,15 @@ def check(piece: Play) -> None:
         raise ConfigError('--ranks needs torch: pip install "hicache-storage[torch]"')
     for pool in piece.settings.pools:
         piece.settings.topology.parts(extent_of(pool.shape))
-    with piece.choice.open() as storage:
-        if not storage.capabilities.shared:
-            raise ConfigError(
-                f"--ranks {size}: pages of backend {piece.choice.backend!r} cannot be seen by other"
-                " processes: choose one that they share, like 'file' or 'redis'"
-            )
+    for choice in (piece.choice, piece.troubles.swap):
+        if choice is None:
+            continue
+        with choice.open() as storage:
+            if not storage.capabilities.shared:
+                raise ConfigError(
+                    f"--ranks {size}: pages of backend {choice.backend!r} cannot be seen by other"
+                    " processes: choose one that they share, like 'file' or 'redis'"
+                )
 
 
 def play_ranks(

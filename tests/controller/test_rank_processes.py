@@ -215,6 +215,18 @@ class TestTrouble:
         assert [(PAGES, True)] * 4 == found(engine.serve("again"))
         assert [0] * 4 == engine.each(rank_engines.forget)
 
+    def test_whatever_fails_where_all_ranks_find_the_same(self, engine: Engine) -> None:
+        turns = 60
+        answers = [
+            process.ask(rank_engines.serve_under_trouble, 7, rank, turns, PROMPT)
+            for rank, process in enumerate(engine.ranks)
+        ]
+        first, *others = [answer.result() for answer in answers]
+
+        assert [first] * 3 == others
+        assert {-1, 0} < set(first)
+        assert [0] * 4 == engine.each(rank_engines.counter, "ranks_lost")
+
     def test_ranks_that_serve_different_requests_use_nothing_and_go_on(
         self, engine: Engine
     ) -> None:

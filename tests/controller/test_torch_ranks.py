@@ -84,10 +84,11 @@ class TestAgreement:
     def test_ranks_know_who_they_are(self, ranks: list[RankProcess]) -> None:
         assert [(0, 3), (1, 3), (2, 3)] == [rank.ask(rank_workers.facts).result() for rank in ranks]
 
-    def test_beside_a_process_group_of_the_engine(
-        self, processes: list[RankProcess], tmp_path: Path
+    @pytest.mark.parametrize("way", ["beside", "tcp"])
+    def test_beside_a_process_group_of_the_engine_or_at_an_address(
+        self, processes: list[RankProcess], tmp_path: Path, way: str
     ) -> None:
-        connect_all(processes, tmp_path, timeout_s=_FOR_EVER_S, way="beside")
+        connect_all(processes, tmp_path, timeout_s=_FOR_EVER_S, way=way)
 
         assert [[1]] * 3 == asked(processes, Channel.MATCH, [3], [1], [2])
         assert [(0, 3), (1, 3), (2, 3)] == [
@@ -170,9 +171,12 @@ class TestLoss:
         for answer in waiting:
             assert "on channel result" in loss(answer)
 
+    @pytest.mark.parametrize("way", ["connect", "beside"])
     def test_who_speaks_of_another_request_keeps_nobody_waiting(
-        self, ranks: list[RankProcess]
+        self, processes: list[RankProcess], tmp_path: Path, way: str
     ) -> None:
+        ranks = processes
+        connect_all(ranks, tmp_path, timeout_s=_FOR_EVER_S, way=way)
         match, result = Channel.MATCH, Channel.RESULT
         both = [rank.ask(rank_workers.agreed_pages, "r", match, result) for rank in ranks[:2]]
         other = ranks[2].ask(rank_workers.agreed_pages, "another", match)

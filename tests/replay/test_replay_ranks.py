@@ -134,10 +134,17 @@ class TestFailure:
                 progress=lambda _: None,
             )
 
-    def test_a_storage_that_ranks_cannot_share_is_refused(
-        self, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(("first", "second"), [("memory", "file"), ("file", "memory")])
+    def test_storages_that_ranks_cannot_share_are_refused(
+        self, tmp_path: Path, first: str, second: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        argv = ["replay", "--hicache-storage-backend", "memory", *_FLAGS, "--ranks", "2"]
+        configs = {"memory": "{}", "file": json.dumps({"path": str(tmp_path)})}
+        argv = [
+            *("replay", *_FLAGS, "--ranks", "2"),
+            *("--hicache-storage-backend", first),
+            *("--hicache-storage-backend-extra-config", configs[first]),
+            *("--swap-backend", second, "--swap-extra-config", configs[second]),
+        ]
 
         assert main(argv) == 2
         assert "--ranks 2: pages of backend 'memory' cannot be seen" in capsys.readouterr().err
