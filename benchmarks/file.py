@@ -21,6 +21,7 @@ import _sglang
 import numpy as np
 from _disk import empty_files, spread_directories, used_nbytes
 from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _ours import in_directory, pages_in_directory
 from _plain import (
     Memcpy,
     OpenedFiles,
@@ -31,7 +32,7 @@ from _plain import (
     UnlinkedRing,
 )
 from _store import Memory
-from _stores import HiCacheFileStore, OurFileStore, OurPageStore
+from _stores import HiCacheFileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -288,9 +289,9 @@ def peers(capacity_nbytes: int | None = None) -> list[StoreFactory]:
 def ours(**settings: Any) -> list[StoreFactory]:
     """The backend alone, and below the page store without and with checksums."""
     return [
-        partial(OurFileStore, **settings),
-        partial(OurPageStore, checksum="none", **settings),
-        partial(OurPageStore, checksum="xxh3", **settings),
+        partial(in_directory, "file", **settings),
+        partial(pages_in_directory, "file", checksum="none", **settings),
+        partial(pages_in_directory, "file", checksum="xxh3", **settings),
     ]
 
 

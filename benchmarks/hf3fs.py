@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import _sglang
 from _harness import Report, console, machine_facts
-from _hf3fs_stores import OurPages, OurStorage, PlainSlots, TheirSlots
+from _hf3fs_stores import PlainSlots, TheirSlots
+from _ours import in_directory, pages_in_directory
 from _store import Memory
 from file import BATCH_PAGES, MIB, ROUNDS, Bench, Get, aim, page_hashes_of, parse, read_back
 
@@ -59,13 +60,18 @@ def factories(bench: Bench, *, direct: bool) -> list[StoreFactory]:
     """All that can be done with slots in one way of reading and writing."""
     plain = partial(PlainSlots, direct=direct, capacity_pages=bench.capacity_pages)
     capacity_nbytes = bench.capacity_pages * (bench.page_nbytes + _BESIDE_NBYTES)
-    ours: dict[str, Any] = {"direct": direct, "capacity_nbytes": capacity_nbytes}
+    how = "O_DIRECT" if direct else "buffered"
+    ours: dict[str, Any] = {
+        "direct": direct,
+        "capacity_nbytes": capacity_nbytes,
+        "detail": f", {how}",
+    }
     return [
         partial(plain, threads=1),
         partial(plain, threads=THREADS),
-        partial(OurStorage, **ours),
-        partial(OurPages, checksum="none", **ours),
-        partial(OurPages, checksum="xxh3", **ours),
+        partial(in_directory, "hf3fs", **ours),
+        partial(pages_in_directory, "hf3fs", checksum="none", **ours),
+        partial(pages_in_directory, "hf3fs", checksum="xxh3", **ours),
     ]
 
 

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import redis
 from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _ours import TIMEOUT_S, OurPageStore, OurStorage
 from _redis_server import redis_server, sink
 from _redis_stores import (
     LmcacheClient,
     Loopback,
-    OurPageStore,
-    OurStorage,
     RawSocket,
     RedisPy,
 )
 from _store import Memory
+from hicache_backends.redis import RedisStorage
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 KIB, MIB = 1 << 10, 1 << 20
 PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 9, 1 * MIB: 9, 4 * MIB: 5}
+OURS = "ours: RedisStorage"
 LEAST_OF_RAW = 0.8
 LEAST_OF_REDIS_PY = 2.0
 
@@ -92,13 +93,18 @@ def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
 
 
 def stores(port: int, sink_port: int, source: Memory, landing: Memory) -> list[Store]:
+    def ours() -> RedisStorage:
+        return RedisStorage.from_config(
+            {"url": f"redis://127.0.0.1:{port}", "timeout_s": TIMEOUT_S}
+        )
+
     made: list[Callable[[], Store]] = [
         partial(Loopback, sink_port, source, landing),
         partial(RawSocket, port, source, landing),
         partial(RedisPy, port, source, landing),
-        partial(OurStorage, port, source, landing),
-        partial(OurPageStore, port, source, landing, checksum="none"),
-        partial(OurPageStore, port, source, landing, checksum="xxh3"),
+        partial(OurStorage, ours(), source, landing),
+        partial(OurPageStore, ours(), source, landing, checksum="none"),
+        partial(OurPageStore, ours(), source, landing, checksum="xxh3"),
     ]
     if LmcacheClient.is_installed():
         made.append(partial(LmcacheClient, port, source, landing))
@@ -124,7 +130,7 @@ def measure(
     print_cpu(turns, work)
     for turn in turns:
         turn.close()
-    for name in (OurStorage.name, "ours: page store, none"):
+    for name in (OURS, "ours: page store, none"):
         for baseline, least in ((RawSocket.name, LEAST_OF_RAW), (RedisPy.name, LEAST_OF_REDIS_PY)):
             text = f"{section.title}: {name} / {baseline}"
             report.aims.append(Aim(text, least, section.ratio(name, baseline)))

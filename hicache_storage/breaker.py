@@ -36,7 +36,7 @@ class CircuitBreaker:
         return self._times_opened
 
     def admit(self) -> bool:
-        """Whether a call may go ahead; each admitted call ends in exactly one `record`."""
+        """Whether a call may go ahead; each admitted call ends in one `record`, or one `dismiss`."""
         with self._lock:
             if self._opened_at_s is None:
                 return True
@@ -58,6 +58,12 @@ class CircuitBreaker:
                 if self._failures >= self._limit:
                     self._opened_at_s = time.monotonic()
                     self._times_opened += 1
+            self._probing = False
+
+    def dismiss(self) -> None:
+        """The end of an admitted call that tells nothing: its caller was less patient than the store's
+        own timeout."""
+        with self._lock:
             self._probing = False
 
     def _cooled(self) -> bool:

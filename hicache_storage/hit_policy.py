@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,29 +42,49 @@ class Pool:
             raise ValueError(f"window_pages must be at least 1, not {self.window_pages}")
 
 
-def usable_lengths(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> list[bool]:
+class Needy(Protocol):
+    """Whatever knows which pages a prefix needs of it."""
+
+    @property
+    def hit_policy(self) -> HitPolicy: ...
+
+    @property
+    def window_pages(self) -> int: ...
+
+
+def usable_too(usable: Sequence[bool], pool: Needy, there: Sequence[bool]) -> list[bool]:
+    """For each prefix length from 0 to n: was it `usable` so far, and can it be used in this pool too?
+
+    `there[i]`, of n, tells whether the pool has page i. Length 0 is always usable. A list and not a
+    number, because with a trailing pool 5 pages can be usable where 4 are not.
+    """
+    pages = len(there)
+    if pool.hit_policy is HitPolicy.ALL_PAGES:
+        first_missing = there.index(False) if False in there else pages
+        return [*usable[: first_missing + 1], *[False] * (pages - first_missing)]
+    missing_before = list(accumulate((not page for page in there), initial=0))
+    return [
+        before and missing_before[end] == missing_before[max(0, end - pool.window_pages)]
+        for end, before in enumerate(usable)
+    ]
+
+
+def longest(usable: Sequence[bool]) -> int:
+    """The longest of the usable prefix lengths, in pages."""
+    return len(usable) - 1 - usable[::-1].index(True)
+
+
+def usable_lengths(pools: Sequence[Needy], present: Sequence[Sequence[bool]]) -> list[bool]:
     """For each prefix length from 0 to n: can it be used in every pool?
 
-    `present[p][i]` tells whether pool p has page i; each has n items. Length 0 is always usable. A list
-    and not a number, because with a trailing pool 5 pages can be usable where 4 are not.
+    `present[p][i]`, of n, tells whether pool p has page i.
     """
-    if not pools:
-        raise ValueError("a prefix needs at least one pool")
-    pages = len(present[0])
-    usable = [True] * (pages + 1)
+    usable = [True] * (len(present[0]) + 1)
     for pool, there in zip(pools, present, strict=True):
-        if pool.hit_policy is HitPolicy.ALL_PAGES:
-            first_missing = there.index(False) if False in there else pages
-            usable[first_missing + 1 :] = [False] * (pages - first_missing)
-        else:
-            missing_before = list(accumulate((not page for page in there), initial=0))
-            for end in range(1, pages + 1):
-                start = max(0, end - pool.window_pages)
-                usable[end] = usable[end] and missing_before[end] == missing_before[start]
+        usable = usable_too(usable, pool, there)
     return usable
 
 
-def usable_prefix(pools: Sequence[Pool], present: Sequence[Sequence[bool]]) -> int:
+def usable_prefix(pools: Sequence[Needy], present: Sequence[Sequence[bool]]) -> int:
     """The longest prefix, in pages, that is usable in every pool."""
-    usable = usable_lengths(pools, present)
-    return len(usable) - 1 - usable[::-1].index(True)
+    return longest(usable_lengths(pools, present))

@@ -26,7 +26,7 @@ from hicache_storage.errors import (
     UnsupportedOperation,
 )
 from hicache_storage.frame import Framing, frame_nbytes
-from hicache_storage.hit_policy import Pool, usable_lengths, usable_prefix
+from hicache_storage.hit_policy import Pool, longest, usable_too
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.pace import Pace
 from hicache_storage.page import Page
@@ -34,7 +34,7 @@ from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.workers import Workers, when_all_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Future
     from typing import TypeAlias
 
@@ -135,21 +135,54 @@ class PageStore:
             ) from error
         self._framed[space] = framed
 
-    def match(self, hashes: Sequence[str], pools: Sequence[Pool]) -> Match:
+    def framed(self, space: KeySpace) -> KeySpace:
+        """`space` as the storage knows it: for calls that the page store does not wrap.
+
+        Raises:
+            ValueError: It is not open.
+        """
+        try:
+            return self._framed[space]
+        except KeyError:
+            raise ValueError(
+                f"key space of pool {space.pool!r} is not open: call open_space first"
+            ) from None
+
+    def match(
+        self,
+        hashes: Sequence[str],
+        pools: Sequence[Pool],
+        *,
+        held: Sequence[Sequence[bool]] | None = None,
+        timeout_s: float | None = None,
+    ) -> Match:
         """The longest prefix of `hashes` that the storage says it has in every pool.
 
-        Pools are asked one after another, each only for the prefix that those before it left.
+        Pools are asked one after another, each only for the prefix that those before it left. `held`
+        tells for each pool and page what the caller has: it counts as present, and is not asked for.
+
+        Raises:
+            ValueError: No pool, or a malformed hash.
         """
         check_page_hashes(hashes)
-        deadline_s = time.monotonic() + self.settings.timeout_s
-        prefix = len(hashes)
+        if not pools:
+            raise ValueError("a prefix needs at least one pool")
+        deadline_s = time.monotonic() + (timeout_s or self.settings.timeout_s)
+        usable = [True] * (len(hashes) + 1)
         present: list[list[bool]] = []
-        for number, pool in enumerate(pools, start=1):
-            asked = hashes[:prefix]
-            there = self._exists(self._known(pool.space), asked, deadline_s)
-            present.append(there + [False] * (len(hashes) - len(asked)))
-            prefix = usable_prefix(pools[:number], present)
-        return Match(prefix, usable_lengths(pools, present), present)
+        failures: list[Verdict | None] = []
+        for number, pool in enumerate(pools):
+            there = [False] * len(hashes) if held is None else list(held[number])
+            asked = [page for page in range(longest(usable)) if not there[page]]
+            answers, failure = self._exists(
+                self.framed(pool.space), [hashes[page] for page in asked], deadline_s, timeout_s
+            )
+            for page, answer in zip(asked, answers, strict=True):
+                there[page] = answer
+            present.append(there)
+            failures.append(failure)
+            usable = usable_too(usable, pool, there)
+        return Match(longest(usable), usable, present, failures)
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Read pages and prove each of them. Only an OK page holds what was asked for.
@@ -168,6 +201,29 @@ class PageStore:
             ValueError: A transfer that does not fit its key space, or a malformed hash.
         """
         return self._run(transfers, self._save_piece, self._saving, timeout_s)
+
+    def delete(self, space: KeySpace, hashes: Sequence[str]) -> int:
+        """Remove pages; how many of them are gone for certain. Those that never were there count too.
+
+        Raises:
+            ValueError: A key space that is not open, or a malformed hash.
+        """
+        check_page_hashes(hashes)
+        framed = self.framed(space)
+        if not hashes or not self.breaker.admit():
+            return 0
+        deadline_s = time.monotonic() + self.settings.timeout_s
+        futures = [
+            self._saving.workers.submit(partial(self._delete_part, framed, hashes[part]))
+            for part in _cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes))
+        ]
+        _await(futures, deadline_s)
+        answers = [_answer(future) for future in futures]
+        deleted = [answer for answer in answers if not isinstance(answer, Verdict)]
+        self.breaker.record(succeeded=len(deleted) == len(answers))
+        gone = sum(answer.count(True) for answer in deleted)
+        self._counters.add("deleted_pages", gone)
+        return gone
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Announce host memory that pages and headers live in."""
@@ -219,15 +275,24 @@ class PageStore:
             for futures in blocks
         ]
         tallies = [_tally(per_page) for per_page in verdicts]
-        self.breaker.record(succeeded=not any(_STORE_FAILED & tally.keys() for tally in tallies))
+        failures = {verdict for tally in tallies for verdict in _STORE_FAILED & tally.keys()}
+        self._record(failures, timeout_s)
         self._count(lane.name, transfers, tallies)
         return Outcome(verdicts, when_all_done(all_futures))
+
+    def _record(self, failures: Collection[Verdict], timeout_s: float | None) -> None:
+        """Tell the breaker, unless all that was wrong is that the caller did not wait."""
+        impatient = timeout_s is not None and timeout_s < self.settings.timeout_s
+        if impatient and set(failures) == {Verdict.TIMEOUT}:
+            self.breaker.dismiss()
+        else:
+            self.breaker.record(succeeded=not failures)
 
     def _submit(
         self, transfer: Transfer, piece: Piece, lane: _Lane, deadline_s: float
     ) -> list[tuple[int, Future[list[Verdict]]]]:
         """Queue the blocks of one transfer: the number of pages of each, and its verdicts to come."""
-        framed = self._known(transfer.space)
+        framed = self.framed(transfer.space)
         step = max(1, _PIECE_NBYTES // framed.stored_nbytes)
 
         def block(part: slice) -> list[Verdict]:
@@ -247,9 +312,14 @@ class PageStore:
             (part.stop - part.start, lane.workers.submit(partial(block, part))) for part in cuts
         ]
 
-    def _exists(self, framed: KeySpace, hashes: Sequence[str], deadline_s: float) -> list[bool]:
-        if not hashes or not self.breaker.admit():
-            return [False] * len(hashes)
+    def _exists(
+        self, framed: KeySpace, hashes: Sequence[str], deadline_s: float, timeout_s: float | None
+    ) -> tuple[list[bool], Verdict | None]:
+        """What is there, and why some of it could not be said."""
+        if not hashes:
+            return [], None
+        if not self.breaker.admit():
+            return [False] * len(hashes), Verdict.BREAKER_OPEN
         parts = list(_cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes)))
         futures = [
             self._loading.workers.submit(partial(self._exists_part, framed, hashes[part]))
@@ -257,15 +327,19 @@ class PageStore:
         ]
         _await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
-        self.breaker.record(succeeded=None not in answers)
-        self._counters.add("match_failed", answers.count(None))
+        failed = [answer for answer in answers if isinstance(answer, Verdict)]
+        self._record(failed, timeout_s)
+        self._counters.add("match_failed", len(failed))
         there: list[bool] = []
         for part, answer in zip(parts, answers, strict=True):
-            there += answer or [False] * (part.stop - part.start)
-        return there
+            there += [False] * (part.stop - part.start) if isinstance(answer, Verdict) else answer
+        return there, failed[0] if failed else None
 
     def _exists_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return _strict(self.storage.batch_exists(framed, hashes), len(hashes))
+
+    def _delete_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return _strict(self.storage.batch_delete(framed, hashes), len(hashes))
 
     # --- one piece of a block, on a worker thread ----------------------------------------------------
 
@@ -329,16 +403,8 @@ class PageStore:
 
     # --- small parts ---------------------------------------------------------------------------------
 
-    def _known(self, space: KeySpace) -> KeySpace:
-        try:
-            return self._framed[space]
-        except KeyError:
-            raise ValueError(
-                f"key space of pool {space.pool!r} is not open: call open_space first"
-            ) from None
-
     def _check(self, transfer: Transfer) -> None:
-        self._known(transfer.space)
+        self.framed(transfer.space)
         check_page_hashes(transfer.hashes)
         if len(transfer.pages) != len(transfer.hashes):
             raise ValueError(f"{len(transfer.hashes)} hashes but {len(transfer.pages)} pages")
@@ -410,14 +476,11 @@ def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:
     return future.result() if error is None else [_blame(error)] * pages
 
 
-def _answer(future: Future[list[bool]]) -> list[bool] | None:
+def _answer(future: Future[list[bool]]) -> list[bool] | Verdict:
     if not future.done() or future.cancelled():
-        return None
+        return Verdict.TIMEOUT
     error = future.exception()
-    if error is not None:
-        _blame(error)
-        return None
-    return future.result()
+    return future.result() if error is None else _blame(error)
 
 
 def _blame(error: BaseException) -> Verdict:

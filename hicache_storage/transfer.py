@@ -77,3 +77,5 @@ class Match:
     """For each prefix length from 0 on: is it usable in every pool?"""
     present: list[list[bool]]
     """For each pool and page: is it there? Pages that no usable prefix needs were not asked for."""
+    failures: list[Verdict | None]
+    """For each pool: why the storage could not say what it has of it, or None where it could."""

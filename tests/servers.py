@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -312,6 +313,7 @@ class Ministack(S3Server):
             "LOG_LEVEL": "ERROR",
             "S3_PERSIST": "1",
             "S3_DATA_DIR": str(self.directory / "data"),
+            "TMPDIR": str(self.directory),  # its pid file stays there when it is killed
         }
 
 
@@ -362,6 +364,9 @@ class MooncakeMaster(ServerProcess):
 
     def command(self) -> list[str]:
         ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
+        ports += [
+            "--default_kv_lease_ttl=200ms"
+        ]  # for so long a page that was read can't be deleted
         hosts = ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]
         return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
 
@@ -384,6 +389,41 @@ class MooncakeMaster(ServerProcess):
             "global_segment_size": "64mb",
             **fields,
         }
+
+
+class MooncakeNode:
+    """A process that lends memory to a Mooncake cluster and does nothing else: a storage node."""
+
+    _CODE = """
+import json, sys
+from hicache_storage import open_storage
+with open_storage("mooncake", json.loads(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+    def __init__(self, master: MooncakeMaster, segment: str) -> None:
+        self._config = json.dumps(master.config(global_segment_size=segment))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._CODE, self._config],
+            env={**os.environ, **library_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._process is not None
+        try:
+            self._process.communicate(timeout=END_LIMIT_S)
+        except subprocess.TimeoutExpired:  # its master is gone
+            self._process.kill()
+            self._process.communicate()
 
 
 def library_path() -> dict[str, str]:

@@ -78,3 +78,17 @@ def test_a_probe_that_fails_starts_the_cooldown_again(clock: Clock) -> None:
     assert not breaker.admit()
     clock.now_s += 1
     assert breaker.admit()
+
+
+def test_a_call_that_tells_nothing_changes_nothing_and_lets_another_probe(clock: Clock) -> None:
+    breaker = CircuitBreaker(failures=2, cooldown_s=5)
+    breaker.record(succeeded=False)
+    breaker.dismiss()
+    breaker.record(succeeded=False)
+    assert breaker.state == "open"
+    clock.now_s += 6
+
+    assert breaker.admit()
+    assert not breaker.admit()
+    breaker.dismiss()
+    assert breaker.admit()

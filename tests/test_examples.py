@@ -1,4 +1,4 @@
-"""Every example runs as it stands, and the README's Python is real."""
+"""Every example runs as it stands, and the Python of the pages that show some is real."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PYTHON_BLOCKS = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
-)
+PAGES = ["README.md", "docs/device-pool.md"]
+PYTHON_BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    )
+]
 
 
 def run(*arguments: str, cwd: Path) -> str:
@@ -32,7 +37,7 @@ def run(*arguments: str, cwd: Path) -> str:
 
 def test_there_are_examples() -> None:
     assert EXAMPLES
-    assert PYTHON_BLOCKS
+    assert len(PYTHON_BLOCKS) >= len(PAGES)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -41,5 +46,5 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
-def test_the_readmes_python_runs(block: str, tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs(block: str, tmp_path: Path) -> None:
     run("-c", block, cwd=tmp_path)

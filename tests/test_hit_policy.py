@@ -80,11 +80,6 @@ def test_lengths_agree_with_the_definition(present: list[list[bool]], window_pag
     assert wanted == usable_lengths(pools, present)
 
 
-def test_a_prefix_of_no_pools_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one pool"):
-        usable_prefix([], [])
-
-
 def test_a_pool_has_a_bare_key_space() -> None:
     with pytest.raises(ValueError, match="bare"):
         Pool(space=space(frame_nbytes=128))

@@ -295,6 +295,42 @@ class TestMatch:
         assert match.pages == 4
         assert [0, 4] == [length for length, usable in enumerate(match.usable) if usable]
 
+    def test_what_the_caller_has_is_not_asked_for_and_counts(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The caller has pages 0, 1 and 5; storage has 2 to 4."""
+        store = open_store()
+        store.save([transfer(filled(3), HASHES[2:5])])
+        storage.batches.clear()
+
+        held = [number in (0, 1, 5) for number in range(8)]
+        match = store.match(HASHES, [Pool(space=TARGET)], held=[held])
+
+        assert match.pages == 6
+        assert [("batch_exists", 5)] == storage.batches
+
+    @pytest.mark.parametrize(
+        ("error", "failure"),
+        [
+            (StorageUnavailable("gone"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+            (ValueError("bug"), Verdict.ERROR),
+        ],
+    )
+    def test_it_tells_why_a_pool_could_not_be_asked(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        error: Exception,
+        failure: Verdict,
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        assert [None] == store.match(HASHES, [Pool(space=TARGET)]).failures
+        storage.hooks["batch_exists"] = failing(error)
+
+        assert [failure] == store.match(HASHES, [Pool(space=TARGET)]).failures
+        assert [Verdict.BREAKER_OPEN] == store.match(HASHES, [Pool(space=TARGET)]).failures
+
     @pytest.mark.parametrize("error", [StorageUnavailable("gone"), ValueError("bug")])
     def test_a_store_that_fails_has_nothing(
         self, storage: HookedStorage, open_store: Callable[..., PageStore], error: Exception
@@ -311,6 +347,10 @@ class TestMatch:
     ) -> None:
         assert open_store().match([], [Pool(space=TARGET)]).pages == 0
         assert not storage.batches
+
+    def test_a_prefix_of_no_pools_is_refused(self, open_store: Callable[..., PageStore]) -> None:
+        with pytest.raises(ValueError, match="at least one pool"):
+            open_store().match(HASHES, [])
 
 
 class TestSplitting:
@@ -515,6 +555,20 @@ class TestBreaker:
         assert store.breaker.state == "closed"
         assert store.stats()["breaker_opened"] == 1
 
+    def test_a_caller_in_a_hurry_does_not_open_it(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """Requests with short deadlines must not take the store from the others."""
+        store = open_store(breaker_failures=1, timeout_s=20)
+        gate = Gate()
+        storage.hooks["batch_get"] = storage.hooks["batch_exists"] = gate
+
+        assert [[Verdict.TIMEOUT]] == store.load([transfer(empty(1))], timeout_s=0.01).verdicts
+        store.match(HASHES, [Pool(space=TARGET)], timeout_s=0.01)
+
+        assert store.breaker.state == "closed"
+        gate.open()
+
     def test_misses_and_refusals_do_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
@@ -556,3 +610,46 @@ class TestOpening:
         store.close()
 
         assert not set(threading.enumerate()) - before
+
+
+class TestDelete:
+    def test_what_was_deleted_is_a_miss_and_the_rest_is_not(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled())])
+
+        assert store.delete(TARGET, HASHES[2:4]) == 2
+
+        assert [True, True, False, False, True, True, True, True] == [
+            verdict is Verdict.OK for verdict in store.load([transfer(empty())]).verdicts[0]
+        ]
+
+    def test_what_never_was_there_is_gone_too(self, open_store: Callable[..., PageStore]) -> None:
+        assert open_store().delete(DRAFT, HASHES) == len(HASHES)
+
+    def test_batches_are_no_larger_than_the_store_takes(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=3))
+
+        open_store(storage).delete(TARGET, HASHES)
+
+        assert [3, 3, 2] == [pages for name, pages in storage.batches if name == "batch_delete"]
+
+    def test_a_failing_store_is_counted_and_raises_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage.hooks["batch_delete"] = failing(StorageUnavailable("gone"))
+        store = open_store(breaker_failures=1)
+
+        assert store.delete(TARGET, HASHES) == 0
+        assert store.breaker.state == "open"
+        assert store.delete(TARGET, HASHES) == 0
+        assert storage.calls["batch_delete"] == 1
+
+    def test_a_space_that_is_not_open_is_refused(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        with pytest.raises(ValueError, match="open_space"):
+            open_store().delete(space(pool="other"), HASHES)

@@ -56,6 +56,19 @@ def test_no_process_is_left(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_leaves_nothing_among_the_temporary_files(
+    kind: type[ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with kind(tmp_path / "server"):
+        pass
+
+    assert [] == list(temporary.iterdir())
+
+
 def test_servers_listen_on_loopback_only(tmp_path: Path) -> None:
     for kind in KINDS:
         with kind(tmp_path / kind.__name__) as server:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hicache_conformance.author import StorageConformance
-    from hicache_conformance.faults import Fault, FaultyStorage, Strike
+    from hicache_conformance.faults import Fault, FaultyStorage, Odds, Strike
     from hicache_conformance.instruments.proxy import FaultProxy
     from hicache_conformance.subject import Scratch, Server
 
 _HOMES = {
     "author": ("StorageConformance",),
-    "faults": ("Fault", "FaultyStorage", "Strike"),
+    "faults": ("Fault", "FaultyStorage", "Odds", "Strike"),
     "instruments.proxy": ("FaultProxy",),
     "subject": ("Scratch", "Server"),
 }
@@ -35,6 +35,7 @@ __all__ = [
     "Fault",
     "FaultProxy",
     "FaultyStorage",
+    "Odds",
     "Scratch",
     "Server",
     "StorageConformance",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import secrets
-import shutil
 import tempfile
 import threading
 import time
+import weakref
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hicache_conformance import habits
 from hicache_conformance.instruments.child import Child
 from hicache_conformance.instruments.content import content, diagnose
+from hicache_conformance.instruments.leftovers import remove_tree
 from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.probe import Probe, Trace
 from hicache_conformance.rules import CLAIMS, Need
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 _MOST_DENIALS = 8
 """So often may a check find out that its store does not refuse pages by habit."""
+
+
+_BELOW = ("s", "s")
+"""So deep in what a case removes are its scratches: stores that follow `..` stay in it."""
 
 
 class Forgot(Violation):
@@ -65,6 +71,8 @@ class Case:
         self._refused: set[int] = set()
         self._denials = 0
         self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._room = self._made_room()
         self.scratch = self.new_scratch()
         self._config: dict[str, Any] | None = None
 
@@ -99,9 +107,13 @@ class Case:
 
     def new_scratch(self) -> Scratch:
         """Room for one more store that has nothing to do with this case's."""
-        path = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
-        self._stack.callback(shutil.rmtree, path, ignore_errors=True)
+        path = self._room / f"{next(self._numbers)}"
+        path.mkdir()
         return Scratch(path, f"hc{secrets.token_hex(6)}")
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Have it called after the check, before what was made until now is closed and removed."""
+        self._stack.callback(callback)
 
     def open(self, config: Mapping[str, Any] | None = None, *, label: str = "") -> Probe:
         """A handle on this case's store, or on the one that `config` names; closed after the check."""
@@ -129,6 +141,11 @@ class Case:
         self._stack.callback(_close, storage)
         return storage
 
+    def close_storages(self) -> None:
+        """Close what was opened so far, before that is taken away which it would say goodbye to."""
+        for storage in self._storages:
+            _close(storage)
+
     def child(self, actor: Callable[..., None], *arguments: Any) -> Child:
         """A process that runs `actor(link, *arguments)` on this case's store; killed after the check."""
         return self._stack.enter_context(
@@ -146,6 +163,14 @@ class Case:
         except Exception:  # noqa: BLE001 - an answer, whatever its form
             return False
 
+    def _made_room(self) -> Path:
+        """The directory of all scratches, side by side. Goes also if nobody ends the case: a hang."""
+        made = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
+        self._stack.callback(weakref.finalize(self, remove_tree, made))
+        room = made.joinpath(*_BELOW)
+        room.mkdir(parents=True)
+        return room
+
     def _remove_pages(self) -> None:
         """Leave a store that outlives the check as it was found, as far as it answers."""
         if not self.trace.stored or str(self.scratch.path) in str(self.config):
@@ -160,7 +185,10 @@ class Case:
         """A real server of this case's own. To be entered before the first `open`."""
         assert self._config is None, "the config is of a server that runs"
         with self.subject.server() as server:
-            yield server
+            try:
+                yield server
+            finally:
+                self.close_storages()
 
     # --- what it claims ----------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ from hicache_storage.page import Page
 from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import StorageStats
+    from hicache_storage.page import HostBuffer
+    from hicache_storage.storage import PageInfo, StorageStats
 
 
 class Fault(enum.Enum):
@@ -41,7 +42,7 @@ class Fault(enum.Enum):
     DELAY = "delay"
     """The call takes `delay_s` longer."""
     HANG = "hang"
-    """The call waits for `release`."""
+    """The call waits for `release`, or for `hang_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +54,55 @@ class Strike:
     fault: Fault
 
 
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """A fault on some calls of one operation: which ones, the seed decides for each number."""
+
+    operation: str
+    fault: Fault
+    share: float
+    """Of the calls, from 0 to 1."""
+
+
 class FaultyStorage(HiCacheStorage):
-    """`inner`, but for the calls that `plan` names. Thread-safe; closes `inner` with itself."""
+    """`inner`, but for the calls that `plan` names. Thread-safe; closes `inner` with itself.
+
+    A call is struck once: a strike goes before odds, and of these the first that hits.
+    """
 
     def __init__(
         self,
         inner: HiCacheStorage,
-        plan: Iterable[Strike] = (),
+        plan: Iterable[Strike | Odds] = (),
         *,
         seed: int = 0,
         delay_s: float = 0.05,
+        hang_s: float | None = None,
     ) -> None:
+        """Wrap `inner`, which this storage owns from now on.
+
+        Args:
+            inner: What the calls go to.
+            plan: What happens to which of them.
+            seed: Decides odds, and which bytes are damaged.
+            delay_s: How long a delay is.
+            hang_s: A call that hangs gives up waiting for `release` after that long.
+        """
         vars(self)["capabilities"] = inner.capabilities
         self.inner = inner
         self.calls: Counter[str] = Counter()
         """Calls so far, by operation."""
-        self._plan = {(strike.operation, strike.call): strike.fault for strike in plan}
+        self.struck: Counter[tuple[str, Fault]] = Counter()
+        """Faults so far, by operation and kind."""
+        plan = list(plan)
+        self._strikes = {
+            (each.operation, each.call): each.fault for each in plan if isinstance(each, Strike)
+        }
+        self._odds = [each for each in plan if isinstance(each, Odds)]
+        self._seed = seed
         self._random = random.Random(seed)
         self._delay_s = delay_s
+        self._hang_s = hang_s
         self._released = threading.Event()
         self._lock = threading.Lock()
 
@@ -110,6 +142,21 @@ class FaultyStorage(HiCacheStorage):
     def open_space(self, space: KeySpace) -> None:
         self.inner.open_space(space)
 
+    def spaces(self) -> Iterator[KeySpace]:
+        return self.inner.spaces()
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        return self.inner.scan(space)
+
+    def clear(self, space: KeySpace) -> int:
+        return self.inner.clear(space)
+
+    def register_buffer(self, buffer: HostBuffer) -> None:
+        self.inner.register_buffer(buffer)
+
+    def unregister_buffer(self, buffer: HostBuffer) -> None:
+        self.inner.unregister_buffer(buffer)
+
     def stats(self) -> StorageStats:
         return self.inner.stats()
 
@@ -133,7 +180,7 @@ class FaultyStorage(HiCacheStorage):
         if fault is Fault.DELAY:
             time.sleep(self._delay_s)
         if fault is Fault.HANG:
-            self._released.wait()
+            self._released.wait(self._hang_s)
         if fault not in (Fault.TEAR, Fault.FLIP) or not pages:
             return call(pages)
         if operation == "batch_set":
@@ -146,7 +193,19 @@ class FaultyStorage(HiCacheStorage):
         with self._lock:
             number = self.calls[operation]
             self.calls[operation] += 1
-        return self._plan.get((operation, number))
+            fault = self._strikes.get((operation, number)) or self._drawn(operation, number)
+            if fault is not None:
+                self.struck[operation, fault] += 1
+            return fault
+
+    def _drawn(self, operation: str, number: int) -> Fault | None:
+        """The same for one seed, whichever thread makes the call."""
+        for place, odds in enumerate(self._odds):
+            if odds.operation == operation:
+                draw = random.Random(f"{self._seed}/{place}/{operation}/{number}")
+                if draw.random() < odds.share:
+                    return odds.fault
+        return None
 
     def _damaged_copies(self, pages: Sequence[Page], fault: Fault) -> list[Page]:
         """The caller's pages are not ours to change."""

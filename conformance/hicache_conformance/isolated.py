@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hicache_conformance.case import Case
 from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.instruments.child import Child, Link
+from hicache_conformance.instruments.leftovers import remove_tree
 from hicache_conformance.operator import deployed_store
 from hicache_conformance.outcomes import Outcome, Unknown
 from hicache_conformance.report.record import CheckRecord
@@ -107,13 +108,12 @@ def in_lanes(
 @contextmanager
 def worker(actor: Callable[..., None], *arguments: Any) -> Generator[Child, None, None]:
     """A process for checks. What it, or a store in it, leaves among the temporary files is removed."""
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="hicache-conformance-", ignore_cleanup_errors=True
-        ) as directory,
-        Child(None, {}, actor, *arguments, temporary=directory) as child,
-    ):
-        yield child
+    directory = tempfile.mkdtemp(prefix="hicache-conformance-")
+    try:
+        with Child(None, {}, actor, *arguments, temporary=directory, leads=True) as child:
+            yield child
+    finally:
+        remove_tree(directory)
 
 
 def asked_claims(name: str, config: Mapping[str, Any]) -> tuple[Capabilities | None, str]:

@@ -9,13 +9,13 @@ import math
 import signal
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_storage import config
 from hicache_storage.errors import ConfigError
+from hicache_storage.replay import trouble
 from hicache_storage.replay.models import (
     PRESETS,
     PoolShape,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from hicache_storage.replay.driver import Replay, ReplaySettings
+    from hicache_storage.replay.driver import ReplaySettings
     from hicache_storage.replay.trace import Request
 
 SUMMARY = "Replay a trace of requests through the cache and a storage, and verify every byte."
@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config.add_arguments(parser)
     _add_trace_arguments(parser)
     _add_cache_arguments(parser)
+    _add_rank_arguments(parser)
+    trouble.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
 
 
@@ -108,37 +110,48 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("ranks").add_argument
+    add(
+        "--ranks",
+        type=config.positive_int,
+        default=1,
+        metavar="N",
+        help="tensor parallel ranks, a process each, every one with --host-size of L2 (default: 1)",
+    )
+    add(
+        "--head-group",
+        type=config.positive_int,
+        metavar="HEADS",
+        help="store so many KV heads a page, for runs with another number of --ranks to find",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Replay; 0, 1 where a page was corrupt, or 128 and the number of the signal that ended it."""
     choice = config.StorageChoice.from_arguments(arguments)
     _check_output(arguments.json)
     requests = _requests(arguments)
     settings = _settings(arguments, choice)
-    from hicache_storage.replay.driver import Replay  # noqa: PLC0415 - wrong flags are refused at once
+    troubles = trouble.Trouble.from_arguments(arguments, len(requests))
+    from hicache_storage.replay.play import Play, play  # noqa: PLC0415 - wrong flags are refused at once
+    from hicache_storage.replay.ranks import play_ranks  # noqa: PLC0415
 
-    with (
-        _warnings(),
-        _Stop() as stop,
-        choice.open() as storage,
-        Replay(storage, settings) as replay,
-    ):
-        began_s = time.monotonic()
-        with _progress() as progress:
-            task = progress.add_task("replaying", total=len(requests))
-            replay.run(
-                requests,
-                stop=stop.event,
-                progress=lambda tally: progress.update(task, completed=tally.requests),
-            )
-        report = {
-            "backend": choice.backend,
-            "trace": str(arguments.trace or "synthetic"),
-            "trace_requests": len(requests),
-            "elapsed_s": time.monotonic() - began_s,
-            "interrupted": stop.signal is not None,
-            **_run_facts(replay),
-            **replay.figures(),
-        }
+    piece = Play(choice, settings, troubles, requests)
+    with _warnings(), _Stop() as stop, _progress() as progress:
+        task = progress.add_task("replaying", total=len(requests))
+        played = (play if arguments.ranks == 1 else play_ranks)(
+            piece,
+            stop=stop.event,
+            progress=lambda done: progress.update(task, completed=done),
+        )
+    report = {
+        "backend": choice.backend,
+        "trace": str(arguments.trace or "synthetic"),
+        "trace_requests": len(requests),
+        "interrupted": stop.signal is not None,
+        **played,
+    }
     _publish(report, arguments.json)
     if stop.signal is not None:
         return 128 + stop.signal
@@ -171,6 +184,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         WritePolicy,
     )
     from hicache_storage.replay.driver import ReplaySettings  # noqa: PLC0415
+    from hicache_storage.topology import Grid, Topology  # noqa: PLC0415
 
     preset = PRESETS[arguments.model]
     pools = check_pools([parse_pool(text) for text in arguments.pool or ()] or preset.pools)
@@ -191,6 +205,8 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
             prefetch_timeout_per_ki_token_s=choice.prefetch_timeout_per_ki_token_s,
         ),
         speed=arguments.speed,
+        topology=Topology(tp_size=arguments.ranks),
+        grid=Grid(head_group=arguments.head_group),
     )
 
 
@@ -291,29 +307,6 @@ def _progress() -> Generator[Progress, None, None]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
-
-
-def _run_facts(replay: Replay) -> dict[str, Any]:
-    """The settings that figures depend on, for the report."""
-    settings = replay.settings
-    return {
-        "model": settings.model,
-        "page_tokens": settings.page_tokens,
-        "layout": settings.layout,
-        "checksum": settings.checksum,
-        "prefetch_policy": settings.controller.prefetch_policy.value,
-        "write_policy": settings.controller.write_policy.value,
-        "host_pages": settings.slots,
-        "pools": [
-            {
-                "name": shape.name,
-                "shape": str(shape.shape),
-                "page_nbytes": pool.space.page_nbytes,
-                "space": pool.space.id,
-            }
-            for shape, pool in zip(settings.pools, replay.pools, strict=True)
-        ],
-    }
 
 
 def _publish(report: dict[str, Any], path: Path | None) -> None:

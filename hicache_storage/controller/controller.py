@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from hicache_storage.controller.agreement import Agreement
+from hicache_storage.controller.context import Context
+from hicache_storage.controller.explain import Explanations
 from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.lease import Reservation
+from hicache_storage.controller.limits import Occupancy
 from hicache_storage.controller.policies import ControllerSettings, WritePolicy
-from hicache_storage.controller.prefetch import Prefetch, Prefetcher
-from hicache_storage.controller.writeback import Writeback
+from hicache_storage.controller.prefetch import Prefetch
+from hicache_storage.controller.prefetcher import Prefetcher
+from hicache_storage.controller.ranks import SingleRank
+from hicache_storage.controller.tier import Tier
 from hicache_storage.counters import Counters
-from hicache_storage.errors import HiCacheError, StorageClosed
+from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from hicache_storage.controller.host_cache import Entry
+    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.explain import Explanation
     from hicache_storage.controller.pools import CachePool
+    from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
-
-logger = logging.getLogger(__name__)
 
 
 class CacheController:
@@ -34,51 +38,70 @@ class CacheController:
     path over the list of pools. Thread-safe. A failing store costs hits, never a request: no method
     raises or waits because of it, beyond what the prefetch policy allows.
 
-    The host pools and the page store belong to the caller, and outlive the controller.
+    The host pools, the page store and the ranks belong to the caller, and outlive the controller.
     """
 
     def __init__(
         self,
-        store: PageStore,
+        store: PageStore | None,
         pools: Sequence[CachePool],
         settings: ControllerSettings | None = None,
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Open the pools' key spaces.
+        """Open the pools' key spaces; without a store the cache is L2 alone until `attach`.
 
         Raises:
-            ValueError: No pool, or pools that do not go together.
+            ValueError: No pool, pools that do not go together, or several prefetch threads and ranks.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
-        _check_pools(pools)
         self.settings = settings or ControllerSettings()
-        self._store = store
+        self.ranks = ranks = ranks or SingleRank()
+        if ranks.size > 1 and self.settings.prefetch_threads > 1:
+            raise ValueError(
+                f"{ranks.size} ranks agree on their requests one after another:"
+                f" prefetch_threads must be 1, not {self.settings.prefetch_threads}"
+            )
+        self._writes_back = self.settings.write_policy is WritePolicy.WRITE_BACK
+        self.cache = HostCache(pools, write_back=self._offer if self._writes_back else None)
         self._counters = Counters()
-        writes_back = self.settings.write_policy is WritePolicy.WRITE_BACK
-        self.cache = HostCache(pools, write_back=self._offer if writes_back else None)
-        self._writeback = Writeback(store, self.cache, self.settings, self._counters)
-        self._prefetcher = Prefetcher(
-            store, self.cache, self._writeback, self.settings, self._counters
+        self._explanations = Explanations(self.settings.explained_requests)
+        self._context = Context(
+            cache=self.cache,
+            settings=self.settings,
+            counters=self._counters,
+            agreement=Agreement(ranks, self._counters),
+            explanations=self._explanations,
+            occupancy=Occupancy(
+                self.settings.prefetch_capacity * self.cache.pool_set.capacity_pages
+            ),
+            tier=lambda: self._tier,
+            consider=self._consider,
         )
-        self._waiting: queue.SimpleQueue[Prefetch | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"hicache-prefetch-{number}", daemon=True)
-            for number in range(self.settings.prefetch_threads)
-        ]
-        self._closed = False
-        for pool in pools:
-            store.open_space(pool.space)
-        self._buffers = [buffer for pool in pools for buffer in pool.host.buffers]
+        self._prefetcher = Prefetcher(self._context)
+        self._tier: Tier | None = None
+        self._switching = threading.Lock()
+        self._started = self._closed = False
+        if store is not None:
+            self._tier = self._made_tier(store)
 
     def start(self) -> None:
         """Register the host pools with the store and start the threads."""
-        for buffer in self._buffers:
-            self._store.register_buffer(buffer)
-        for thread in self._threads:
-            thread.start()
-        self._writeback.start()
+        with self._switching:
+            if self._tier is not None:
+                self._tier.start()
+            self._started = True
+        self._prefetcher.start()
 
-    def prefetch(self, request_id: str, hashes: Sequence[str]) -> Prefetch:
+    # --- requests ------------------------------------------------------------------------------------
+
+    def prefetch(
+        self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
+    ) -> Prefetch:
         """Begin to bring the prefix `hashes` into L2; returns at once.
+
+        With several ranks every rank calls it for the same requests in the same order. `deadline_s` from
+        now nothing more is waited for, whatever the policy says.
 
         Raises:
             ValueError: A malformed page hash.
@@ -87,21 +110,32 @@ class CacheController:
         if self._closed:
             raise StorageClosed("this controller was closed: make a new one")
         check_page_hashes(hashes)
-        patience_s = self.settings.patience_s(len(hashes), self.cache.pools[0].space.page_tokens)
-        prefetch = Prefetch(
-            request_id, hashes, cache=self.cache, counters=self._counters, patience_s=patience_s
-        )
-        self._prefetcher.extend_from_l2(prefetch)
-        if prefetch.arrived_pages == len(hashes):
-            prefetch.finish()
-        else:
-            self._waiting.put(prefetch)
+        prefetch = Prefetch(self._context, request_id, hashes, deadline_s)
+        self._prefetcher.submit(prefetch)
         if self._closed:  # closed meanwhile: its thread may be gone
+            self._prefetcher.finish_waiting()
             prefetch.finish()
         return prefetch
 
-    def reserve(self, hashes: Sequence[str], *, timeout_s: float = 0.0) -> Reservation:
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request that has ended got as many pages as it got.
+
+        Raises:
+            LookupError: It has not ended, or is not among the last `explained_requests`.
+        """
+        return self._explanations.of(request_id)
+
+    def reserve(
+        self,
+        hashes: Sequence[str],
+        *,
+        ends: Collection[int] | None = None,
+        timeout_s: float = 0.0,
+    ) -> Reservation:
         """Slots in all pools for new pages, for as many leading `hashes` as there is room.
+
+        Trailing pools have slots only in the windows in front of `ends`: the lengths, counted from the
+        first of `hashes`, at which the prefix is to be usable. None: behind the last of them.
 
         With `timeout_s` it waits that long for room, so that pages on their way to L3 can get there.
 
@@ -109,28 +143,71 @@ class CacheController:
             ValueError: A malformed page hash.
         """
         check_page_hashes(hashes)
-        groups = self.cache.allocate(len(hashes), timeout_s=timeout_s)
+        needed = self.cache.pool_set.needed_at(len(hashes), [len(hashes)] if ends is None else ends)
+        groups = self.cache.allocate(needed, timeout_s=timeout_s)
         return Reservation(self.cache, list(hashes[: len(groups)]), groups)
 
-    def commit(self, reservation: Reservation) -> None:
+    def commit(self, reservation: Reservation, *, without: Collection[str] = ()) -> None:
         """The reserved pages are filled in every pool: they are L2's now, and L3's by write policy.
 
+        `without` names optional pools that were not filled: a draft that did not run.
+
         Raises:
-            ValueError: It was committed or abandoned before.
+            ValueError: It was committed or abandoned before, or a required pool was not filled.
         """
+        pool_set = self.cache.pool_set
+        unfilled = sum(1 << number for number in {pool_set.number(name) for name in without})
+        if unfilled & pool_set.required:
+            raise ValueError(
+                f"of {sorted(without)} one is a required pool: abandon the reservation"
+            )
         if not reservation.close():
             raise ValueError("this reservation was committed or abandoned before")
-        entries = [
-            self.cache.insert(page_hash, slots, stored=False)
-            for page_hash, slots in zip(reservation.hashes, reservation.groups, strict=True)
-        ]
+        entries: list[Entry] = []
+        for page_hash, slots in zip(reservation.hashes, reservation.groups, strict=True):
+            had = sum(1 << number for number, slot in enumerate(slots) if slot is not None)
+            entry, left = self.cache.insert(page_hash, slots, filled=had & ~unfilled)
+            self.cache.free([left])
+            entries.append(entry)
         self._counters.add("committed_pages", len(entries))
-        self._writeback.consider(entries)
+        self._consider(entries)
         self.cache.unpin(entries)
+
+    # --- the store -----------------------------------------------------------------------------------
+
+    def attach(self, store: PageStore) -> None:
+        """Use a store from now on. Pages of L2 count as not written there, and are by write policy.
+
+        Raises:
+            RuntimeError: A store is attached: detach it first.
+            StorageClosed: The controller was closed.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces; no
+                store is attached then.
+        """
+        with self._switching:
+            if self._closed:
+                raise StorageClosed("this controller was closed: make a new one")
+            if self._tier is not None:
+                raise RuntimeError("a store is attached already: detach it first")
+            tier = self._made_tier(store)
+            if self._started:
+                tier.start()
+            self._tier = tier
+
+    def detach(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
+        """Use the store no more; requests go on with L2 alone. Idempotent.
+
+        Prefetches in progress end with what has arrived. With `drain`, pages that are to be written are
+        written first. False where a call still runs after `timeout_s`: a store that hangs. Until it
+        returns the host pools stay registered with that store, and the pages of the call pinned.
+        """
+        with self._switching:
+            return self._detach(drain=drain, timeout_s=timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until the write queue is empty; False where that took longer than `timeout_s`."""
-        return self._writeback.drain(timeout_s)
+        tier = self._tier
+        return tier is None or tier.writeback.drain(timeout_s)
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, in pages unless their names say otherwise."""
@@ -145,27 +222,14 @@ class CacheController:
 
         False where something still runs after `timeout_s`: a store that hangs. Its pages stay pinned.
         """
-        if self._closed:
-            return True
-        self._closed = True
         deadline_s = time.monotonic() + timeout_s
-        for _ in self._threads:
-            self._waiting.put(None)
-        if drain:
-            if self.settings.write_policy is WritePolicy.WRITE_BACK:
-                self._writeback.offer(self.cache.unwritten())
-            self._writeback.drain(timeout_s)
-        stopped = self._writeback.close(max(0.1, deadline_s - time.monotonic()))
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.1, deadline_s - time.monotonic()))
-                stopped &= not thread.is_alive()
-        self._finish_waiting()
-        if stopped:
-            self._unregister()
-        else:
-            logger.warning("storage calls still run %.0f s after the controller closed", timeout_s)
-        return stopped
+        with self._switching:
+            if self._closed:
+                return True
+            self._closed = True
+            self._prefetcher.stop()
+            stopped = self._detach(drain=drain, timeout_s=timeout_s)
+        return self._prefetcher.join(max(0.1, deadline_s - time.monotonic())) and stopped
 
     def __enter__(self) -> Self:
         self.start()
@@ -174,39 +238,25 @@ class CacheController:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self) -> None:
-        while (prefetch := self._waiting.get()) is not None:
-            try:
-                self._prefetcher.run(prefetch)
-            except Exception:
-                logger.exception("the prefetch of request %r failed", prefetch.request_id)
-                self._counters.add("internal_errors")
+    def _made_tier(self, store: PageStore) -> Tier:
+        return Tier(store, self.cache, self.settings, self._counters)
+
+    def _detach(self, *, drain: bool, timeout_s: float) -> bool:
+        tier, self._tier = self._tier, None
+        if tier is None:
+            return True
+        drain &= self._started
+        owed = self.cache.unwritten() if drain and self._writes_back else []
+        return tier.end(owed=owed, drain=drain, timeout_s=timeout_s)
+
+    def _consider(self, entries: Sequence[Entry]) -> None:
+        tier = self._tier
+        if tier is not None:
+            tier.writeback.consider(entries)
 
     def _offer(self, entries: list[Entry]) -> None:
-        self._writeback.offer(entries)
-
-    def _finish_waiting(self) -> None:
-        """Nobody will serve these any more: let those who wait for them go on."""
-        while True:
-            try:
-                prefetch = self._waiting.get_nowait()
-            except queue.Empty:
-                return
-            if prefetch is not None:
-                prefetch.finish()
-
-    def _unregister(self) -> None:
-        for buffer in self._buffers:
-            try:
-                self._store.unregister_buffer(buffer)
-            except HiCacheError as error:
-                logger.warning("a host pool could not be unregistered: %s", error)
-
-
-def _check_pools(pools: Sequence[CachePool]) -> None:
-    if not pools:
-        raise ValueError("a cache needs at least one pool")
-    if len({pool.space.id for pool in pools}) != len(pools):
-        raise ValueError("two pools have the same key space: give each its own pool name")
-    if len({pool.space.page_tokens for pool in pools}) != 1:
-        raise ValueError("all pools of a cache have the same page_tokens")
+        tier = self._tier
+        if tier is None:
+            self.cache.give_up(entries)
+        else:
+            tier.writeback.offer(entries)

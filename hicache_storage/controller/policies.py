@@ -36,6 +36,24 @@ class WritePolicy(enum.Enum):
         return {"write_through": 1, "write_through_selective": 2}.get(self.value)
 
 
+class PartialHits(enum.Enum):
+    """What a page is worth that the required pools have and an optional one lacks: target, no draft."""
+
+    SHORTEN = "shorten"
+    """Nothing: the prefix ends in front of it. Drafting loses no token that way."""
+    TAKE_TARGET = "take_target"
+    """Its target's part: the lease tells which pages the draft must compute again or do without."""
+
+
+class DropPolicy(enum.Enum):
+    """Which pages are not written when the write queue is full."""
+
+    NEWEST = "newest"
+    """Those that come."""
+    OLDEST = "oldest"
+    """Those that have waited longest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
     """How a controller moves pages between L2 and L3."""
@@ -49,15 +67,30 @@ class ControllerSettings:
     batch_pages: int = 128
     """Pages of one load or save; a prefetch can stop between two loads."""
     prefetch_threads: int = 1
+    prefetch_capacity: float = 0.5
+    """Share of L2 that unfinished prefetches may hold before another one is turned away."""
+    inflight_nbytes: int | None = None
+    """Bytes of reads that the store may owe at a time; None: no limit."""
     write_queue_pages: int | None = None
     """Pages that may wait to be written; more are dropped. None: as many as L2 has."""
+    drop_policy: DropPolicy = DropPolicy.NEWEST
+    partial_hits: PartialHits = PartialHits.SHORTEN
+    explained_requests: int = 1000
+    """Requests for which `explain` knows the answer: the last ones."""
 
     def __post_init__(self) -> None:
-        positive = ["batch_pages", "prefetch_threads"]
-        positive += ["write_queue_pages"] * (self.write_queue_pages is not None)
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in (
+            "batch_pages",
+            "prefetch_threads",
+            "explained_requests",
+            "inflight_nbytes",
+            "write_queue_pages",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if not 0 < self.prefetch_capacity <= 1:
+            raise ValueError(f"prefetch_capacity must be in (0, 1], not {self.prefetch_capacity}")
         for name in (
             "prefetch_threshold_tokens",
             "prefetch_timeout_base_s",

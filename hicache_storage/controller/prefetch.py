@@ -1,55 +1,59 @@
-"""L3 → L2: the pages of one request, fetched behind its back, used as far as they got."""
+"""One request's prefetch, as the engine holds it."""
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
+from hicache_storage.controller.explain import Explanation, Reason
+from hicache_storage.controller.findings import Findings
 from hicache_storage.controller.lease import Lease
-from hicache_storage.controller.policies import WritePolicy
-from hicache_storage.transfer import Verdict
+from hicache_storage.controller.ranks import Channel
+from hicache_storage.hit_policy import longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.controller.host_cache import Entry, HostCache
-    from hicache_storage.controller.policies import ControllerSettings
-    from hicache_storage.controller.writeback import Writeback
-    from hicache_storage.counters import Counters
-    from hicache_storage.page_store import PageStore
-    from hicache_storage.transfer import Outcome
+    from hicache_storage.controller.agreement import Agreed
+    from hicache_storage.controller.context import Context
+    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.pool_set import Bits
 
-# Idle pages of a write-back cache make room once they are written: worth waiting for, but not for long.
-_WRITE_BACK_TIMEOUT_S = 1.0
+
+# Of a call that is made when the request's deadline has just passed.
+_LEAST_TIMEOUT_S = 0.001
 
 
 class Prefetch:
-    """One request's prefetch: ended by `result`, or by `cancel` where it is not wanted any more."""
+    """Ended by `result`, or by `cancel` where it is not wanted any more.
+
+    From its start it pins what L2 has of the whole prefix, gaps or not; what arrives is added.
+    """
 
     def __init__(
-        self,
-        request_id: str,
-        hashes: Sequence[str],
-        *,
-        cache: HostCache,
-        counters: Counters,
-        patience_s: float | None,
+        self, context: Context, request_id: str, hashes: Sequence[str], deadline_s: float | None
     ) -> None:
         self.request_id = request_id
         self.hashes = hashes
-        self._cache = cache
-        self._counters = counters
-        self._patience_s = patience_s
-        self._entries: list[Entry] = []
-        self._loaded: list[int] = []
+        self.findings = Findings()
+        self._context = context
+        self._cache = context.cache
+        self._began_s = time.monotonic()
+        self._deadline_s = deadline_s
+        page_tokens = self._cache.pools[0].space.page_tokens
+        self._patience_s = context.settings.patience_s(len(hashes), page_tokens)
+        self._table = self._cache.hold(hashes)
+        self._loaded: set[int] = set()
+        self._occupied = 0
         self._ended = False
         self._lock = threading.Lock()
         self._complete = threading.Event()
 
     @property
     def arrived_pages(self) -> int:
-        """The length of the prefix that is in L2 by now."""
-        return len(self._entries)
+        """The length of the prefix that is usable by now, as far as this rank knows."""
+        return longest(self._cache.pool_set.usable(self.filled(), self._context.vital))
 
     @property
     def complete(self) -> bool:
@@ -59,128 +63,228 @@ class Prefetch:
     def result(self) -> Lease:
         """Wait as the policy says, end the prefetch, and take what has arrived, pinned.
 
+        With several ranks all of them take it, in the same order, and get the same number of pages.
+
         Raises:
             RuntimeError: It was taken or cancelled before.
         """
-        self._complete.wait(self._patience_s)
-        with self._lock:
-            if self._ended:
-                raise RuntimeError(f"prefetch of request {self.request_id!r} was ended before")
-            self._ended = True
-        lease = Lease(self._cache, self._entries, self._loaded)
-        self._counters.add("requests")
-        self._counters.add("l2_hit_pages", lease.l2_pages)
-        self._counters.add("l3_hit_pages", lease.l3_pages)
-        self._counters.add("missed_pages", len(self.hashes) - lease.pages)
-        return lease
+        patience_s, left_s = self._patience_s, self.left_s()
+        limits_s = [limit_s for limit_s in (patience_s, left_s) if limit_s is not None]
+        self._complete.wait(min(limits_s) if limits_s else None)
+        if not self._end():
+            raise RuntimeError(f"prefetch of request {self.request_id!r} was ended before")
+        filled = self.filled()
+        usable = self._cache.pool_set.usable(filled, self._context.vital)
+        try:
+            agreed = self._context.agreement.agree(Channel.RESULT, self.request_id, usable)
+        except BaseException:
+            self._let_go(0)
+            raise
+        return self._lease(filled, usable, agreed)
 
     def cancel(self) -> None:
         """End the prefetch and let everything go. Idempotent; does nothing after `result`."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-        self._counters.add("cancelled_requests")
-        self._counters.add("loaded_unused_pages", len(self._loaded))
-        self._cache.unpin(self._entries)
+        if not self._end():
+            return
+        self._context.counters.add("cancelled_requests")
+        self._let_go(0)
+        self._explain(0, 0, first_missing=0, reason=Reason.CANCELLED)
 
-    # --- the prefetching thread's side ---------------------------------------------------------------
+    # --- how it ends ---------------------------------------------------------------------------------
 
-    @property
-    def ended(self) -> bool:
-        """Nobody waits for pages any more."""
-        return self._ended
-
-    def add(self, entries: list[Entry], *, loaded: bool) -> bool:
-        """Lengthen the prefix by pinned `entries`; False, and nothing is added, where it has ended."""
+    def _end(self) -> bool:
+        """Whether it had not ended before. From here on nothing is added."""
         with self._lock:
             if self._ended:
                 return False
-            if loaded:
-                start = len(self._entries)
-                self._loaded += range(start, start + len(entries))
-            self._entries += entries
-            return True
+            self._ended = True
+            occupied, self._occupied = self._occupied, 0
+        self._context.occupancy.leave(occupied)
+        return True
+
+    def _let_go(self, pages: int) -> None:
+        """Unpin what lies behind a prefix of `pages` pages."""
+        self._cache.unpin([entry for entry in self._table[pages:] if entry is not None])
+        unused = sum(page >= pages for page in self._loaded)
+        self._context.counters.add("loaded_unused_pages", unused)
+
+    def _lease(self, filled: list[Bits], usable: list[bool], agreed: Agreed) -> Lease:
+        pages = agreed.pages
+        self._let_go(pages)
+        entries = [entry for entry in self._table[:pages] if entry is not None]
+        lease = Lease(
+            self._cache,
+            entries,
+            sorted(page for page in self._loaded if page < pages),
+            filled[:pages],
+            known=self.findings.present or filled,
+            consider=self._context.consider,
+        )
+        self._cache.use(entries)
+        self._context.consider(entries)
+        self._count(lease)
+        self._explain_result(filled, usable, agreed, lease)
+        return lease
+
+    def _count(self, lease: Lease) -> None:
+        counters = self._context.counters
+        counters.add("requests")
+        counters.add("l2_hit_pages", lease.l2_pages)
+        counters.add("l3_hit_pages", lease.l3_pages)
+        counters.add("missed_pages", len(self.hashes) - lease.pages)
+        counters.add("target_only_pages", lease.target_only_pages)
+
+    def _explain_result(
+        self, filled: list[Bits], usable: list[bool], agreed: Agreed, lease: Lease
+    ) -> None:
+        gap = self._gap(filled, longest(usable))
+        counts = (lease.pages, lease.l3_pages)
+        if agreed.lost:
+            self._explain(*counts, first_missing=lease.pages, reason=Reason.RANKS_LOST)
+        elif agreed.pages < longest(usable):
+            self._explain(
+                *counts, first_missing=lease.pages, reason=Reason.OTHER_RANK, rank=agreed.rank
+            )
+        elif gap is None:
+            self._explain(*counts)
+        else:
+            page, number = gap
+            reason = self.findings.why(page, number, overtaken=self._overtaken())
+            elsewhere = reason in (Reason.OTHER_RANK, Reason.RANKS_LOST)
+            self._explain(
+                *counts,
+                first_missing=page,
+                pool=None if elsewhere else self._cache.pools[number].space.pool,
+                rank=self.findings.rank if elsewhere else None,
+                reason=reason,
+            )
+
+    def _gap(self, filled: list[Bits], usable_pages: int) -> tuple[int, int] | None:
+        """For want of what the prefix ends: of what was planned, or of what there was to plan."""
+        pool_set, vital = self._cache.pool_set, self._context.vital
+        known = [
+            had | said for had, said in zip(filled, self.findings.present or filled, strict=True)
+        ]
+        planned = longest(pool_set.usable(known, vital))
+        return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, vital)
+
+    def _explain(
+        self,
+        pages: int,
+        l3_pages: int,
+        *,
+        first_missing: int | None = None,
+        pool: str | None = None,
+        rank: int | None = None,
+        reason: Reason | None = None,
+    ) -> None:
+        self._context.explanations.keep(
+            Explanation(
+                request_id=self.request_id,
+                asked_pages=len(self.hashes),
+                usable_pages=pages,
+                l2_pages=pages - l3_pages,
+                l3_pages=l3_pages,
+                first_missing=first_missing,
+                pool=pool,
+                rank=rank,
+                reason=reason,
+            )
+        )
+
+    def _overtaken(self) -> Reason:
+        left_s = self.left_s()
+        return Reason.DEADLINE if left_s is not None and left_s <= 0 else Reason.PATIENCE
+
+    # --- the prefetching thread's side ---------------------------------------------------------------
+
+    def unwanted(self) -> Reason | None:
+        """Why nobody waits for pages any more; None: somebody does."""
+        if self._ended:
+            return Reason.PATIENCE
+        left_s = self.left_s()
+        return Reason.DEADLINE if left_s is not None and left_s <= 0 else None
+
+    def left_s(self) -> float | None:
+        """Seconds until the request's deadline; None: it has none."""
+        if self._deadline_s is None:
+            return None
+        return self._deadline_s - (time.monotonic() - self._began_s)
+
+    def at_most_s(self, timeout_s: float) -> float:
+        """`timeout_s`, or what the request has left where that is less."""
+        left_s = self.left_s()
+        return timeout_s if left_s is None else min(timeout_s, max(left_s, _LEAST_TIMEOUT_S))
+
+    def entry(self, page: int) -> Entry | None:
+        """The page of L2, pinned; None: L2 had none when it was last asked."""
+        return self._table[page]
+
+    def filled(self) -> list[Bits]:
+        """For each page, the pools that L2 has of it."""
+        return [0 if entry is None else entry.filled for entry in self._table]
+
+    def look_again(self) -> list[Bits]:
+        """Pin what has come to L2 since, for other requests; the same as `filled`."""
+        missing = [page for page, entry in enumerate(self._table) if entry is None]
+        found = self._cache.hold(self.hashes[page] for page in missing)
+        late = [
+            entry
+            for page, entry in zip(missing, found, strict=True)
+            if entry is not None and not self._put(page, entry)
+        ]
+        self._cache.unpin(late)
+        return self.filled()
+
+    def give_tail(self, pages: int) -> bool:
+        """Let go of the last pages that L2 had behind the first gap; False where there are none."""
+        given: list[Entry] = []
+        with self._lock:
+            gap = self._table.index(None) if None in self._table else len(self._table)
+            for page in range(len(self._table) - 1, gap, -1):
+                entry = self._table[page]
+                if entry is None or page in self._loaded or len(given) == pages or self._ended:
+                    continue
+                self._table[page] = None
+                given.insert(0, entry)
+        self._cache.unpin(given)
+        return bool(given)
+
+    def occupy(self, pages: int) -> bool:
+        """Whether there is room for `pages` pages among those of other prefetches."""
+        occupancy = self._context.occupancy
+        if not occupancy.enter(pages):
+            return False
+        with self._lock:
+            ended = self._ended
+            if not ended:
+                self._occupied += pages
+        if ended:
+            occupancy.leave(pages)
+        return True
+
+    def add(self, page: int, entry: Entry) -> bool:
+        """A pinned page that was loaded; False, and it is not added, where the prefetch has ended."""
+        with self._lock:
+            if not self._ended:
+                self._table[page] = entry
+                self._loaded.add(page)
+            return not self._ended
+
+    def note_loaded(self, page: int) -> bool:
+        """More of a page was loaded; False where that came too late."""
+        with self._lock:
+            if not self._ended:
+                self._loaded.add(page)
+            return not self._ended
 
     def finish(self) -> None:
         """Nothing more will arrive."""
         self._complete.set()
 
-
-class Prefetcher:
-    """What a prefetching thread does for one request after another."""
-
-    def __init__(
-        self,
-        store: PageStore,
-        cache: HostCache,
-        writeback: Writeback,
-        settings: ControllerSettings,
-        counters: Counters,
-    ) -> None:
-        self._store = store
-        self._cache = cache
-        self._writeback = writeback
-        self._settings = settings
-        self._counters = counters
-        self._pools = [stored for pool in cache.pools for stored in pool.stored]
-        writes_back = settings.write_policy is WritePolicy.WRITE_BACK
-        self._room_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
-
-    def extend_from_l2(self, prefetch: Prefetch) -> None:
-        """Add the pages that L2 has next; being used, some may now be worth writing."""
-        entries = self._cache.acquire(prefetch.hashes[prefetch.arrived_pages :])
-        self._writeback.consider(entries)
-        if not prefetch.add(entries, loaded=False):
-            self._cache.unpin(entries)
-
-    def run(self, prefetch: Prefetch) -> None:
-        """Fill gap after gap, until the prefix is whole, or L3 has no more of it, or nobody waits."""
-        try:
-            while not prefetch.ended and self._fill_gap(prefetch):
-                self.extend_from_l2(prefetch)
-        finally:
-            prefetch.finish()
-
-    def _fill_gap(self, prefetch: Prefetch) -> bool:
-        """Load the run of pages that L2 lacks next; False where the prefix ends here."""
-        rest = prefetch.hashes[prefetch.arrived_pages :]
-        gap = rest[: self._cache.missing_run(rest)]
-        if not gap:
-            return bool(rest)
-        found = self._store.match(gap, self._pools).pages
-        if found * self._pools[0].space.page_tokens < self._settings.prefetch_threshold_tokens:
-            self._counters.add("below_threshold_pages", found)
-            return False
-        step = self._settings.batch_pages
-        parts = (gap[start : min(start + step, found)] for start in range(0, found, step))
-        return all(self._load(prefetch, part) for part in parts) and found == len(gap)
-
-    def _load(self, prefetch: Prefetch, hashes: Sequence[str]) -> bool:
-        """Load one batch; whether all of it arrived in time to be used."""
-        if prefetch.ended:
-            return False
-        groups = self._cache.allocate(len(hashes), timeout_s=self._room_timeout_s)
-        self._counters.add("no_host_slot_pages", len(hashes) - len(groups))
-        if not groups:
-            return False
-        wanted = hashes[: len(groups)]
-        outcome = self._store.load(self._cache.transfers(wanted, groups))
-        arrived = outcome.arrived()
-        unusable = groups[arrived:]
-        # A call that overran may still write into these slots: nobody gets them before it is over.
-        outcome.settled.add_done_callback(lambda _: self._cache.free(unusable))
-        entries = [
-            self._cache.insert(page_hash, slots, stored=True)
-            for page_hash, slots in zip(wanted[:arrived], groups[:arrived], strict=True)
-        ]
-        used = prefetch.add(entries, loaded=True)
-        if not used:  # too late for this request; L2 keeps them for the next
-            self._cache.unpin(entries)
-        self._count(outcome, arrived, used=used)
-        return used and arrived == len(hashes)
-
-    def _count(self, outcome: Outcome, arrived: int, *, used: bool) -> None:
-        landed = max(verdicts.count(Verdict.OK) for verdicts in outcome.verdicts)
-        self._counters.add("loaded_pages", landed)
-        self._counters.add("loaded_unused_pages", landed - (arrived if used else 0))
+    def _put(self, page: int, entry: Entry) -> bool:
+        with self._lock:
+            if self._ended:
+                return False
+            self._table[page] = entry
+            return True

@@ -50,7 +50,7 @@ class Ranks(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the other ranks. Idempotent."""
+        """Let go of the other ranks; those who wait for this one lose it. Thread-safe, idempotent."""
         ...
 
 

@@ -7,10 +7,15 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from hicache_storage.controller.policies import DropPolicy
+from hicache_storage.controller.traffic import PoolTraffic
 
-    from hicache_storage.controller.host_cache import Entry, HostCache
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.host_cache import HostCache
     from hicache_storage.controller.policies import ControllerSettings
     from hicache_storage.counters import Counters
     from hicache_storage.page_store import PageStore
@@ -19,23 +24,33 @@ logger = logging.getLogger(__name__)
 
 
 class Writeback:
-    """Writes pages in the order in which they came, all pools of a page together.
+    """Writes pages in the order in which they came, many pools of many pages in one call.
 
-    Pages in the queue are pinned. What does not fit is dropped and counted: a slow store costs hits, it
-    never holds up a request.
+    A page's required pools go first, its optional ones with the next call: what fails in between leaves
+    a target without its draft, never the reverse. Pages in the queue are pinned. What does not fit is
+    dropped and counted: a slow store costs hits, it never holds up a request.
     """
 
     def __init__(
-        self, store: PageStore, cache: HostCache, settings: ControllerSettings, counters: Counters
+        self,
+        store: PageStore,
+        cache: HostCache,
+        settings: ControllerSettings,
+        counters: Counters,
+        *,
+        epoch: int,
+        track: Callable[[Future[None]], None],
     ) -> None:
         self._store = store
         self._cache = cache
-        self._uses = settings.write_policy.uses
-        self._batch_pages = settings.batch_pages
-        slots = min(pool.host.slots for pool in cache.pools)
-        self._limit = settings.write_queue_pages or slots
+        self._settings = settings
+        self._limit = settings.write_queue_pages or cache.pool_set.capacity_pages
         self._counters = counters
+        self._epoch = epoch
+        self._track = track
         self._queue: deque[Entry] = deque()
+        self._begun: list[Entry] = []
+        """Pages whose required pools are written, and others are due."""
         self._changed = threading.Condition()
         self._writing = False
         self._closing = False
@@ -47,64 +62,97 @@ class Writeback:
 
     def consider(self, entries: Sequence[Entry]) -> None:
         """Queue those of `entries` that the write policy wants in L3 by now."""
-        if self._uses is not None:
-            self.offer(self._cache.claim_for_writing(entries, self._uses))
+        uses = self._settings.write_policy.uses
+        if uses is not None:
+            self.offer(self._cache.claim_for_writing(entries, uses))
 
-    def offer(self, entries: Sequence[Entry]) -> None:
-        """Queue `entries`, each pinned and marked for it; drop those that do not fit."""
+    def offer(self, entries: Sequence[Entry], *, bounded: bool = True) -> None:
+        """Queue `entries`, each pinned and marked for it; if `bounded`, drop what does not fit."""
+        if not entries:
+            return
         with self._changed:
-            room = 0 if self._closing else max(0, self._limit - len(self._queue))
-            self._queue.extend(entries[:room])
+            self._queue.extend(entries)
+            limit = self._limit if bounded else len(self._queue)
+            excess = len(self._queue) - (0 if self._closing else limit)
+            oldest = self._settings.drop_policy is DropPolicy.OLDEST
+            end = self._queue.popleft if oldest else self._queue.pop
+            dropped = [end() for _ in range(max(0, excess))]
             self._changed.notify_all()
-        dropped = entries[room:]
-        if dropped:
-            self._counters.add("dropped_pages", len(dropped))
-            self._cache.give_up(dropped)
+        self._drop(dropped)
 
     def drain(self, timeout_s: float | None) -> bool:
         """Wait until everything is written or failed; False where that took too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
+            return self._changed.wait_for(self._is_idle, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """End the thread; what is still queued is dropped. False where a write still runs."""
         with self._changed:
             self._closing = True
-            dropped = list(self._queue)
+            dropped = [*self._begun, *self._queue]
+            self._begun = []
             self._queue.clear()
             self._changed.notify_all()
-        self._counters.add("dropped_pages", len(dropped))
-        self._cache.give_up(dropped)
+        self._drop(dropped)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _is_idle(self) -> bool:
+        return not (self._queue or self._begun or self._writing)
+
+    def _drop(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._counters.add("dropped_pages", len(entries))
+            self._cache.give_up(entries, self._epoch)
+
     def _work(self) -> None:
         while batch := self._next_batch():
+            begun: list[Entry] = []
             try:
-                self._write(batch)
+                begun = self._write(batch)
             except Exception:
                 logger.exception("%d pages could not be written", len(batch))
                 self._counters.add("internal_errors")
-                self._cache.give_up(batch)
+                self._cache.give_up(batch, self._epoch)
             with self._changed:
                 self._writing = False
+                closing = self._closing
+                self._begun = [] if closing else begun
                 self._changed.notify_all()
+            if closing:
+                self._drop(begun)
 
     def _next_batch(self) -> list[Entry]:
-        """The oldest pages of the queue; none once it is closed."""
+        """The pages that were begun, and the oldest of the queue; none once it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            size = min(self._batch_pages, len(self._queue))
-            self._writing = bool(size)
-            return [self._queue.popleft() for _ in range(size)]
+            self._changed.wait_for(lambda: self._queue or self._begun or self._closing)
+            size = min(self._settings.batch_pages, len(self._queue))
+            batch = [*self._begun, *(self._queue.popleft() for _ in range(size))]
+            self._begun = []
+            self._writing = bool(batch)
+            return batch
 
-    def _write(self, batch: list[Entry]) -> None:
-        hashes = [entry.page_hash for entry in batch]
-        outcome = self._store.save(self._cache.transfers(hashes, [entry.slots for entry in batch]))
-        stored = outcome.whole()
-        self._counters.add("written_pages", stored.count(True))
-        self._counters.add("unwritten_pages", stored.count(False))
-        self._cache.written(batch, stored)
+    def _write(self, batch: list[Entry]) -> list[Entry]:
+        """Write what is due of each page; those of which more is due now."""
+        cache = self._cache
+        traffic = PoolTraffic(cache.pool_set)
+        wanted = cache.due(batch)
+        for entry, bits in zip(batch, wanted, strict=True):
+            traffic.add(entry.page_hash, entry.slots, bits)
+        outcome = self._store.save(traffic.transfers())
+        self._track(outcome.settled)
+        taken = traffic.ok(outcome)
+        cache.stored(batch, taken, self._epoch)
+        due = cache.due(batch)
+        begun: list[Entry] = []
+        ended: list[Entry] = []
+        for entry, bits, ok, more in zip(batch, wanted, taken, due, strict=True):
+            (begun if more and bits == ok else ended).append(entry)
+        whole = sum(not more for more in due)
+        self._counters.add("written_pages", whole)
+        self._counters.add("unwritten_pages", len(ended) - whole)
+        cache.written(ended, self._epoch)
         # A call that overran may still read these slots: they stay pinned until it is over.
-        outcome.settled.add_done_callback(lambda _: self._cache.unpin(batch))
+        outcome.settled.add_done_callback(lambda _: cache.unpin(ended))
+        return begun

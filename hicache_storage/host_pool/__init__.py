@@ -10,6 +10,7 @@ A pool holds one array a plane (K and V, or the one latent of MLA), shaped as SG
     page_head          (S, H, P, L, D)    (H, P, L, D)         one a plane
 
 The planes follow each other in memory and in the page: equal K and V are one array with a leading 2.
+For the storage a page can be cut into tiles (`tiles`), which are stored as pages of their own.
 """
 
 from __future__ import annotations
@@ -17,5 +18,6 @@ from __future__ import annotations
 from hicache_storage.host_pool.memory import HugePages
 from hicache_storage.host_pool.pool import HostPool
 from hicache_storage.host_pool.shape import LAYOUTS, PageShape
+from hicache_storage.host_pool.tiles import Tile
 
-__all__ = ["LAYOUTS", "HostPool", "HugePages", "PageShape"]
+__all__ = ["LAYOUTS", "HostPool", "HugePages", "PageShape", "Tile"]

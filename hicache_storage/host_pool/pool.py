@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import operator
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
@@ -20,18 +18,20 @@ from hicache_storage.host_pool.shape import (
     STORAGE_TYPES,
     array_shape,
     check_layout,
-    segment_runs,
 )
+from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
 from hicache_storage.page import Page
+from hicache_storage.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
     import torch
 
     from hicache_storage.host_pool.memory import HugePages
     from hicache_storage.host_pool.shape import PageShape
+    from hicache_storage.host_pool.tiles import Run, Tile
 
 
 class HostPool:
@@ -48,21 +48,24 @@ class HostPool:
         slots: int,
         layout: str = "page_first",
         frame_nbytes: int = 0,
+        tiles: Sequence[Tile] = (),
         huge_pages: HugePages = "none",
         pin: bool | None = None,
     ) -> None:
-        """Map the memory of `slots` pages, and of a header of `frame_nbytes` each.
+        """Map the memory of `slots` pages, and of a header of `frame_nbytes` for each of their tiles.
 
         Args:
             shape: What a page holds.
             slots: How many pages.
             layout: One of `LAYOUTS`.
             frame_nbytes: The page store's `frame_nbytes`; 0: no headers.
+            tiles: What a page is cut into for the storage; none: it is not cut.
             huge_pages: For the pages; "2MiB" and "1GiB" must have been reserved in the kernel.
             pin: Lock the pages for CUDA copies. None: if torch is loaded and sees CUDA.
 
         Raises:
-            ValueError: An argument is out of range, or the layout does not go with the shape.
+            ValueError: An argument is out of range, or the layout does not go with the shape, or it
+                puts a tile into more segments than a storage takes.
             MemoryError: The machine has no room, or not as many huge pages.
             RuntimeError: `pin=True` where there is no CUDA, or CUDA refused.
             ImportError: `pin=True` without torch.
@@ -71,17 +74,21 @@ class HostPool:
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        self.tiles = tuple(tiles) or (whole(shape),)
+        check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
         self.shape = shape
         self.slots = slots
         self.layout = layout
         self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
-        self._runs = segment_runs(layout, shape, slots)
+        self._runs = tile_runs(layout, shape, slots, whole(shape))
+        self._page_nbytes = shape.nbytes  # computed by the shape each time
+        self._tile_runs = [tile_runs(layout, shape, slots, tile) for tile in self.tiles]
+        self._tile_nbytes = [tile_nbytes(shape, tile) for tile in self.tiles]
         self._pages = mapped(slots * shape.nbytes, huge_pages)
-        self._headers = mapped(slots * frame_nbytes, "none")
-        self._free = collections.deque(range(slots))
-        self._used = bytearray(slots)
+        self._headers = mapped(slots * len(self.tiles) * frame_nbytes, "none")
+        self._allocation = Slots(slots)
         self._end_slot = slots  # 0 once closed
         self._pinning = None
         if cuda is not None and pin_memory(self._pages, cuda, must=bool(pin)):
@@ -96,7 +103,7 @@ class HostPool:
     @property
     def free_slots(self) -> int:
         """How many slots `allocate` could give."""
-        return len(self._free)
+        return self._allocation.free_count
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
@@ -109,15 +116,7 @@ class HostPool:
         Raises:
             ValueError: A negative count.
         """
-        if count < 0:
-            raise ValueError(f"count must be at least 0, not {count}")
-        with self._lock:
-            if count > len(self._free):
-                return None
-            slots = [self._free.popleft() for _ in range(count)]
-            for slot in slots:
-                self._used[slot] = 1
-            return slots
+        return self._allocation.allocate(count)
 
     def free(self, slots: Iterable[int]) -> None:
         """Give slots back.
@@ -125,15 +124,7 @@ class HostPool:
         Raises:
             ValueError: A slot is not in use, or is named twice. Nothing is freed then.
         """
-        freed = [operator.index(slot) for slot in slots]
-        with self._lock:
-            for number, slot in enumerate(freed):
-                if not (0 <= slot < self.slots and self._used[slot]):
-                    for undone in freed[:number]:
-                        self._used[undone] = 1
-                    raise ValueError(f"slot {slot} is not in use: freed twice, or never allocated")
-                self._used[slot] = 0
-            self._free.extend(freed)
+        self._allocation.free(slots)
 
     def page(self, slot: int) -> Page:
         """The memory of a slot, in stored order. Borrowed: whoever allocated the slot may write it.
@@ -141,26 +132,22 @@ class HostPool:
         Raises:
             ValueError: No such slot, or the pool was closed.
         """
-        if not 0 <= slot < self._end_slot:
-            raise ValueError(self._refusal(slot))
-        memory = self._pages
-        runs = [
-            memory[start + slot * nbytes : start + slot * nbytes + nbytes]
-            for start, nbytes in self._runs
-        ]
-        return Page.of_views(tuple(runs), self.shape.nbytes)
+        return self._view(slot, self._runs, self._page_nbytes)
 
-    def framed_page(self, slot: int) -> FramedPage:
-        """The same with the slot's header, for the page store.
+    def framed_page(self, slot: int, tile: int = 0) -> FramedPage:
+        """One of the slot's `tiles` with its header, for the page store. An uncut page is one tile.
 
         Raises:
-            ValueError: No such slot, the pool was closed, or has no headers.
+            ValueError: No such slot or tile, the pool was closed, or has no headers.
         """
         size = self.frame_nbytes
         if not size:
             raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
-        payload = self.page(slot)
-        return FramedPage(self._headers[slot * size : slot * size + size], payload)
+        if not 0 <= tile < len(self.tiles):
+            raise ValueError(f"there is no tile {tile}: pages are cut into {len(self.tiles)}")
+        payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
+        start = (slot * len(self.tiles) + tile) * size
+        return FramedPage(self._headers[start : start + size], payload)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """The same memory as one numpy array a plane, shaped as the layout says.
@@ -206,6 +193,16 @@ class HostPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _view(self, slot: int, runs: list[Run], nbytes: int) -> Page:
+        if not 0 <= slot < self._end_slot:
+            raise ValueError(self._refusal(slot))
+        memory = self._pages
+        views = [
+            memory[start + slot * stride : start + slot * stride + length]
+            for start, length, stride in runs
+        ]
+        return Page.of_views(tuple(views), nbytes)
 
     def _plane(self, plane: int) -> memoryview:
         if not self._end_slot:

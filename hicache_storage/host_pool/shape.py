@@ -8,6 +8,14 @@ from hicache_storage.errors import did_you_mean
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
+POOL_AXES = {
+    "layer_first": "lnhd",
+    "page_first": "nlhd",
+    "page_first_direct": "slthd",
+    "page_head": "shtld",
+}
+"""The axes of a plane's array: slot, token in it, token in the pool (n), layer, head, dim."""
+
 _LAYOUTS_OF_UNEQUAL_PLANES = ("page_first", "page_first_direct")
 
 STORAGE_TYPES = {  # logical dtype: what numpy holds it in
@@ -104,24 +112,5 @@ def array_shape(layout: str, shape: PageShape, plane: int, slots: int) -> tuple[
     """The array that a plane of a whole pool is."""
     heads, dim = shape.planes[plane]
     tokens, layers = shape.page_tokens, shape.layers
-    return {
-        "layer_first": (layers, slots * tokens, heads, dim),
-        "page_first": (slots * tokens, layers, heads, dim),
-        "page_first_direct": (slots, layers, tokens, heads, dim),
-        "page_head": (slots, heads, tokens, layers, dim),
-    }[layout]
-
-
-def segment_runs(layout: str, shape: PageShape, slots: int) -> list[tuple[int, int]]:
-    """(start, nbytes) of each segment of slot 0, in stored order.
-
-    In every layout a segment of slot n begins n times its size later.
-    """
-    runs: list[tuple[int, int]] = []
-    start = 0
-    for nbytes in shape.plane_nbytes:
-        parts = shape.layers if layout == "layer_first" else 1
-        for _ in range(parts):
-            runs.append((start, nbytes // parts))
-            start += slots * nbytes // parts
-    return runs
+    sizes = {"s": slots, "t": tokens, "n": slots * tokens, "l": layers, "h": heads, "d": dim}
+    return tuple(sizes[axis] for axis in POOL_AXES[layout])

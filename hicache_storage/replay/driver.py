@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from hicache_storage.controller import CacheController, CachePool, ControllerSettings
+from hicache_storage.controller import CacheController, Channel, ControllerSettings
 from hicache_storage.errors import ConfigError
-from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import page_hashes
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.replay.content import PageContent
+from hicache_storage.replay.pools import cache_pools, rank_shape
 from hicache_storage.replay.report import Flow, Tally, figures
+from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
+from hicache_storage.topology import Grid, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.controller import Lease, Reservation
+    from hicache_storage.controller import CachePool, Lease, Ranks, Reservation
+    from hicache_storage.page import Page
     from hicache_storage.replay.models import PoolShape
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
@@ -31,6 +33,18 @@ if TYPE_CHECKING:
 _ROOM_TIMEOUT_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOPPED_DRAIN_TIMEOUT_S = 5.0
+
+
+class Stop(Protocol):
+    """What ends a replay early, as `threading.Event` does."""
+
+    def is_set(self) -> bool:
+        """Whether no further request is to be played. Asked once for each, and once at the end."""
+        ...
+
+    def wait(self, timeout_s: float, /) -> bool:
+        """Wait for it, no longer than that."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +62,16 @@ class ReplaySettings:
     page_tokens: int = 64
     layout: str = "page_first"
     host_nbytes: int = 1 << 30
-    """L2: shared by the pools so that each has the same number of slots."""
+    """L2 of a rank: shared by the pools so that each has the same number of slots."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     speed: float | None = None
     """Times real time; None: each request as soon as the one before is done."""
+    topology: Topology = field(default_factory=Topology)
+    rank: int = 0
+    """This process, of those of `topology`."""
+    grid: Grid = field(default_factory=Grid)
+    """How pages of heads are cut for the storage."""
 
     def __post_init__(self) -> None:
         if BLOCK_TOKENS % self.page_tokens:
@@ -68,8 +87,9 @@ class ReplaySettings:
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page in all pools."""
-        return sum(pool.shape.page(self.page_tokens).nbytes for pool in self.pools)
+        """Bytes of a page in all pools of a rank."""
+        shapes = [rank_shape(pool.shape, self.topology, self.rank) for pool in self.pools]
+        return sum(shape.page(self.page_tokens).nbytes for shape in shapes)
 
     @property
     def slots(self) -> int:
@@ -85,8 +105,21 @@ class Replay:
     not on how quick the storage is.
     """
 
-    def __init__(self, storage: HiCacheStorage, settings: ReplaySettings) -> None:
+    def __init__(
+        self,
+        storage: HiCacheStorage,
+        settings: ReplaySettings,
+        *,
+        next_storage: HiCacheStorage | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Allocate L2, open the key spaces, start the controller.
+
+        Args:
+            storage: The first requests'.
+            settings: What the replay runs with.
+            next_storage: Takes the first one's place while requests run, where `run` is told when.
+            ranks: The others of the settings' topology, all of which replay the same requests.
 
         Raises:
             ConfigError: Shapes and layout that do not go together, or more L2 than there is memory.
@@ -98,24 +131,36 @@ class Replay:
         self._ideal = InfiniteCache()
         self._unsettled_pages = 0
         self._stopped = False
+        self._ranks = ranks
         with ExitStack() as opened:
-            self._store = _TimedPageStore(storage, PageStoreSettings(checksum=settings.checksum))
-            opened.callback(self._store.close)
-            self.pools = _cache_pools(settings, self._store.frame_nbytes, opened)
-            self._contents = [PageContent(pool.space) for pool in self.pools]
-            self._controller = CacheController(self._store, self.pools, settings.controller)
+            self._stores = _page_stores(storage, next_storage, settings, opened)
+            self._store = self._stores[0]
+            self.pools = cache_pools(settings, self._store.frame_nbytes, opened)
+            self._contents = [
+                [PageContent(part.space) for part in pool.stored] for pool in self.pools
+            ]
+            self._controller = CacheController(
+                self._store, self.pools, settings.controller, ranks=ranks
+            )
             opened.callback(self._close_controller)
             self._controller.start()
+            self.swap: Swap | None = None
+            if next_storage is not None:
+                self.swap = Swap(controller=self._controller, store=self._stores[1])
             self._opened = opened.pop_all()
 
     def run(
         self,
         requests: Iterable[Request],
         *,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         progress: Callable[[Tally], None] | None = None,
+        swap_after: int | None = None,
     ) -> bool:
-        """Replay `requests` until `stop`, and let writes finish; whether all of them were replayed."""
+        """Replay `requests` until `stop`, and let writes finish; whether all of them were replayed.
+
+        With `swap_after`, the next storage takes over from that many requests on.
+        """
         stop = stop or threading.Event()
         speed = self.settings.speed
         began_s = time.monotonic()
@@ -127,10 +172,14 @@ class Replay:
                 stop.wait(max(0.0, due_s - time.monotonic()))
             if stop.is_set():
                 break
+            if self.swap is not None and number == swap_after:
+                self.swap.begin()
             self._serve(f"request-{number}", request)
             if progress:
                 progress(self.tally)
         self._stopped = stop.is_set()
+        if self.swap is not None:
+            self.swap.wait()
         self._controller.drain(_STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S)
         return not self._stopped
 
@@ -140,8 +189,8 @@ class Replay:
         return figures(
             self.tally,
             page_tokens=self.settings.page_tokens,
-            read=Flow(nbytes=counters.get("load_nbytes", 0), busy_s=self._store.load_s),
-            write=Flow(nbytes=counters.get("save_nbytes", 0), busy_s=self._store.save_s),
+            read=_flow("load", self._stores),
+            write=_flow("save", self._stores),
             controller=self._controller.stats(),
             store=counters,
             storage=self._storage.stats().counters,
@@ -181,14 +230,19 @@ class Replay:
         self._unsettled_pages += pages
         if self._unsettled_pages > self.settings.slots:
             self._controller.drain(_DRAIN_TIMEOUT_S)
+            if self._ranks is not None:  # a rank may need what another is writing
+                self._ranks.minimum(Channel.RESULT, [0])
             self._unsettled_pages = pages
 
     def _verify(self, hashes: Sequence[str], lease: Lease) -> None:
         """Compare every byte of the usable prefix, in every pool, with what was written."""
         whole = [True] * lease.pages
-        for pool, content, slots in zip(self.pools, self._contents, lease.slots, strict=True):
+        for pool, contents, slots in zip(self.pools, self._contents, lease.slots, strict=True):
             for number, slot in enumerate(slots):
-                if not content.matches(hashes[number], pool.host.page(slot)):
+                if not all(
+                    content.matches(hashes[number], page)
+                    for content, page in zip(contents, _tiles(pool, slot), strict=True)
+                ):
                     self.tally.corrupt_pages += 1
                     whole[number] = False
             self.tally.verified_nbytes += len(slots) * pool.space.page_nbytes
@@ -206,9 +260,10 @@ class Replay:
             hashes = hashes[fresh.pages :]
 
     def _fill(self, fresh: Reservation) -> None:
-        for pool, content, slots in zip(self.pools, self._contents, fresh.slots, strict=True):
+        for pool, contents, slots in zip(self.pools, self._contents, fresh.slots, strict=True):
             for page_hash, slot in zip(fresh.hashes, slots, strict=True):
-                content.write(page_hash, pool.host.page(slot))
+                for content, page in zip(contents, _tiles(pool, slot), strict=True):
+                    content.write(page_hash, page)
 
 
 class _TimedPageStore(PageStore):
@@ -216,41 +271,51 @@ class _TimedPageStore(PageStore):
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
         super().__init__(storage, settings)
-        self.load_s = 0.0
-        self.save_s = 0.0
+        self.busy_s = {"load": 0.0, "save": 0.0}
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         began_s = time.perf_counter()
         outcome = super().load(transfers, timeout_s=timeout_s)
-        self.load_s += time.perf_counter() - began_s
+        self.busy_s["load"] += time.perf_counter() - began_s
         return outcome
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         began_s = time.perf_counter()
         outcome = super().save(transfers, timeout_s=timeout_s)
-        self.save_s += time.perf_counter() - began_s
+        self.busy_s["save"] += time.perf_counter() - began_s
         return outcome
 
 
-def _cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
-    memory_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if settings.host_nbytes > memory_nbytes:
+def _page_stores(
+    storage: HiCacheStorage,
+    next_storage: HiCacheStorage | None,
+    settings: ReplaySettings,
+    opened: ExitStack,
+) -> list[_TimedPageStore]:
+    """One for each storage, whose pages must have headers of one size: L2 has memory for that."""
+    stores = [
+        _TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
+        for each in (storage, next_storage)
+        if each is not None
+    ]
+    for store in stores:
+        opened.callback(store.close)
+    sizes = [store.frame_nbytes for store in stores]
+    if len(set(sizes)) > 1:
         raise ConfigError(
-            f"--host-size of {settings.host_nbytes} bytes: this machine has {memory_nbytes}"
+            f"--swap-backend: L2 has headers of {sizes[0]} bytes, and this storage needs {sizes[1]}:"
+            " swap storages of one alignment"
         )
-    pools: list[CachePool] = []
-    for pool in settings.pools:
-        try:
-            space = pool.space(
-                model=settings.model, layout=settings.layout, page_tokens=settings.page_tokens
-            )
-            host = HostPool(
-                pool.shape.page(settings.page_tokens),
-                slots=settings.slots,
-                layout=settings.layout,
-                frame_nbytes=frame_nbytes,
-            )
-        except (ValueError, MemoryError) as error:
-            raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error
-        pools.append(CachePool(space=space, host=opened.enter_context(host)))
-    return pools
+    return stores
+
+
+def _tiles(pool: CachePool, slot: int) -> list[Page]:
+    """What the storage calls pages: the parts of a slot, or the whole of it."""
+    return [pool.host.framed_page(slot, tile).payload for tile in range(len(pool.stored))]
+
+
+def _flow(direction: str, stores: Sequence[_TimedPageStore]) -> Flow:
+    return Flow(
+        nbytes=sum(store.stats().get(f"{direction}_nbytes", 0) for store in stores),
+        busy_s=sum(store.busy_s[direction] for store in stores),
+    )

@@ -175,6 +175,9 @@ def _tier_rows(report: Mapping[str, Any]) -> Iterator[list[str]]:
 def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _run_facts(report)
     prefetch = report["prefetch"]
+    if report.get("ranks") is not None:
+        written = ", ".join(f"{pages:,}" for pages in report["ranks"]["written_pages"])
+        yield "ranks", f"{report['ranks']['size']} processes; wrote {written} pages"
     if len(report["pools"]) > 1:
         found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
         yield "draft pages paired", f"{report['paired_pages']:,} of {found:,} pages found"
@@ -191,10 +194,33 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "no room in L2", f"{report['unreserved_pages']:,} pages"
     verified = _gigabytes(report["verified_nbytes"])
     yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
+    yield from _troubles(report)
     for name in ("controller", "store", "storage"):
-        counters = [f"{key} {count:,}" for key, count in report[name].items() if count]
-        if counters:
-            yield f"{name} counters", ", ".join(counters)
+        if counters := _counters(report[name]):
+            yield f"{name} counters", counters
+
+
+def _troubles(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    faults, swap = report.get("faults"), report.get("swap")
+    if faults is not None:
+        yield "faults", _counters(faults["struck"]) or "none has happened"
+    if swap is not None:
+        yield "swap", _swap_told(swap)
+        if counters := _counters(swap["store"]):
+            yield "next store counters", counters
+
+
+def _swap_told(swap: Mapping[str, Any]) -> str:
+    if not swap["begun"]:
+        return f"to {swap['backend']} was not begun"
+    told = f"to {swap['backend']} after {swap['after_requests']:,} requests, {swap['took_s']:.2f} s"
+    left = "" if swap["drained"] else "; calls of the first storage still ran"
+    failed = "" if swap["attached"] else f"; L2 alone since then: {swap['complaint']}"
+    return f"{told}{left}{failed}"
+
+
+def _counters(counters: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {count:,}" for key, count in counters.items() if count)
 
 
 def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

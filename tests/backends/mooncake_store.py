@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import threading
 import time
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,7 @@ load_mooncake()
 native_module: Any = importlib.import_module("mooncake.store")
 
 driver: Any = importlib.import_module("hicache_backends.mooncake._driver")
+orphans: Any = importlib.import_module("hicache_backends.mooncake._orphans").ORPHANS
 
 SPACE = space()
 A, B, C = hash_of(1), hash_of(2), hash_of(3)
@@ -97,9 +99,9 @@ def test_a_buffer_that_two_storages_register_stays_registered_for_the_second(
         store.register_buffer(pool)
     client = vars(store)["_client"]
 
-    assert client.registered.holds(Page(pool).addresses)
+    assert client.registered.outside([Page(pool)], [0]) == []
     store.unregister_buffer(pool)
-    assert not client.registered.holds(Page(pool).addresses)
+    assert client.registered.outside([Page(pool)], [0]) == [0]
 
 
 def test_a_buffer_that_overlaps_another_is_counted_and_its_pages_are_copied(
@@ -124,12 +126,31 @@ def test_an_object_of_another_size_is_a_miss_and_the_next_set_heals_it(
     assert page(seed=1).tobytes() == found.tobytes()
 
 
-def test_a_page_that_was_just_read_can_be_deleted(store: HiCacheStorage) -> None:
+def test_a_page_that_was_just_read_is_deleted_when_its_lease_has_ended(
+    store: HiCacheStorage,
+) -> None:
     store.batch_set(SPACE, [A], [page()])
-    store.batch_get(SPACE, [A], [blank()])  # the master leases it for ten seconds
+    store.batch_get(SPACE, [A], [blank()])
 
     assert [True, True] == store.batch_delete(SPACE, [A, B])
     assert [False] == store.batch_exists(SPACE, [A])
+
+
+def test_a_page_that_is_leased_for_longer_than_a_call_may_take_is_not_deleted(
+    tmp_path: Path,
+) -> None:
+    with (
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=60s") as master,
+        opened(master, timeout_s=0.5) as storage,
+    ):
+        storage.batch_set(SPACE, [A, B], [page(), page()])
+        storage.batch_get(SPACE, [A], [blank()])
+
+        assert [False, True] == storage.batch_delete(SPACE, [A, B])
+        assert storage.stats().counters["leased_pages"] == 1
+        with pytest.raises(StorageTimeout, match="1 pages are leased"):
+            storage.clear(SPACE)
+        assert [True] == storage.batch_get(SPACE, [A], [blank()])
 
 
 def test_clear_removes_the_pages_of_one_key_space_only(store: HiCacheStorage) -> None:
@@ -247,6 +268,33 @@ def test_opening_on_a_master_that_hangs_is_a_timeout_and_stops_nobody(
     own_master.resume()
 
 
+def test_a_master_that_hangs_is_noticed_without_its_http_port(own_master: MooncakeMaster) -> None:
+    own_master.pause()
+    wait_until(lambda: not own_master._is_ready())
+    with pytest.raises(StorageTimeout):
+        opened(own_master, timeout_s=1, master_metrics_port=1)
+    own_master.resume()
+
+
+def segments_of(master: MooncakeMaster) -> list[str]:
+    url = f"http://127.0.0.1:{master.metrics_port}/get_all_segments"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read(), "utf-8").split()
+
+
+def test_a_client_that_was_closed_without_its_master_leaves_when_that_is_back(
+    own_master: MooncakeMaster,
+) -> None:
+    storage = opened(own_master)
+    assert len(segments_of(own_master)) == 1
+    own_master.stop()
+    storage.close()
+    own_master.start()
+
+    wait_until(lambda: not orphans._waiting)
+    assert segments_of(own_master) == []
+
+
 def test_closing_on_a_master_that_hangs_stops_nobody(own_master: MooncakeMaster) -> None:
     storage = opened(own_master, timeout_s=1)
     own_master.pause()
@@ -273,7 +321,7 @@ def test_no_native_call_is_made_after_close(master: MooncakeMaster) -> None:
     with pytest.raises(StorageClosed):
         storage.batch_exists(SPACE, [A])
     with pytest.raises(StorageClosed):
-        client.ask(pytest.fail)  # what the native client does now is a crash
+        client.ask(pytest.fail, 1)  # what the native client does now is a crash
 
 
 def test_a_tenant_s_pages_are_not_listed(master: MooncakeMaster) -> None:
@@ -298,12 +346,26 @@ def hold_a_segment(config: dict[str, Any], pipe: Connection) -> None:
         pipe.recv()
 
 
+def test_a_read_that_takes_longer_than_its_lease_is_a_miss(tmp_path: Path) -> None:
+    large = space(page_nbytes=32 << 20)
+    with (
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=1ms") as master,
+        opened(master) as storage,
+    ):
+        storage.open_space(large)
+        assert [True] == storage.batch_set(large, [A], [page(32 << 20)])
+        assert [False] == storage.batch_get(large, [A], [blank(32 << 20)])
+
+
 def test_two_processes_on_two_segments_share_pages_and_a_dead_one_s_are_misses(
-    own_master: MooncakeMaster,
+    tmp_path: Path,
 ) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    with opened(own_master) as storage:
+    with (  # a lease that lasts while the client waits for the dead
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=10s") as own_master,
+        opened(own_master) as storage,
+    ):
         storage.batch_set(SPACE, [A], [page(seed=1)])
         peer = context.Process(target=hold_a_segment, args=(own_master.config(), there))
         peer.start()

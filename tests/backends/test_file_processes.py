@@ -124,7 +124,7 @@ class TestKilledWriter:
         """A killed writer leaves the sum too high, which only costs room until the next survey."""
         capacity = 16 * FILE_NBYTES
         with opened(root, capacity_nbytes=capacity) as storage:
-            storage._presence().ledger.add(5 * FILE_NBYTES)
+            storage._presences.get().ledger.add(5 * FILE_NBYTES)
         with opened(root, capacity_nbytes=capacity) as storage:
             hashes = [hash_of(n) for n in range(16)]
             assert [True] * 16 == [storage.batch_set(SPACE, [h], [page()])[0] for h in hashes]

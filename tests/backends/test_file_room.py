@@ -31,7 +31,7 @@ HASHES = [hash_of(number) for number in range(200)]
 
 def surveyed(storage: FileStorage) -> None:
     """Wait for the survey that a storage begins with."""
-    victims = storage._presence().room._victims
+    victims = storage._presences.get().room._victims
     assert victims is not None
     deadline_s = time.monotonic() + 20
     while not victims._ended:

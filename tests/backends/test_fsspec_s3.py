@@ -119,7 +119,7 @@ def test_a_get_is_one_request(ministack: Ministack) -> None:
 def test_options_of_the_user_come_first_and_leave_ours(ministack: Ministack) -> None:
     options = {"config_kwargs": {"max_pool_connections": 3}}
     with FsspecStorage.from_config(config(ministack, "options", **options)) as store:
-        filesystem = store._mount_now.files._filesystem()[0]
+        filesystem = store._mounts.get().files._filesystem()[0]
 
         assert filesystem.config_kwargs["max_pool_connections"] == 3
         assert filesystem.config_kwargs["response_checksum_validation"] == "when_required"
@@ -128,7 +128,7 @@ def test_options_of_the_user_come_first_and_leave_ours(ministack: Ministack) -> 
 def test_a_put_carries_a_checksum(ministack: Ministack) -> None:
     """Ministack takes half a body for the whole object without."""
     with FsspecStorage.from_config(config(ministack, "checksums")) as store:
-        filesystem = store._mount_now.files._filesystem()[0]
+        filesystem = store._mounts.get().files._filesystem()[0]
         chosen = filesystem._s3.meta.config.request_checksum_calculation
 
     assert chosen == "when_supported"
@@ -158,7 +158,8 @@ class TestS3(StorageConformance):
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.prefix = scratch.prefix
-        return config(self.running, scratch.prefix)
+        # ministack's time for a page grows with the square of the size: 64 MiB take 20 s and more.
+        return {**config(self.running, scratch.prefix), "timeout_s": 120.0}
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
         return request(self.running, "GET", f"{self.prefix}/{space.id}/{page_hash}")

@@ -394,14 +394,14 @@ class TestConnections:
         self, server: RedisServer
     ) -> None:
         with opened(server, parallelism=1, timeout_s=0.3) as storage:
-            ((node,),) = [list(storage._session_now.nodes._nodes.values())]
+            ((node,),) = [list(storage._sessions.get().nodes._nodes.values())]
             held = [node.lent(Deadline(5)) for _ in range(2)]
             with held[0], held[1], pytest.raises(StorageTimeout):
                 storage.batch_exists(space(), [hash_of(1)])
 
 
 def node_in_use(storage: RedisStorage) -> list[bool]:
-    nodes = storage._session_now.nodes._nodes.values()
+    nodes = storage._sessions.get().nodes._nodes.values()
     return [bool(node._busy) for node in nodes]
 
 

@@ -244,7 +244,7 @@ UNUSUAL = {
     "first wins": subject(FirstWins),
     "aligned": subject(Aligned),
     "aligned segments": subject(AlignedSegments),
-    "one by one, 2 ms each": subject(SlowStore, delay_s=0.002, max_batch=1),
+    "one by one, 1 ms each": subject(SlowStore, delay_s=0.001, max_batch=1),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 import uuid
 from dataclasses import replace
@@ -34,6 +36,7 @@ from hicache_conformance.scenes.remote import die_after_next_call, remote, serve
 from hicache_conformance.stores.shelf import Shelf, ShelfSettings
 from hicache_conformance.stores.streaming import StreamingShelf
 from hicache_conformance.subject import Scratch, Subject
+from processes import is_alive
 
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.storage import Capabilities
@@ -372,6 +375,19 @@ class TestMortals:
         with pytest.raises(EOFError):
             first.hear()
 
+    def test_one_that_is_left_is_dead_when_its_store_is_removed(self) -> None:
+        with Case(ShelfSubject()) as case:
+            space = case.space(1000)
+            page = case.contents(space, case.hashes(1))
+            left = Mortals(case).start(write_half, space, {}, page, 4)
+            os.kill(left._pid, signal.SIGSTOP)  # it can't end by itself
+
+        try:
+            assert not is_alive(left._pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left._pid, signal.SIGKILL)
+
     def test_a_remote_storage_dies_right_after_the_call_that_is_its_last(self, case: Case) -> None:
         space = case.space(64)
         mortal = Mortals(case).start(serve)
@@ -394,7 +410,8 @@ class TestFiles:
         return {one: content(self.SPACE_ID, one, nbytes) for one in self.HASHES}
 
     def found(self, root: Path, pages: Mapping[str, bytes]) -> Any:
-        return at_rest(Files(), root, Case(Files()).space(), pages, self.HASHES[0])
+        with Case(Files()) as case:
+            return at_rest(Files(), root, case.space(), pages, self.HASHES[0])
 
     def test_a_file_of_one_page_is_its_own(self, tmp_path: Path) -> None:
         pages = self.pages()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.memory import MemoryStorage
-from hicache_conformance import Fault, FaultyStorage, Strike
+from hicache_conformance import Fault, FaultyStorage, Odds, Strike
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
@@ -116,3 +116,43 @@ def test_closing_releases_and_closes_what_is_inside() -> None:
 def test_it_is_not_built_from_a_config() -> None:
     with pytest.raises(UnsupportedOperation):
         FaultyStorage.from_config({})
+
+
+def test_a_hang_may_have_an_end() -> None:
+    storage = FaultyStorage(MemoryStorage(), [Strike("batch_exists", 0, Fault.HANG)], hang_s=0.01)
+
+    assert [False] * 4 == storage.batch_exists(SPACE, HASHES)
+
+
+def answers_by_odds(share: float, seed: int, calls: int = 400) -> list[bool]:
+    """Whether each call was told that the page is there, which it is not."""
+    with FaultyStorage(MemoryStorage(), [Odds("batch_exists", Fault.LIE, share)], seed=seed) as it:
+        answers = [it.batch_exists(SPACE, HASHES[:1])[0] for _ in range(calls)]
+        assert it.struck["batch_exists", Fault.LIE] == sum(answers)
+    return answers
+
+
+def test_odds_strike_about_their_share_of_the_calls() -> None:
+    assert 20 < sum(answers_by_odds(0.1, seed=3)) < 60
+    assert sum(answers_by_odds(0, seed=3)) == 0
+    assert sum(answers_by_odds(1, seed=3)) == 400
+
+
+def test_the_seed_decides_which_calls() -> None:
+    assert answers_by_odds(0.1, seed=3) == answers_by_odds(0.1, seed=3)
+    assert answers_by_odds(0.1, seed=3) != answers_by_odds(0.1, seed=4)
+
+
+def test_odds_of_other_operations_are_not_meant() -> None:
+    storage = FaultyStorage(MemoryStorage(), [Odds("batch_get", Fault.RAISE, 1.0)])
+
+    assert [False] * 4 == storage.batch_exists(SPACE, HASHES)
+
+
+def test_what_has_no_faults_is_passed_on() -> None:
+    with FaultyStorage(MemoryStorage()) as storage:
+        storage.batch_set(SPACE, HASHES, pages())
+
+        assert [SPACE] == list(storage.spaces())
+        assert set(HASHES) == {info.page_hash for info in storage.scan(SPACE)}
+        assert storage.clear(SPACE) == 4

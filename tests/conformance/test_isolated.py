@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
 import pytest
 from hicache_conformance.checks import all_checks
-from hicache_conformance.isolated import asked_claims, run_isolated
+from hicache_conformance.isolated import asked_claims, run_isolated, worker
 from hicache_conformance.outcomes import Outcome
 from hicache_conformance.runner import RunOptions
+from processes import is_alive
+from servers import wait_until
 
 from hicache_storage.storage import Retention
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hicache_conformance.instruments.child import Link
 
 
 def odd(class_name: str) -> dict[str, str]:
@@ -34,7 +46,8 @@ def test_a_store_that_kills_the_process_fails_the_checks_in_which_it_does() -> N
 
 
 def test_the_checks_after_a_death_still_run() -> None:
-    checks = [check for check in all_checks() if check.rule.id in ("KV-007", "KV-201")]
+    wanted = ("KV-007", "KV-201")
+    checks = [check for check in all_checks() if check.rule.id in wanted and check.quick]
 
     records = list(run_isolated("dynamic", odd("Exiting"), checks, RunOptions(quick=True)))
 
@@ -66,3 +79,43 @@ def test_a_store_that_cannot_be_opened_is_a_problem_in_words(
 
     assert claims is None
     assert named in problem
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files, an empty one."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+def test_a_run_in_which_processes_die_leaves_nothing(temporary: Path) -> None:
+    assert Outcome.FAILED in outcomes("Exiting", "KV-007")["KV-007"]
+
+    assert [] == list(temporary.iterdir())
+
+
+WRITES_FOR_EVER = """
+import itertools, pathlib, tempfile
+for number in itertools.count():
+    path = pathlib.Path(tempfile.gettempdir(), str(number % 100))
+    path.mkdir(parents=True, exist_ok=True)
+    path.joinpath("page").touch()
+"""
+
+
+def _starts_a_writer(link: Link) -> None:
+    """An actor whose process starts another, which does not end with it."""
+    with subprocess.Popen([sys.executable, "-c", WRITES_FOR_EVER]) as writer:
+        link.say(writer.pid)
+        link.hear()
+
+
+def test_what_a_killed_process_had_started_goes_with_it(temporary: Path) -> None:
+    with worker(_starts_a_writer) as one:
+        writer = one.hear()
+        wait_until(lambda: any(temporary.glob("*/99/page")))
+
+    wait_until(lambda: not is_alive(writer))
+    assert [] == list(temporary.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import fields
 from itertools import pairwise
 
@@ -86,13 +87,21 @@ def test_known_look_alikes_have_twelve_digits_in_common() -> None:
 
 @pytest.mark.parametrize("brief", [True, False])
 def test_odd_names_are_all_different(*, brief: bool) -> None:
-    names = odd_names("token", brief=brief)
+    names = odd_names("token", "/elsewhere", brief=brief)
 
     assert sorted(set(names)) == sorted(names)
 
 
 def test_the_brief_names_are_among_all_of_them() -> None:
-    assert set(odd_names("token", brief=True)) < set(odd_names("token"))
+    few, names = (odd_names("token", "/elsewhere", brief=brief) for brief in (True, False))
+
+    assert set(few) < set(names)
+
+
+def test_names_lead_no_further_than_elsewhere_and_two_directories_up() -> None:
+    for name in odd_names("token", "/elsewhere"):
+        assert name.startswith("/elsewhere/") or not name.startswith("/")
+        assert not posixpath.normpath(name).startswith("../../..")
 
 
 def test_odd_texts_make_different_key_spaces() -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import random
 import socket
+import struct
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -92,6 +96,23 @@ def test_a_server_may_be_named(echo: ProxiedEcho) -> None:
     client.socket.close()
 
 
+def test_a_client_that_stops_the_interpreter_is_served() -> None:
+    libc = ctypes.PyDLL(None)  # its calls hold the interpreter's lock, as some native clients' do
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0))"
+    code += "; print(s.getsockname()[1], flush=True); c = s.accept()[0]; c.sendall(c.recv(5))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        with FaultProxy(("127.0.0.1", int(server.stdout.readline()))) as proxy:
+            with socket.create_connection(proxy.address) as client:
+                limit = struct.pack("ll", 5, 0)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                answer, descriptor = ctypes.create_string_buffer(5), client.fileno()
+                libc.send(descriptor, b"hello", 5, 0)
+                libc.recv(descriptor, answer, 5, 0)
+
+            assert b"hello" == answer.raw
+
+
 def test_the_client_of_a_server_that_is_gone_is_reset(echo: ProxiedEcho) -> None:
     echo.stop_server()
 
@@ -167,6 +188,7 @@ def test_the_same_port_comes_back(echo: ProxiedEcho) -> None:
 
 
 def test_closing_leaves_no_thread_and_no_descriptor() -> None:
+    ProxiedEcho().__exit__()  # the process that all proxies share is there from now on
     threads, descriptors = set(threading.enumerate()), set(Path("/proc/self/fd").iterdir())
     with ProxiedEcho() as echo:
         client = echo.connect()

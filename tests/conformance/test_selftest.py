@@ -40,6 +40,21 @@ def test_every_rule_has_a_wrong_store_and_a_check() -> None:
     assert set(RULES) == {check.rule.id for check in all_checks()}
 
 
+def test_a_check_that_is_there_for_a_wrong_store_is_one_of_its_rules() -> None:
+    known = {(check.rule.id, check.run.__name__) for check in all_checks()}
+
+    for control in all_controls():
+        assert not control.check or known & {(one, control.check) for one in control.rule_ids}
+
+
+def test_a_check_that_is_there_for_a_wrong_store_is_tried_first() -> None:
+    control = next(one for one in all_controls() if one.name == "SpacesSetHere")
+    others = [check.run.__name__ for check in all_checks() if check.rule.id == "KV-104"]
+
+    assert "another_handle_lists_the_same" == control.check != others[0]
+    assert control.check == killed(control, "KV-104", RunOptions()).by
+
+
 def test_a_wrong_store_that_survives_is_told() -> None:
     right = Control(DictStore, ("KV-007",), None)
 

@@ -13,6 +13,7 @@ from hicache_storage.controller import (
     CacheController,
     ControllerSettings,
     PrefetchPolicy,
+    Reason,
     WritePolicy,
 )
 from hicache_storage.errors import StorageClosed, StorageUnavailable
@@ -133,7 +134,7 @@ class TestPrefetch:
         with fetch(second, PROMPT) as lease:
             assert lease.pages == 9
             assert is_right(lease)
-        assert [23, 23] == free_slots(second)
+        assert [21, 21] == free_slots(second)  # pages 10 and 11 did arrive: L2 keeps them
 
     def test_fewer_tokens_than_the_threshold_are_not_fetched(
         self, engine: Callable[..., CacheController]
@@ -157,6 +158,21 @@ class TestPrefetch:
             assert lease.pages == 10
             assert is_right(lease)
         assert second.stats()["no_host_slot_pages"] == 2
+
+    def test_a_tail_in_l2_gives_way_to_the_head_that_it_needs(
+        self, engine: Callable[..., CacheController]
+    ) -> None:
+        """All of L2 is pages of the prompt, of no use without those in front of them."""
+        store_prompt(engine)
+        second = engine(slots=8)
+        compute(second, PROMPT[8:])
+        second.drain(20)
+
+        with fetch(second, PROMPT) as lease:
+            assert (lease.pages, lease.l3_pages) == (8, 8)
+            assert is_right(lease)
+        assert second.explain("request").reason is Reason.NO_HOST_SLOT
+        assert second.cache.clear() == 0
 
     def test_a_released_prefix_can_be_evicted_and_a_held_one_not(
         self, engine: Callable[..., CacheController]

@@ -2,21 +2,34 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from engines import cache_pools
 from pages import hash_of
 
-from hicache_storage.controller.host_cache import Entry, HostCache
+from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.pools import CachePool
 
+if TYPE_CHECKING:
+    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.pool_set import PageSlots
+
+BOTH = 0b11
+"""The bits of target and draft."""
 A, B, C, D = (hash_of(number) for number in range(4))
 
 
 def held(cache: HostCache, *hashes: str) -> list[Entry]:
     """Pages put into L2, still pinned."""
-    slots = cache.allocate(len(hashes))
-    return [cache.insert(h, group, stored=True) for h, group in zip(hashes, slots, strict=True)]
+    slots = cache.allocate([BOTH] * len(hashes))
+    return [inserted(cache, h, group, stored=BOTH) for h, group in zip(hashes, slots, strict=True)]
+
+
+def inserted(cache: HostCache, page_hash: str, slots: PageSlots, *, stored: int = 0) -> Entry:
+    entry, left = cache.insert(page_hash, slots, filled=BOTH, stored=stored)
+    cache.free([left])
+    return entry
 
 
 def put(cache: HostCache, *hashes: str) -> None:
@@ -24,25 +37,20 @@ def put(cache: HostCache, *hashes: str) -> None:
 
 
 def has(cache: HostCache, page_hash: str) -> bool:
-    found = cache.acquire([page_hash])
-    cache.unpin(found)
-    return bool(found)
+    (found,) = cache.hold([page_hash])
+    if found is not None:
+        cache.unpin([found])
+    return found is not None
 
 
 class TestLookup:
-    def test_acquire_gives_the_leading_run(self) -> None:
+    def test_hold_gives_what_is_there_and_tells_what_is_not(self) -> None:
         cache = HostCache(cache_pools(4))
         put(cache, A, B, D)
 
-        assert [A, B] == [entry.page_hash for entry in cache.acquire([A, B, C, D])]
+        found = cache.hold([A, B, C, D])
 
-    def test_a_missing_run_ends_where_l2_has_a_page(self) -> None:
-        cache = HostCache(cache_pools(4))
-        put(cache, C)
-
-        assert cache.missing_run([A, B, C, D]) == 2
-        assert cache.missing_run([A, B]) == 2
-        assert cache.missing_run([C]) == 0
+        assert [A, B, None, D] == [entry and entry.page_hash for entry in found]
 
     def test_a_page_that_is_there_already_keeps_its_slots(self) -> None:
         pools = cache_pools(4)
@@ -87,12 +95,13 @@ class TestEviction:
     def test_a_page_pinned_twice_is_idle_when_both_let_go(self) -> None:
         cache = HostCache(cache_pools(1))
         first = held(cache, A)
-        second = cache.acquire([A])
+        (second,) = cache.hold([A])
+        assert second is not None
 
         cache.unpin(first)
-        assert not cache.allocate(1)
-        cache.unpin(second)
-        assert cache.allocate(1)
+        assert not cache.allocate([BOTH])
+        cache.unpin([second])
+        assert cache.allocate([BOTH])
 
 
 class TestAllocation:
@@ -100,27 +109,29 @@ class TestAllocation:
         cache = HostCache(cache_pools(3))
         held(cache, A)
 
-        assert len(cache.allocate(5)) == 2
+        assert len(cache.allocate([BOTH] * 5)) == 2
 
     def test_slots_come_in_all_pools_or_in_none(self) -> None:
         """The draft pool is the smaller one: its end is the end, and no target slot leaks."""
         pools = cache_pools(4, draft_slots=2)
         cache = HostCache(pools)
 
-        assert len(cache.allocate(4)) == 2
+        assert len(cache.allocate([BOTH] * 4)) == 2
         assert [2, 0] == [pool.host.free_slots for pool in pools]
 
     def test_freed_slots_can_be_had_again(self) -> None:
         cache = HostCache(cache_pools(2))
-        cache.free(cache.allocate(2))
+        cache.free(cache.allocate([BOTH] * 2))
 
-        assert len(cache.allocate(2)) == 2
+        assert len(cache.allocate([BOTH] * 2)) == 2
 
     def test_it_waits_for_room_that_comes(self) -> None:
         cache = HostCache(cache_pools(1))
         pinned = held(cache, A)
         got: list[int] = []
-        waiter = threading.Thread(target=lambda: got.append(len(cache.allocate(1, timeout_s=20))))
+        waiter = threading.Thread(
+            target=lambda: got.append(len(cache.allocate([BOTH], timeout_s=20)))
+        )
         waiter.start()
 
         cache.unpin(pinned)
@@ -145,46 +156,48 @@ class TestDirtyPages:
         return cache, to_write
 
     def put_dirty(self, cache: HostCache, *hashes: str) -> None:
-        groups = cache.allocate(len(hashes))
-        entries = [cache.insert(h, g, stored=False) for h, g in zip(hashes, groups, strict=True)]
+        groups = cache.allocate([BOTH] * len(hashes))
+        entries = [inserted(cache, h, g) for h, g in zip(hashes, groups, strict=True)]
         cache.unpin(entries)
 
     def test_a_dirty_page_is_written_before_it_goes(self) -> None:
         cache, to_write = self.dirty(2)
         self.put_dirty(cache, A, B)
 
-        assert not cache.allocate(1)
+        assert not cache.allocate([BOTH])
         assert [B] == [entry.page_hash for entry in to_write]
 
-        cache.written(to_write, [True])
+        cache.stored(to_write, [BOTH], epoch=0)
+        cache.written(to_write)
         cache.unpin(to_write)
-        assert len(cache.allocate(1)) == 1
+        assert len(cache.allocate([BOTH])) == 1
 
     def test_no_more_pages_are_sent_to_be_written_than_are_needed(self) -> None:
         cache, to_write = self.dirty(4)
         self.put_dirty(cache, A, B, C, D)
 
-        cache.allocate(2)
+        cache.allocate([BOTH] * 2)
 
         assert len(to_write) == 2
 
     def test_a_page_that_could_not_be_written_can_go_all_the_same(self) -> None:
         cache, to_write = self.dirty(1)
         self.put_dirty(cache, A)
-        cache.allocate(1)
+        cache.allocate([BOTH])
 
         cache.give_up(to_write)
 
-        assert len(cache.allocate(1)) == 1
+        assert len(cache.allocate([BOTH])) == 1
 
     def test_a_page_is_claimed_for_writing_once(self) -> None:
         cache = HostCache(cache_pools(4))
-        groups = cache.allocate(2)
-        entries = [cache.insert(h, g, stored=False) for h, g in zip((A, B), groups, strict=True)]
+        groups = cache.allocate([BOTH] * 2)
+        entries = [inserted(cache, h, g) for h, g in zip((A, B), groups, strict=True)]
 
         assert entries == cache.claim_for_writing(entries, uses=1)
         assert not cache.claim_for_writing(entries, uses=1)
-        cache.written(entries, [True, False])
+        cache.stored(entries, [BOTH, 0], epoch=0)
+        cache.written(entries)
         assert entries[1:] == cache.claim_for_writing(entries, uses=1)
 
 

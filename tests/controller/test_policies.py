@@ -13,6 +13,7 @@ def test_the_defaults_are_sglangs() -> None:
     assert settings.prefetch_policy is PrefetchPolicy.TIMEOUT
     assert settings.write_policy is WritePolicy.WRITE_THROUGH
     assert settings.prefetch_threshold_tokens == 256
+    assert settings.prefetch_capacity == 0.5
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,10 @@ def test_patience(policy: PrefetchPolicy, patience_s: float | None) -> None:
         ("batch_pages", 0),
         ("prefetch_threads", 0),
         ("write_queue_pages", 0),
+        ("inflight_nbytes", 0),
+        ("explained_requests", 0),
+        ("prefetch_capacity", 0.0),
+        ("prefetch_capacity", 1.1),
         ("prefetch_threshold_tokens", -1),
         ("prefetch_timeout_base_s", -0.1),
     ],

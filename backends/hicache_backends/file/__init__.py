@@ -24,6 +24,7 @@ from hicache_backends.file._room import Limits
 from hicache_backends.file._saving import Saving
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
 from hicache_storage.storage import (
     Capabilities,
@@ -83,7 +84,6 @@ class FileStorage(HiCacheStorage):
 
     def __init__(self, settings: FileSettings) -> None:
         self._settings = settings
-        self._counters = Counters()
         self._lock = threading.Lock()
         self._files: dict[KeySpace, PageFiles] = {}
         self._layout = Layout(_made_root(settings.path))
@@ -93,7 +93,9 @@ class FileStorage(HiCacheStorage):
             min_free_nbytes=settings.min_free_nbytes,
             recycle=settings.recycle and not synced and is_local(self._layout.root),
         )
-        self._presence_now = self._presence_made()
+        self._presences = PerProcess(
+            self._presence_made, close=Presence.close, abandon=Presence.forget
+        )
         self._declare(synced=synced)
 
     @classmethod
@@ -102,7 +104,7 @@ class FileStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        presence = self._presence()
+        presence = self._presences.get()
         try:
             made = self._layout.make_space(space, presence.writer.temp_path())
             if made and self._settings.durability == "power":
@@ -135,7 +137,7 @@ class FileStorage(HiCacheStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        presence = self._presence()
+        presence = self._presences.get()
         with presence.saving():
             self.ensure_open()
             saving = Saving(
@@ -182,7 +184,7 @@ class FileStorage(HiCacheStorage):
     def stats(self) -> StorageStats:
         self.ensure_open()
         return StorageStats(
-            nbytes=self._presence().ledger.used,
+            nbytes=self._presences.get().ledger.used,
             capacity_nbytes=self._settings.capacity_nbytes,
             counters=self._counters.snapshot(),
         )
@@ -190,14 +192,9 @@ class FileStorage(HiCacheStorage):
     def close(self) -> None:
         with self._lock:
             closed, self._closed = self._closed, True
-        if closed:
-            return
-        presence = self._presence_now
-        if presence.pid == os.getpid():
-            presence.close()
-        else:
-            presence.forget()
-        super().close()
+        if not closed:
+            self._presences.close()
+            super().close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -208,7 +205,7 @@ class FileStorage(HiCacheStorage):
             touched_ns = now_ns if self._limits.evict else None
             found = files.read(page_hash, page, touched_ns, self._settings.touch_interval_s)
             if found is Reading.WRONG:
-                self._presence().heal(files, page_hash)
+                self._presences.get().heal(files, page_hash)
         except OSError as error:
             self._counters.add("io_errors")
             logger.debug("a page was not read: %s", error)
@@ -217,7 +214,7 @@ class FileStorage(HiCacheStorage):
 
     def _delete(self, files: PageFiles, path: str) -> bool:
         try:
-            self._presence().room.remove(path, files.file_nbytes)
+            self._presences.get().room.remove(path, files.file_nbytes)
         except OSError as error:
             self._counters.add("io_errors")
             logger.debug("a page was not deleted: %s", error)
@@ -230,17 +227,8 @@ class FileStorage(HiCacheStorage):
             files = self._files[space] = PageFiles(self._layout, space)
         return files
 
-    def _presence(self) -> Presence:
-        """This process's presence: a forked child makes its own."""
-        if self._presence_now.pid != os.getpid():
-            with self._lock:
-                if self._presence_now.pid != os.getpid():
-                    self._presence_now.forget()
-                    self._counters = Counters()
-                    self._presence_now = self._presence_made()
-        return self._presence_now
-
     def _presence_made(self) -> Presence:
+        self._counters = Counters()
         try:
             return Presence(self._layout, self._limits, self._counters)
         except OSError as error:
@@ -260,7 +248,7 @@ class FileStorage(HiCacheStorage):
             return
         sync_directory(os.path.dirname(self._layout.root))
         sync_directory(self._layout.root)
-        if takes_direct_writes(self._presence_now.writer.temp_path()):
+        if takes_direct_writes(self._presences.get().writer.temp_path()):
             self.narrow(alignment=DIRECT_ALIGNMENT)
 
 

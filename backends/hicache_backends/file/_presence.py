@@ -30,7 +30,6 @@ class Presence:
     """
 
     def __init__(self, layout: Layout, limits: Limits, counters: Counters) -> None:
-        self.pid = os.getpid()
         self.layout = layout
         self.counters = counters
         self.writer = Writer(layout.writers)

@@ -6,7 +6,6 @@ What is known of each is in `_protocols`, the trust in what is read in `_page_ob
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
@@ -23,6 +22,7 @@ from hicache_backends.fsspec._verdicts import Judge
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError
 from hicache_storage.keys import KeySpace
+from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
 from hicache_storage.storage import (
     Capabilities,
@@ -94,10 +94,9 @@ class FsspecStorage(HiCacheStorage):
         self._counters = Counters()
         self._judge = Judge(self._counters, self._shown_url, settings.timeout_s)
         self._lock = threading.Lock()
-        self._forked: list[Mount] = []
         self._declare()
-        self._mount_now = self._mounted()
-        self._lookup = Lookup(self._mount_now.page_guess_s)
+        self._mounts = PerProcess(self._mounted, close=Mount.close)
+        self._lookup = Lookup(self._mounts.get().page_guess_s)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -105,7 +104,7 @@ class FsspecStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        name, files = f"{space.id}/{_MANIFEST}", self._mount().files
+        name, files = f"{space.id}/{_MANIFEST}", self._mounts.get().files
 
         async def make(_: None) -> None:
             if await self._manifest(name) == space:
@@ -122,7 +121,7 @@ class FsspecStorage(HiCacheStorage):
         there = self._listed(space, self._lookup.budget_s(space.id, len(hashes)))
         if there is not None:
             return [page_hash in there for page_hash in hashes]
-        files, nbytes = self._mount().files, _object_nbytes(space)
+        files, nbytes = self._mounts.get().files, _object_nbytes(space)
 
         async def look(page_hash: str) -> bool:
             return await files.size(_name(space, page_hash)) == nbytes
@@ -137,7 +136,7 @@ class FsspecStorage(HiCacheStorage):
     ) -> list[bool]:
         self.ensure_open()
         names = [_name(space, page_hash) for page_hash in hashes]
-        answers = self._each(self._mount().files.read, names)
+        answers = self._each(self._mounts.get().files.read, names)
         self._judge.must_have_answered(answers)
         # Pages are filled here, by the caller's thread: work that is late touches none of them.
         return [
@@ -149,7 +148,7 @@ class FsspecStorage(HiCacheStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        files = self._mount().files
+        files = self._mounts.get().files
         objects = [
             (_name(space, page_hash), packed(page, space.id, page_hash))
             for page_hash, page in zip(hashes, pages, strict=True)
@@ -193,8 +192,8 @@ class FsspecStorage(HiCacheStorage):
     def close(self) -> None:
         with self._lock:
             closed, self._closed = self._closed, True
-        if not closed and self._mount_now.pid == os.getpid():
-            self._mount_now.close()
+        if not closed:
+            self._mounts.close()
 
     # --- the mount -----------------------------------------------------------------------------------
 
@@ -239,21 +238,12 @@ class FsspecStorage(HiCacheStorage):
             raise self._judge.failure([error]) from error
         return mount
 
-    def _mount(self) -> Mount:
-        """This process's mount: a forked child makes its own, and leaves its parent's alone."""
-        if self._mount_now.pid != os.getpid():
-            with self._lock:
-                if self._mount_now.pid != os.getpid():
-                    self._forked.append(self._mount_now)  # collected, it would close shared sockets
-                    self._mount_now = self._mounted()
-        return self._mount_now
-
     # --- parts ---------------------------------------------------------------------------------------
 
     def _each(
         self, operation: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]
     ) -> list[Answer[T]]:
-        return self._mount().each(operation, items) if items else []
+        return self._mounts.get().each(operation, items) if items else []
 
     def _only(self, operation: Callable[[None], Coroutine[Any, Any, T]]) -> T:
         """The value of one operation that must succeed."""
@@ -263,7 +253,7 @@ class FsspecStorage(HiCacheStorage):
         return cast("T", answer.value)
 
     def _entries(self, directory: str) -> list[Entry]:
-        return self._only(lambda _: self._mount().files.entries(directory))
+        return self._only(lambda _: self._mounts.get().files.entries(directory))
 
     def _pages(self, space: KeySpace) -> list[tuple[str, bool]]:
         """Every file that is named like a page, and whether it has a page's size."""
@@ -274,7 +264,7 @@ class FsspecStorage(HiCacheStorage):
         if not budget_s:
             return None
         began_s = time.monotonic()
-        mount = self._mount()
+        mount = self._mounts.get()
         answer = mount.attempt(mount.files.entries, space.id, budget_s)
         elapsed_s = time.monotonic() - began_s
         self._lookup.note_listing(space.id, elapsed_s, done=answer.error is None)
@@ -285,7 +275,7 @@ class FsspecStorage(HiCacheStorage):
     async def _manifest(self, name: str) -> KeySpace | None:
         """The key space that a manifest describes; None where there is none, or it is no manifest."""
         try:
-            space = KeySpace.from_manifest(json.loads(await self._mount().files.read(name)))
+            space = KeySpace.from_manifest(json.loads(await self._mounts.get().files.read(name)))
         except (FileNotFoundError, ValueError):
             return None
         return space if name == f"{space.id}/{_MANIFEST}" else None
@@ -298,11 +288,11 @@ class FsspecStorage(HiCacheStorage):
             return True
         self._counters.add("wrong_pages")
         if self._publishing is Publishing.DIRECT:
-            self._each(self._mount().files.remove, [_name(space, page_hash)])
+            self._each(self._mounts.get().files.remove, [_name(space, page_hash)])
         return False
 
     def _removed(self, names: Sequence[str]) -> list[bool]:
-        return self._judge.removed(self._each(self._mount().files.remove, names))
+        return self._judge.removed(self._each(self._mounts.get().files.remove, names))
 
 
 def _pages_among(entries: Sequence[Entry], space: KeySpace) -> list[tuple[str, bool]]:

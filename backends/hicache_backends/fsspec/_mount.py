@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,7 +49,7 @@ def without_secrets(url: str) -> str:
 
 
 class Mount:
-    """A filesystem of this process; a forked child makes its own."""
+    """A filesystem that one process has opened."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class Mount:
         parallelism: int,
         timeout_s: float,
     ) -> None:
-        self.pid = os.getpid()
         self._timeout_s = timeout_s
         self._blocking = not _class_of(url).async_impl
         chosen = _merged(protocol.options(parallelism), options) | {"skip_instance_cache": True}

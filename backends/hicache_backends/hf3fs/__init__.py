@@ -21,6 +21,7 @@ from hicache_backends.hf3fs._slot import BLOCK_NBYTES, Geometry
 from hicache_backends.hf3fs._slot_files import DIRECT, SlotFiles
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
+from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
 from hicache_storage.storage import (
     Capabilities,
@@ -92,7 +93,6 @@ class Hf3fsStorage(HiCacheStorage):
 
     def __init__(self, settings: Hf3fsSettings) -> None:
         self._settings = settings
-        self._counters = Counters()
         self._lock = threading.Lock()
         self._calls = 0
         self._files: dict[KeySpace, SlotFiles] = {}
@@ -103,7 +103,7 @@ class Hf3fsStorage(HiCacheStorage):
             low_watermark=settings.low_watermark,
         )
         self._direct = settings.direct and _takes_direct(self._layout)
-        self._mount_now = self._mount_made()
+        self._mounts = PerProcess(self._mount_made, close=Mount.close, abandon=Mount.abandon)
         self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
         if settings.capacity_nbytes is not None:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
@@ -153,7 +153,7 @@ class Hf3fsStorage(HiCacheStorage):
 
     def stats(self) -> StorageStats:
         self.ensure_open()
-        index = self._mount_now.index
+        index = self._mounts.get().index
         counters = self._counters.snapshot()
         if index.evicted:
             counters["evicted"] = index.evicted
@@ -168,7 +168,7 @@ class Hf3fsStorage(HiCacheStorage):
             closed, self._closed = self._closed, True
             idle = not closed and not self._calls
         if idle:
-            self._close_mount()
+            self._mounts.close()
         super().close()
 
     # --- parts ---------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Hf3fsStorage(HiCacheStorage):
             self.ensure_open()
             self._calls += 1
         try:
-            yield self._mount()
+            yield self._mounts.get()
         except OSError as error:
             if isinstance(error, HiCacheError):
                 raise
@@ -192,10 +192,10 @@ class Hf3fsStorage(HiCacheStorage):
                 self._calls -= 1
                 last = self._closed and not self._calls
             if last:
-                self._close_mount()
+                self._mounts.close()
 
     def _scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        pages = self._mount().index.pages(self._files_of(space))
+        pages = self._mounts.get().index.pages(self._files_of(space))
         while True:
             with self._call():
                 page_hash = next(pages, None)
@@ -203,30 +203,14 @@ class Hf3fsStorage(HiCacheStorage):
                 return
             yield PageInfo(page_hash, space.stored_nbytes)
 
-    def _close_mount(self) -> None:
-        mount = self._mount_now
-        if mount.pid == os.getpid():
-            mount.close()
-        else:
-            mount.abandon()
-
     def _files_of(self, space: KeySpace) -> SlotFiles:
         files = self._files.get(space)
         if files is None:
             files = self._files[space] = SlotFiles(self._layout, Geometry(space))
         return files
 
-    def _mount(self) -> Mount:
-        """This process's: a forked child makes its own."""
-        if self._mount_now.pid != os.getpid():
-            with self._lock:
-                if self._mount_now.pid != os.getpid():
-                    self._mount_now.abandon()
-                    self._counters = Counters()
-                    self._mount_now = self._mount_made()
-        return self._mount_now
-
     def _mount_made(self) -> Mount:
+        self._counters = Counters()
         try:
             return Mount(
                 self._layout,

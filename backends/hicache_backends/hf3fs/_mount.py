@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -43,7 +42,6 @@ class Mount:
         timeout_s: float,
         touch_interval_s: float,
     ) -> None:
-        self.pid = os.getpid()
         self._counters = counters
         self._timeout_s = timeout_s
         self._recency = limits.capacity_nbytes is not None

@@ -9,15 +9,18 @@ import json
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hicache_backends.mooncake import _driver, _listing
 from hicache_backends.mooncake._client import MasterFailed, gone, sound
+from hicache_backends.mooncake._leases import tries
 from hicache_backends.mooncake._settings import MooncakeSettings, settings_of
 from hicache_backends.mooncake._shared import SHELF
 from hicache_backends.mooncake._transfers import Transfers
+from hicache_backends.mooncake._unfinished import not_there, unfinished
 from hicache_storage.counters import Counters
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import (
@@ -30,11 +33,13 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hicache_storage.page import HostBuffer
 
 __all__ = ["MooncakeSettings", "MooncakeStorage"]
+
+T = TypeVar("T")
 
 _store = _driver.load()
 _MANIFEST = "manifest"
@@ -61,7 +66,10 @@ class MooncakeStorage(HiCacheStorage):
         self._counters = Counters()
         self._lock = threading.Lock()
         self._client = SHELF.take(_store, settings)
-        self._transfers = Transfers(self._client, register_staging=settings.protocol != "tcp")
+        self._transfers = Transfers(
+            self._client, settings.timeout_s, register_staging=settings.protocol != "tcp"
+        )
+        self._replicas = _replicas(settings)
         self._buffers: list[int] = []
         if settings.master is None or settings.tenant_id != "default":
             self.narrow(enumerable=False)
@@ -72,14 +80,14 @@ class MooncakeStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        self._client.ask(lambda native: self._put_manifest(native, space))
+        self._ask(lambda native: self._put_manifest(native, space))
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         keys = self._keys(space, hashes)
         if not keys:
             return []
-        codes = self._client.ask(lambda native: _presence(native.batch_is_exist(keys)))
+        codes = self._ask(lambda native: _presence(native.batch_is_exist(keys)))
         return [code == 1 for code in codes]
 
     def batch_get(
@@ -95,29 +103,29 @@ class MooncakeStorage(HiCacheStorage):
         if not hashes:
             return []
         keys = self._keys(space, hashes)
-        there = self._client.ask(lambda native: self._made_room(native, space, keys))
-        missing = [place for place, key in enumerate(keys) if key not in there]
-        results = [True] * len(keys)
+        there, taken = self._ask(lambda native: self._made_room(native, space, keys))
+        results = [key not in taken for key in keys]
+        missing = [place for place, key in enumerate(keys) if key not in there and key not in taken]
         stored = self._transfers.write(
             [keys[place] for place in missing],
             [pages[place] for place in missing],
-            self._replicas(),
+            self._replicas,
         )
+        begun = sorted(
+            taken
+        )  # a put of these is what lets the master discard them, when it is time
+        lost = self._ask(lambda native: not_there(native, begun)) if begun else set[str]()
         for place, ok in zip(missing, stored, strict=True):
-            results[place] = ok
+            results[place] = ok and keys[place] not in lost
         self._counters.add("refused_pages", results.count(False))
         return results
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         keys = self._keys(space, hashes)
-        if not keys:
-            return []
-        # Without force a page that was read in the last seconds would stay: the master leases it.
-        return [
-            gone(code)
-            for code in self._client.ask(lambda native: sound(native.batch_remove(keys, True)))
-        ]
+        held = self._removed(set(keys)) if keys else set[str]()
+        self._counters.add("leased_pages", len(held))
+        return [key not in held for key in keys]
 
     def spaces(self) -> Iterator[KeySpace]:
         if not self.capabilities.enumerable:
@@ -137,30 +145,34 @@ class MooncakeStorage(HiCacheStorage):
             return super().scan(space)
         self.ensure_open()
         root = self._root(space)
-        keys = [
-            key
-            for key in _listing.keys(self._settings, root)
-            if _PAGE.fullmatch(key.removeprefix(root))
-        ]
-        whole = self._client.ask(lambda native: _of_size(native, keys, space.stored_nbytes))
+        keys = self._page_keys(space)
+        whole = self._ask(lambda native: _of_size(native, keys, space.stored_nbytes))
         return iter(
             [PageInfo(key.removeprefix(root), space.stored_nbytes) for key in keys if key in whole]
         )
 
     def clear(self, space: KeySpace) -> int:
+        if not self.capabilities.enumerable:
+            return super().clear(space)
         self.ensure_open()
-        root = _REGEX_CHARACTERS.sub(r"\\\1", self._root(space))
-
-        def remove(native: Any) -> int:
-            (count,) = sound([native.remove_by_regex(f"^{root}[0-9a-f]+$", True)])
-            return count
-
-        removed = self._client.ask(remove)
+        root = self._root(space)
+        pattern = _REGEX_CHARACTERS.sub(r"\\\1", root)
+        (removed,) = self._ask(
+            lambda native: sound([native.remove_by_regex(f"^{pattern}[0-9a-f]+$", False)])
+        )
         if removed < 0:
             raise StorageUnavailable(
                 f"mooncake: the master refused to clear a key space: {removed}"
             )
-        return removed
+        leased = set(self._page_keys(space))
+        held = self._removed(leased) if leased else leased
+        if held:
+            raise StorageTimeout(
+                f"mooncake: {len(held)} pages are leased to readers for longer than"
+                f" {self._settings.timeout_s:g} s; {removed + len(leased) - len(held)} were cleared:"
+                " call it again"
+            )
+        return removed + len(leased)
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         self.ensure_open()
@@ -191,6 +203,30 @@ class MooncakeStorage(HiCacheStorage):
 
     # --- parts ---------------------------------------------------------------------------------------
 
+    def _ask(self, task: Callable[[Any], T], timeout_s: float | None = None) -> T:
+        return self._client.ask(task, timeout_s or self._settings.timeout_s)
+
+    def _removed(self, keys: set[str]) -> set[str]:
+        """Remove objects, once nobody reads them any more; those that are still leased in the end.
+
+        The master could be forced. It would give a page's memory to another one in the middle of a read,
+        and the reader would have a hit with the other's bytes.
+        """
+        for left_s in tries(self._settings.timeout_s):
+            self.ensure_open()
+            asked = sorted(keys)
+            codes = self._ask(partial(_remove, asked), left_s)
+            keys = {key for key, code in zip(asked, codes, strict=True) if not gone(code)}
+            if not keys:
+                break
+        return keys
+
+    def _page_keys(self, space: KeySpace) -> list[str]:
+        """Listed over HTTP, which leases nothing."""
+        root = self._root(space)
+        listed = _listing.keys(self._settings, root)
+        return [key for key in listed if _PAGE.fullmatch(key.removeprefix(root))]
+
     def _root(self, space: KeySpace) -> str:
         return f"{self._prefix}{space.id}/"
 
@@ -206,17 +242,12 @@ class MooncakeStorage(HiCacheStorage):
         if self._client.pid == os.getpid():
             self._client.unregister(start)
 
-    def _replicas(self) -> Any:
-        wanted = _store.ReplicateConfig()
-        wanted.replica_num = self._settings.replica_num
-        if self._settings.preferred_segment:
-            wanted.preferred_segments = [self._settings.preferred_segment]
-        if self._settings.soft_pin_ttl_ms is not None:
-            wanted.soft_pin_ttl_ms = self._settings.soft_pin_ttl_ms
-        return wanted
+    def _made_room(
+        self, native: Any, space: KeySpace, keys: list[str]
+    ) -> tuple[set[str], set[str]]:
+        """The keys that hold a page already, and those that somebody is setting, or died setting.
 
-    def _made_room(self, native: Any, space: KeySpace, keys: list[str]) -> set[str]:
-        """The keys that hold a page already. What has their name and another size is removed.
+        What has their name and another size is removed.
 
         A put over an object that is there says that it stored, and keeps the old one.
         """
@@ -226,21 +257,37 @@ class MooncakeStorage(HiCacheStorage):
         present = [key for key, code in zip(keys, codes, strict=False) if code == 1]
         whole = _of_size(native, present, space.stored_nbytes)
         wrong = sorted(set(present) - whole)
-        if wrong:
+        if wrong:  # by force: no reader has a hit of another size, so leases protect nobody
             self._counters.add("wrong_size", len(wrong))
             sound(native.batch_remove(wrong, True))
-        return whole
+        absent = [key for key, code in zip(keys, codes, strict=False) if code == 0]
+        return whole, unfinished(native, absent)
 
     def _put_manifest(self, native: Any, space: KeySpace) -> None:
         text = json.dumps(space.manifest(), sort_keys=True).encode()
-        sound([native.put(self._root(space) + _MANIFEST, text, self._replicas())])
+        sound([native.put(self._root(space) + _MANIFEST, text, self._replicas)])
 
     def _manifest(self, key: str) -> KeySpace | None:
-        data: bytes = self._client.ask(lambda native: native.get(key))
+        data: bytes = self._ask(lambda native: native.get(key))
         try:
             return KeySpace.from_manifest(json.loads(data))
         except ValueError:
             return None
+
+
+def _replicas(settings: MooncakeSettings) -> Any:
+    """How many copies a new page has, and where."""
+    wanted = _store.ReplicateConfig()
+    wanted.replica_num = settings.replica_num
+    if settings.preferred_segment:
+        wanted.preferred_segments = [settings.preferred_segment]
+    if settings.soft_pin_ttl_ms is not None:
+        wanted.soft_pin_ttl_ms = settings.soft_pin_ttl_ms
+    return wanted
+
+
+def _remove(keys: list[str], native: Any) -> list[int]:
+    return sound(native.batch_remove(keys, False))
 
 
 def _presence(codes: list[int]) -> list[int]:

@@ -8,13 +8,13 @@ really ended. The native client is closed after the last of them, and never call
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hicache_backends.mooncake import _listing
+from hicache_backends.mooncake._master import Life, sign_of_life
+from hicache_backends.mooncake._orphans import ORPHANS
 from hicache_backends.mooncake._registered import Registered
 from hicache_storage.errors import (
     ConfigError,
@@ -35,16 +35,28 @@ _CLOSE_LIMIT_S = 8.0
 _CLOSE_BUSY_LIMIT_S = 2.0
 """With calls that are overdue: they may take a minute, and whoever is the last closes the client."""
 _PAUSE_S = 0.05
+_GLANCE_S = 0.2
+"""To learn whether a master that did not answer is gone, or only silent."""
+_LEAVE_LIMIT_S = 2.0
+"""Within which the master must answer to be left."""
 _MOST_OVERDUE = 64
 """Calls that may be running at once; more are refused: the store is stuck, and threads are finite."""
 
 
-_UNCLOSED: list[Any] = []
-"""Clients whose master was gone at their end: closing one would stop the interpreter for as long."""
-
-
 class MasterFailed(Exception):
     """The master did not answer a call."""
+
+
+class _Deadline:
+    """Until when a call may take."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end_s = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._end_s - time.monotonic())
 
 
 class Client:
@@ -61,18 +73,16 @@ class Client:
         self.registered = Registered()
         self.pid = os.getpid()
 
-    def connect(self) -> None:
+    def connect(self, timeout_s: float) -> None:
         """Join the cluster.
 
         Raises:
             StorageUnavailable, StorageTimeout: The master cannot be reached, or does not answer.
             ConfigError: The client library refuses the config.
         """
-        if not self._master_listens():
-            raise self._unavailable()
-        if _listing.hangs(self._settings):
-            raise self._late()
-        code = self._left_behind(self._set_up, self._deadline_s())
+        deadline = _Deadline(timeout_s)
+        self._must_answer(deadline)
+        code = self._left_behind(self._set_up, deadline)
         if code == 0:
             return
         self._ending = True  # a client that failed to set up is not even closed: that can crash
@@ -84,7 +94,7 @@ class Client:
             )
         raise StorageUnavailable(f"{self._name()} cannot be joined: the client said {code}")
 
-    def ask(self, task: Callable[[Any], T], *, borrowed: bool = False) -> T:
+    def ask(self, task: Callable[[Any], T], timeout_s: float, *, borrowed: bool = False) -> T:
         """What `task` makes of the native client; again while the master fails and time is left.
 
         `borrowed`: the task works in a caller's memory. Then it is waited for to its end, because there
@@ -93,18 +103,19 @@ class Client:
         Raises:
             StorageUnavailable, StorageTimeout, StorageClosed.
         """
-        deadline_s = self._deadline_s()
+        deadline = _Deadline(timeout_s)
         while True:
             try:
                 if self._suspect:
-                    self._see_master(deadline_s)
-                answer = self._here(task) if borrowed else self._left_behind(task, deadline_s)
+                    self._must_answer(deadline)
+                    self._left_behind(_a_question, deadline)
+                answer = self._here(task) if borrowed else self._left_behind(task, deadline)
             except MasterFailed:
                 self._suspect = True
-                if not self._master_listens():
+                if self._is_gone():
                     raise self._unavailable() from None
-                if time.monotonic() + _PAUSE_S > deadline_s:
-                    raise self._late() from None
+                if deadline.left_s < _PAUSE_S:
+                    raise self._late(deadline) from None
                 time.sleep(_PAUSE_S)
             else:
                 self._suspect = False
@@ -157,11 +168,18 @@ class Client:
         )
         return code
 
-    def _see_master(self, deadline_s: float) -> None:
-        """Have a real answer of the master: the client's own health check says yes to a dead one."""
-        if not self._master_listens():
-            raise self._unavailable()
-        self._left_behind(lambda native: sound(native.batch_is_exist(["-"])), deadline_s)
+    def _must_answer(self, deadline: _Deadline) -> None:
+        """The client's own health check says yes to a dead master."""
+        match sign_of_life(self._settings, deadline.left_s):
+            case Life.GONE:
+                raise self._unavailable()
+            case Life.SILENT:
+                raise self._late(deadline)
+            case Life.ANSWERS:
+                return
+
+    def _is_gone(self) -> bool:
+        return sign_of_life(self._settings, _GLANCE_S) is Life.GONE
 
     def _here(self, task: Callable[[Any], T]) -> T:
         self._enter()
@@ -170,7 +188,7 @@ class Client:
         finally:
             self._leave()
 
-    def _left_behind(self, task: Callable[[Any], T], deadline_s: float) -> T:
+    def _left_behind(self, task: Callable[[Any], T], deadline: _Deadline) -> T:
         done = Future[T]()
         self._enter()
 
@@ -186,10 +204,10 @@ class Client:
 
         threading.Thread(target=run, name="hicache-mooncake", daemon=True).start()
         try:
-            return done.result(max(0.0, deadline_s - time.monotonic()))
+            return done.result(deadline.left_s)
         except TimeoutError:
             self._suspect = True
-            raise (self._late() if self._master_listens() else self._unavailable()) from None
+            raise (self._unavailable() if self._is_gone() else self._late(deadline)) from None
 
     def _enter(self) -> None:
         with self._changed:
@@ -200,7 +218,9 @@ class Client:
                     "a forked process cannot use its parent's Mooncake client: open a storage of its own"
                 )
             if self._running >= _MOST_OVERDUE:
-                raise self._late()
+                raise StorageTimeout(
+                    f"{self._name()}: {self._running} calls are overdue; no more until some have ended"
+                )
             self._running += 1
 
     def _leave(self) -> None:
@@ -213,43 +233,31 @@ class Client:
     def _end(self) -> None:
         native, self._native = self._native, None
         if native is not None:
-            if self._master_listens() and not _listing.hangs(self._settings):
+            if sign_of_life(self._settings, _LEAVE_LIMIT_S) is Life.ANSWERS:
                 native.close()
             else:
-                _UNCLOSED.append(native)
+                ORPHANS.take(native, self._settings)
         self._ended.set_result(None)
-
-    def _master_listens(self) -> bool:
-        """Whether someone accepts connections there; where etcd knows the master, it is not asked."""
-        if self._settings.master is None:
-            return True
-        try:
-            socket.create_connection(
-                self._settings.master, timeout=min(1.0, self._settings.timeout_s)
-            ).close()
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    def _deadline_s(self) -> float:
-        return time.monotonic() + self._settings.timeout_s
 
     def _name(self) -> str:
         return f"mooncake: the master at {self._settings.master_server_address}"
 
-    def _late(self) -> HiCacheError:
+    def _late(self, deadline: _Deadline) -> HiCacheError:
         return StorageTimeout(
-            f"{self._name()} or a peer did not answer within {self._settings.timeout_s:g} s"
+            f"{self._name()} or a peer did not answer within {deadline.timeout_s:g} s"
         )
 
     def _unavailable(self) -> HiCacheError:
         return StorageUnavailable(f"{self._name()} cannot be reached: is mooncake_master running?")
 
 
+def _a_question(native: Any) -> None:
+    sound(native.batch_is_exist(["-"]))
+
+
 _FAILED = -900
 _MISSING = -704
+UNFINISHED = -703
 
 
 def sound(codes: list[int]) -> list[int]:
@@ -264,5 +272,5 @@ def sound(codes: list[int]) -> list[int]:
 
 
 def gone(code: int) -> bool:
-    """Whether a removal's code says that the object is not there any more."""
-    return code in (0, _MISSING)
+    """Whether a removal's code says that there is no such page, or not yet: it is still being set."""
+    return code in (0, _MISSING, UNFINISHED)

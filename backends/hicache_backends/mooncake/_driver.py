@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+from hicache_backends.mooncake._signals import signals_kept
 from hicache_storage.errors import BackendNotInstalled
 
 _HOME = "hicache_backends.mooncake"
@@ -25,7 +26,8 @@ def load() -> Any:
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
     try:
-        return importlib.import_module("mooncake.store")
+        with signals_kept():
+            return importlib.import_module("mooncake.store")
     except ModuleNotFoundError:
         raise  # the registry knows what to install
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The master's HTTP port: its list of keys, and a sign of life that costs no native call."""
+"""The master's HTTP port: its list of keys."""
 
 from __future__ import annotations
 
@@ -41,22 +41,3 @@ def keys(settings: MooncakeSettings, prefix: str) -> list[str]:
     if status != http.client.OK:
         raise StorageUnavailable(f"mooncake: {place} answered HTTP {status} to a list of keys")
     return [key for key in text.splitlines() if key.startswith(prefix)]
-
-
-def hangs(settings: MooncakeSettings) -> bool:
-    """Whether the master accepts a request and leaves it unanswered; False where it has no such port."""
-    if settings.master is None:
-        return False
-    connection = http.client.HTTPConnection(
-        settings.master[0], settings.master_metrics_port, timeout=min(2.0, settings.timeout_s)
-    )
-    try:
-        connection.request("GET", "/health")
-        connection.getresponse().read()
-    except TimeoutError:
-        return True
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-    return False

@@ -7,7 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.page import Page
 
 
 class Registered:
@@ -49,14 +51,18 @@ class Registered:
             del self._starts[place], self._ends[place], self._users[start]
             unregister(start)
 
-    def holds(self, addresses: tuple[tuple[int, int], ...]) -> bool:
-        """Whether each (address, nbytes) lies inside one range."""
-        with self._lock:
-            return bool(addresses) and all(self._inside(*address) for address in addresses)
-
-    def _inside(self, start: int, nbytes: int) -> bool:
-        place = bisect.bisect_right(self._starts, start)
-        return place > 0 and self._ends[place - 1] >= start + nbytes
+    def outside(self, pages: Sequence[Page], places: Sequence[int]) -> list[int]:
+        """Those of `places` whose page does not lie in ranges, each of its segments in one."""
+        with self._lock:  # not for longer: one call's pages are no other call's business
+            starts, ends = list(self._starts), list(self._ends)
+        found: list[int] = []
+        for number in places:
+            for start, nbytes in pages[number].addresses or ((0, 1),):
+                place = bisect.bisect_right(starts, start)
+                if not place or ends[place - 1] < start + nbytes:
+                    found.append(number)
+                    break
+        return found
 
     def _overlaps(self, place: int, start: int, nbytes: int) -> bool:
         before = place > 0 and self._ends[place - 1] > start

@@ -22,7 +22,6 @@ _FIELDS = (
     "enable_ssd_offload",
     "ssd_offload_path",
     "tenant_id",
-    "timeout_s",
 )
 """What a native client depends on."""
 
@@ -43,7 +42,7 @@ class _Shelf:
                 self._open[key] = client, users + 1
                 return client
         client = Client(module, settings)
-        client.connect()
+        client.connect(settings.timeout_s)
         with self._lock:
             other = self._open.get(key)
             if other is None:

@@ -6,8 +6,6 @@ socket under both. `_router` finds servers and sends again, `_listing` knows wha
 
 from __future__ import annotations
 
-import os
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +18,7 @@ from hicache_backends.redis._settings import RedisSettings
 from hicache_backends.redis._wire import Deadline
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.per_process import PerProcess
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -57,10 +56,8 @@ class RedisStorage(HiCacheStorage):
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
-        self._counters = Counters()
-        self._lock = threading.Lock()
         self._is_cluster = settings.cluster
-        self._session_now = self._new_session()
+        self._sessions = PerProcess(self._new_session, close=Session.close, abandon=Session.abandon)
         try:
             self._declare(self._facts())
         except BaseException:
@@ -125,7 +122,7 @@ class RedisStorage(HiCacheStorage):
 
     def close(self) -> None:
         super().close()
-        self._session_now.close()
+        self._sessions.close()
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -134,7 +131,7 @@ class RedisStorage(HiCacheStorage):
         """One call: what it needs, and its failures in the contract's words."""
         self.ensure_open()
         try:
-            yield self._session(), Deadline(self._settings.timeout_s)
+            yield self._sessions.get(), Deadline(self._settings.timeout_s)
         except FAILURES as error:
             self.ensure_open()  # `close` ends calls that run
             self._counters.add("timeouts" if isinstance(error, TIMEOUTS) else "unavailable")
@@ -145,17 +142,8 @@ class RedisStorage(HiCacheStorage):
         with self._calling() as (session, _):
             yield from session.listing.pages(SpaceKeys(self._settings.prefix, space))
 
-    def _session(self) -> Session:
-        """This process's session: a forked child makes its own."""
-        if self._session_now.pid != os.getpid():
-            with self._lock:
-                if self._session_now.pid != os.getpid():
-                    self._session_now.close()
-                    self._counters = Counters()
-                    self._session_now = self._new_session()
-        return self._session_now
-
     def _new_session(self) -> Session:
+        self._counters = Counters()
         try:
             return Session(self._settings, self._counters, is_cluster=self._is_cluster)
         except (ValueError, TypeError) as error:  # redis-py's, for options that it does not take
@@ -174,8 +162,7 @@ class RedisStorage(HiCacheStorage):
             raise
         if self._is_cluster is None and facts[0].is_cluster:
             self._is_cluster = True
-            self._session_now.close()
-            self._session_now = self._new_session()
+            self._sessions.renew()
             return self._facts()
         return facts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,6 @@ class Session:
     def __init__(
         self, settings: RedisSettings, counters: Counters, *, is_cluster: bool | None
     ) -> None:
-        self.pid = os.getpid()
         self._settings = settings
         self._counters = counters
         self.nodes = Nodes(settings)
@@ -83,11 +81,12 @@ class Session:
         return [isinstance(reply, int) for reply in replies[: len(hashes)]]
 
     def close(self) -> None:
-        """End everything; in a forked child, the child's copies of it."""
-        if self.pid == os.getpid():
-            self.nodes.close()
-        else:
-            self.nodes.abandon()
+        """End everything."""
+        self.nodes.close()
+
+    def abandon(self) -> None:
+        """End a forked child's copies of everything."""
+        self.nodes.abandon()
 
     # --- parts -----------------------------------------------------------------------------------
 

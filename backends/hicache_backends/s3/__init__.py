@@ -23,6 +23,7 @@ from hicache_backends.s3._page_calls import PageCalls
 from hicache_backends.s3._settings import S3Settings
 from hicache_storage.counters import Counters
 from hicache_storage.keys import KeySpace
+from hicache_storage.per_process import PerProcess
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -144,7 +145,7 @@ class S3Storage(HiCacheStorage):
 
     def close(self) -> None:
         super().close()
-        self._client.connections().close()
+        self._client.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -193,19 +194,20 @@ class S3Storage(HiCacheStorage):
 
 def _opened_client(settings: S3Settings, access: Access, counters: Counters) -> Client:
     target = access.target
-    connections = Connections(
-        target.host,
-        Addresses(target.host, target.port),
-        access.tls_context() if target.is_tls else None,
-        most_idle=2 * settings.parallelism * settings.fan_out,
-    )
+    addresses = Addresses(target.host, target.port)
+    tls = access.tls_context() if target.is_tls else None
+
+    def connections() -> Connections:
+        most_idle = 2 * settings.parallelism * settings.fan_out
+        return Connections(target.host, addresses, tls, most_idle=most_idle)
+
     is_safe = target.is_tls or is_loopback(target.host)
     signs = settings.sign_payload
     return Client(
         settings,
         target,
         access.keyring,
-        connections,
+        PerProcess(connections, close=Connections.close, abandon=Connections.abandon),
         counters,
         signs_payload=not is_safe if signs is None else signs,
     )

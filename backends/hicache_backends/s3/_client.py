@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from hicache_backends.s3._replies import Reply
     from hicache_backends.s3._settings import S3Settings
     from hicache_storage.counters import Counters
+    from hicache_storage.per_process import PerProcess
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Client:
         settings: S3Settings,
         target: Target,
         keyring: Keyring,
-        connections: Connections,
+        connections: PerProcess[Connections],
         counters: Counters,
         *,
         signs_payload: bool,
@@ -74,7 +74,7 @@ class Client:
         self._keyring = keyring
         self._signs_payload = signs_payload
         self._signer = Signer(target.authority, target.region)
-        self._connections_now = connections
+        self._connections = connections
 
     def run(self, calls: Sequence[Call[T]], deadline_s: float) -> list[T | Failed]:
         """What each call comes to.
@@ -85,19 +85,16 @@ class Client:
         """
         self._keyring.renew(deadline_s)
         exchange = Exchange(
-            self.connections(),
+            self._connections.get(),
             deadline_s=deadline_s,
             fan_out=self._settings.fan_out,
             stall_s=self._settings.stall_s,
         )
         return exchange.run(calls)
 
-    def connections(self) -> Connections:
-        """This process's connections: a forked child makes its own."""
-        connections = self._connections_now
-        if connections.pid != os.getpid():
-            connections = self._connections_now = connections.again()
-        return connections
+    def close(self) -> None:
+        """Have running calls end, and close all connections."""
+        self._connections.get().close()
 
     def request(
         self,

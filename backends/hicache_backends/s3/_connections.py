@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -26,7 +25,6 @@ class Connections:
     def __init__(
         self, host: str, addresses: Addresses, tls: ssl.SSLContext | None, *, most_idle: int
     ) -> None:
-        self.pid = os.getpid()
         self.is_closed = False
         self._host = host
         self._addresses = addresses
@@ -36,11 +34,10 @@ class Connections:
         self._running = 0
         self._changed = threading.Condition()
 
-    def again(self) -> Connections:
-        """The same without connections, for a process that was forked."""
+    def abandon(self) -> None:
+        """In a forked child: close what was inherited idle, which ends nothing for the parent."""
         for connection in self._idle:
             connection.close()
-        return Connections(self._host, self._addresses, self._tls, most_idle=self._most_idle)
 
     def enter(self) -> None:
         """A call begins.

@@ -32,6 +32,7 @@ from hicache_conformance.scenes.mortals import (
     write_until_the_limit,
 )
 from hicache_conformance.scenes.planting import fitting
+from hicache_conformance.scenes.road import LEAST_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,9 +154,10 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
         before = proxy.bytes_up
         case.stored(writer, space, 1)
         cost = proxy.bytes_up - before
-        if cost < space.stored_nbytes // 2:
-            raise NotVerified("pages do not go by way of the address in the config")
-        cuts = [0, 1, cost // 2, cost - 1, cost, 12, cost // 4, cost - space.stored_nbytes // 4]
+        if cost < LEAST_NBYTES:
+            raise NotVerified("sets do not go by way of the address in the config")
+        near_the_end = cost - min(cost, space.stored_nbytes) // 4
+        cuts = [0, 1, cost // 2, cost - 1, cost, 12, cost // 4, near_the_end]
         for nbytes in cuts[: 4 if case.quick else None]:
             for versions in (1, 2):
                 cut = partial(proxy.reset_after, nbytes)

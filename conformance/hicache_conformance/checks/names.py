@@ -76,9 +76,9 @@ def a_model_name_leads_to_no_other_directory(case: Case) -> None:
     store = case.open(case.subject.config(inner))
     set_in(case, store, case.space(fitting(case, 64)), *case.hashes(1))
     usual = _below(outer.path) - _below(inner.path)
-    elsewhere = outer.path / "elsewhere" / "model"
-    paths = [name for name in odd_names(outer.prefix, brief=case.quick) if _is_path(name)]
-    for name in (*paths, "../../..", str(elsewhere)):
+    elsewhere = outer.path / "elsewhere"
+    names = odd_names(outer.prefix, str(elsewhere), brief=case.quick)
+    for name in (*filter(_is_path, names), "../../.."):
         space = case.space(fitting(case, 64), model=name, tenant=outer.prefix)
         with about(f"model {_shown(name)}"):
             set_in(case, store, space, *case.hashes(1))
@@ -96,9 +96,8 @@ def a_model_name_leads_to_no_other_directory(case: Case) -> None:
 def _named_spaces(case: Case) -> list[KeySpace]:
     token = case.scratch.prefix
     nbytes = fitting(case, 64)
-    return [
-        case.space(nbytes, model=name, tenant=token) for name in odd_names(token, brief=case.quick)
-    ]
+    names = odd_names(token, str(case.new_scratch().path), brief=case.quick)
+    return [case.space(nbytes, model=name, tenant=token) for name in names]
 
 
 def _is_path(name: str) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hicache_conformance.checks import Check
     from hicache_conformance.report.record import CheckRecord
     from hicache_conformance.waivers import Waiver
+    from hicache_storage.storage import Capabilities
 
 _LANES = 4
 SUMMARY = "Judge a store by the rules of the storage contract (what happens without a verb)."
@@ -85,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     began_s, started_at = time.monotonic(), dt.datetime.now(dt.UTC)
     claims, problem = asked_claims(choice.backend, choice.config)
-    records = [] if problem else _outcomes(choice, checks, arguments)
+    lanes = _lanes(choice, claims)
+    records = [] if problem else _outcomes(choice, checks, arguments, lanes)
     facts = RunFacts(
         name=choice.backend,
         storage_class=storage_class,
@@ -110,7 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _outcomes(
-    choice: config.StorageChoice, checks: Sequence[Check], arguments: argparse.Namespace
+    choice: config.StorageChoice,
+    checks: Sequence[Check],
+    arguments: argparse.Namespace,
+    lanes: int,
 ) -> list[CheckRecord]:
     from hicache_conformance.isolated import run_isolated  # noqa: PLC0415
     from hicache_conformance.report.terminal import Progress  # noqa: PLC0415
@@ -119,17 +124,21 @@ def _outcomes(
     options = RunOptions(seed=arguments.seed, quick=arguments.quick)
     records: list[CheckRecord] = []
     with Progress(total=len(checks)) as progress:
-        for record in run_isolated(
-            choice.backend, choice.config, checks, options, lanes=_lanes(choice)
-        ):
+        for record in run_isolated(choice.backend, choice.config, checks, options, lanes=lanes):
             records.append(record)
             progress.advance(record)
     return records
 
 
-def _lanes(choice: config.StorageChoice) -> int:
-    """How many checks at once: several where each has a directory, and so a store, of its own."""
-    own = "{scratch}" in str(choice.config)
+def _lanes(choice: config.StorageChoice, claims: Capabilities | None) -> int:
+    """How many checks at once: several where each has a store of its own.
+
+    That is so if each has a directory, or if pages are seen in one process only, and end with it.
+    """
+    from hicache_storage.storage import Durability  # noqa: PLC0415 - `--help` is quick
+
+    private = claims is not None and not claims.shared and claims.durability is Durability.PROCESS
+    own = private or "{scratch}" in str(choice.config)
     return min(_LANES, 2 * (os.cpu_count() or 1)) if own else 1
 
 

@@ -59,6 +59,8 @@ class Control:
     rule_ids: tuple[str, ...]
     subject: type[Subject] | None
     """Where it needs another config or other back doors than the store that it derives from."""
+    check: str = ""
+    """The check that is there for it, and is tried first; named where others take long to pass it."""
 
     @property
     def name(self) -> str:
@@ -73,11 +75,13 @@ class Control:
 _CONTROLS: dict[str, Control] = {}
 
 
-def caught_by(*rule_ids: str, subject: type[Subject] | None = None) -> Callable[[S], S]:
+def caught_by(
+    *rule_ids: str, subject: type[Subject] | None = None, check: str = ""
+) -> Callable[[S], S]:
     """Make a storage class a negative control. Each of the rules must catch it on its own."""
 
     def register(storage_class: S) -> S:
-        control = Control(storage_class, rule_ids, subject)
+        control = Control(storage_class, rule_ids, subject, check)
         unknown = [rule_id for rule_id in rule_ids if rule_id not in RULES]
         if unknown:
             raise ValueError(f"control {control.name}: there is no rule {unknown[0]}")

@@ -128,7 +128,7 @@ class WipesMissesLater(DictStore):
         return super()._filled(page, data)
 
 
-@caught_by("KV-205")
+@caught_by("KV-205", check="nothing_is_written_after_a_get_that_raised")
 class LeavesItsReadersRunning(DictStore):
     """Pages are read by a pool of threads; when one of them fails, get raises and leaves the others."""
 
@@ -200,7 +200,7 @@ class GivesUpAndReadsOn(_GivesUp):
         return self._in_time(partial(super().batch_get, space, hashes, pages))
 
 
-@caught_by("KV-205")
+@caught_by("KV-205", check="nothing_is_stored_after_a_set_that_timed_out")
 class GivesUpAndSendsOn(_GivesUp):
     """A set that takes too long raises; its thread sends the pages once it knows which are absent."""
 

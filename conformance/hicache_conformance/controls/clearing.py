@@ -74,7 +74,7 @@ class ClearsByPattern(_ClearsMore):
         return fnmatchcase(other.model, space.model)
 
 
-@caught_by("KV-103")
+@caught_by("KV-103", check="clear_spares_other_programs_files")
 class ClearsTheDirectory(Shelf):
     """Clearing removes every file and folder that lies in the store's directory, beside its own."""
 

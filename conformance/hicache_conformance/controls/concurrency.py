@@ -81,7 +81,7 @@ class OneBufferToRead(DictStore):
         return self._filled(page, cast("bytes", memoryview(self._buffer)[: len(data)]))
 
 
-@caught_by("KV-501")
+@caught_by("KV-501", check="threads_with_pages_of_their_own_keep_them")
 class OneBufferToWrite(StreamingShelf):
     """All sets gather their segments in one buffer: two at once store a mixture."""
 
@@ -98,7 +98,7 @@ class OneBufferToWrite(StreamingShelf):
         )
 
 
-@caught_by("KV-501", "KV-502")
+@caught_by("KV-501", "KV-502", check="a_set_half_way_in_another_process_mixes_with_nothing")
 class OneTempName(StreamingShelf):
     """A page's temporary file has one name, whoever writes it: two writers mix in it."""
 
@@ -106,7 +106,7 @@ class OneTempName(StreamingShelf):
         return path.with_name(f"{path.name}.tmp")
 
 
-@caught_by("KV-501")
+@caught_by("KV-501", check="threads_with_pages_of_their_own_keep_them")
 class LosesUpdates(DictStore):
     """The dict is copied, changed and put back without a lock: of two changes at once one is lost."""
 
@@ -118,7 +118,7 @@ class LosesUpdates(DictStore):
         return True
 
 
-@caught_by("KV-501")
+@caught_by("KV-501", check="all_methods_at_once_raise_nothing")
 class ListsTheLiveDict(DictStore):
     """A listing walks through the dict while others change it."""
 
@@ -135,7 +135,7 @@ class ListsTheLiveSpaces(DictStore):
         return [space for space in self._spaces if space.stored_nbytes]
 
 
-@caught_by("KV-501")
+@caught_by("KV-501", check="the_answers_about_a_page_fit_one_order")
 class CachesPerThread(DictStore):
     """Each thread keeps what it has read: what another thread deletes is still there for it."""
 
@@ -191,7 +191,7 @@ class LooksBeforeItReads(Shelf):
         ]
 
 
-@caught_by("KV-503")
+@caught_by("KV-503", check="pages_that_come_and_go_are_whole_or_misses")
 class KeyErrorInTheGap(DictStore):
     """It is looked whether a page is there, and taken for granted a moment later."""
 
@@ -388,7 +388,7 @@ class RemembersOthersHits(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-502")
+@caught_by("KV-502", check="a_page_deleted_elsewhere_is_gone_at_once")
 class RemembersPresence(Shelf):
     """That a page is there is asked once; exists is True after another process has deleted it."""
 
@@ -421,7 +421,7 @@ class OwnFolder(Shelf):
         return folder
 
 
-@caught_by("KV-502")
+@caught_by("KV-502", check="listings_show_what_others_set")
 class ListsItsOwn(Shelf):
     """Only key spaces that this handle has opened are listed."""
 
@@ -438,7 +438,7 @@ class ListsItsOwn(Shelf):
         return [space for space in found if space in self._opened_spaces]
 
 
-@caught_by("KV-502")
+@caught_by("KV-502", check="a_set_half_way_in_another_process_mixes_with_nothing")
 class CountsTempNames(StreamingShelf):
     """Temporary files are counted from 0 in every process: two processes write into one of them."""
 

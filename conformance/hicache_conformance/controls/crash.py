@@ -135,7 +135,7 @@ class IndexSavedAtClose(Shelf):
         return f"{space.id}/{page_hash}"
 
 
-@caught_by("KV-401")
+@caught_by("KV-401", check="a_deleted_page_stays_deleted_after_a_kill")
 class DeletesAtClose(Shelf):
     """Deleted pages are only marked, in memory; their files go when the store is closed."""
 
@@ -183,7 +183,7 @@ class WipesAfterACrash(Shelf):
         super().close()
 
 
-@caught_by("KV-401")
+@caught_by("KV-401", check="a_kill_in_a_set_takes_no_other_page_with_it")
 class TornRecordEndsTheLog(Shelf):
     """A log says which pages are there; one record that was cut off makes all of it unreadable."""
 
@@ -213,7 +213,7 @@ class TornRecordEndsTheLog(Shelf):
 # --- what is left ------------------------------------------------------------------------------------
 
 
-@caught_by("KV-402", "KV-501")
+@caught_by("KV-402", "KV-501", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes")
 class OverwritesInPlace(Shelf):
     """A page that is there is overwritten where it lies; its length is right all the time."""
 
@@ -225,7 +225,7 @@ class OverwritesInPlace(Shelf):
         return True
 
 
-@caught_by("KV-402")
+@caught_by("KV-402", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes")
 class TruncatesToOverwrite(Shelf):
     """A page is written where it will lie: an overwrite begins by throwing the old bytes away."""
 
@@ -236,7 +236,9 @@ class TruncatesToOverwrite(Shelf):
         pass
 
 
-@caught_by("KV-402", "KV-501", "KV-503")
+@caught_by(
+    "KV-402", "KV-501", "KV-503", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes"
+)
 class VisibleWhenPreallocated(StreamingShelf):
     """A file gets its name and its length first, and its bytes then."""
 
@@ -263,7 +265,7 @@ class LengthInTheIndex(TruncatesToOverwrite):
         return None if data is None else data.ljust(space.stored_nbytes, b"\0")
 
 
-@caught_by("KV-402")
+@caught_by("KV-402", check="killed_writers_leave_nothing_that_grows")
 class TempFilesForEver(Shelf):
     """What a killed writer had begun to write is never removed."""
 
@@ -271,7 +273,7 @@ class TempFilesForEver(Shelf):
         pass
 
 
-@caught_by("KV-402")
+@caught_by("KV-402", check="killed_writers_leave_nothing_that_grows")
 class SessionsForEver(Shelf):
     """Every process leaves a file that says it is there, and only takes it away when it is closed."""
 
@@ -323,7 +325,7 @@ class StoreLockOfTheDead(Shelf):
         super().close()
 
 
-@caught_by("KV-402")
+@caught_by("KV-402", check="a_writer_killed_while_it_opens_leaves_a_store_that_opens")
 class HalfAFormatFile(Shelf):
     """A format file is written in place when the store is made; half of it keeps it from opening."""
 

@@ -62,7 +62,7 @@ class DropsWhatIsRead(EvictingStore):
         super()._touch(key)
 
 
-@caught_by("KV-901")
+@caught_by("KV-901", check="what_is_durable_survives_reopening")
 class DiesWithItsHandle(DictStore):
     """It claims to survive a crash, and keeps its pages in memory."""
 
@@ -76,7 +76,7 @@ class KeepsToItself(DictStore):
     capabilities = replace(DictStore.capabilities, shared=True)
 
 
-@caught_by("KV-901")
+@caught_by("KV-901", check="what_is_enumerable_is_listed_and_cleared")
 class ListsNothing(DictStore):
     """It claims to be enumerable, and its listings are empty."""
 
@@ -92,7 +92,7 @@ class RefusesToList(DictStore):
         return HiCacheStorage.scan(self, space)
 
 
-@caught_by("KV-901")
+@caught_by("KV-901", check="without_overwrites_the_first_bytes_stay")
 class OverwritesAnyway(FirstWins):
     """It claims not to overwrite, and does."""
 
@@ -100,7 +100,7 @@ class OverwritesAnyway(FirstWins):
         super(FirstWins, self)._put(key, stored)
 
 
-@caught_by("KV-901")
+@caught_by("KV-901", check="pages_in_segments_are_taken")
 class FillsFirstSegmentOnly(DictStore):
     """It claims scatter/gather, and fills the first segment of a page only."""
 

@@ -258,7 +258,7 @@ class LeavesAProcess(DictStore):
             self._helper = subprocess.Popen([sys.executable, "-c", code])  # noqa: S603 - no input
 
 
-@caught_by("KV-302")
+@caught_by("KV-302", check="openings_that_fail_leave_nothing")
 class LeavesAnOpeningThatFails(Shelf):
     """It opens its directory, then looks at its config, and forgets the directory when that is wrong."""
 
@@ -270,7 +270,7 @@ class LeavesAnOpeningThatFails(Shelf):
         return store
 
 
-@caught_by("KV-302")
+@caught_by("KV-302", check="calls_that_fail_leave_nothing")
 class LeavesACallThatFails(WireStore):
     """It makes a socket before it connects, and forgets it when connecting fails."""
 
@@ -296,7 +296,7 @@ class IsKeptByAtexit(DictStore):
         atexit.register(self.close)
 
 
-@caught_by("KV-302")
+@caught_by("KV-302", check="opening_and_closing_keeps_memory")
 class LeaksItsArena(DictStore):
     """The memory that each storage registers with the network card is never given back."""
 
@@ -321,7 +321,7 @@ class HandlesSignals(DictStore):
         self.close()
 
 
-@caught_by("KV-306")
+@caught_by("KV-306", check="any_thread_may_open_use_and_close_it")
 class NeedsTheMainThread(DictStore):
     """It sets an alarm for its clean-up: off the main thread that is a ValueError."""
 
@@ -370,7 +370,7 @@ class BelongsToItsThread(SqliteStore):
         return sqlite3.connect(self._path, isolation_level=None)
 
 
-@caught_by("KV-306")
+@caught_by("KV-306", check="a_store_that_nobody_closed_lets_the_process_end")
 class KeepsTheProcess(DictStore):
     """Its worker is no daemon and ends with close: a process that forgets to close never ends."""
 
@@ -384,7 +384,7 @@ class KeepsTheProcess(DictStore):
         super().close()
 
 
-@caught_by("KV-306")
+@caught_by("KV-306", check="it_works_after_spawn_and_lets_the_process_end")
 class KeepsTheProcessWhenClosed(DictStore):
     """Close leaves a worker that is no daemon to finish what it does: the process waits for it."""
 

@@ -76,7 +76,7 @@ class ListsTemporaryFiles(Shelf):
         return chain(super().scan(space), found)
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="a_page_that_is_being_set_is_listed_as_itself_or_not")
 class ListsPartsOfPages(Shelf):
     """A page has its name from the first byte on, and is listed with as many bytes as there are."""
 
@@ -209,7 +209,7 @@ class ScansTheLiveDict(DictStore):
                 yield PageInfo(stored.page_hash, len(stored.data))
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="a_listing_bears_deletes_by_its_reader")
 class ScansByOffset(DictStore):
     """A listing asks for the next hundred by their number: deletes meanwhile move pages out of it."""
 
@@ -220,7 +220,7 @@ class ScansByOffset(DictStore):
             start += len(part)
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="a_paused_listing_blocks_nobody")
 class ScansUnderLock(DictStore):
     """A listing holds the lock from its first step to its last; its own thread may go on."""
 
@@ -235,7 +235,7 @@ class ScansUnderLock(DictStore):
                     yield PageInfo(stored.page_hash, len(stored.data))
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="two_listings_at_once_are_each_complete")
 class ScansWithOneCursor(DictStore):
     """The store has one cursor: a listing that begins ends the one before."""
 
@@ -250,7 +250,7 @@ class ScansWithOneCursor(DictStore):
 # --- key spaces -------------------------------------------------------------------------------------
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="another_handle_lists_the_same")
 class SpacesForgotten(Shelf):
     """Key spaces are listed from memory: after reopening there are none."""
 
@@ -266,7 +266,7 @@ class SpacesForgotten(Shelf):
         return list(self._seen)
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="listings_survive_closing")
 class SpacesGoneWithTheLast(Shelf):
     """Closing removes what describes the key spaces, for others to write anew."""
 
@@ -276,7 +276,7 @@ class SpacesGoneWithTheLast(Shelf):
         super().close()
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="every_key_space_is_listed_once")
 class SpacesWithoutShard(DictStore):
     """The manifest of a key space has its names and sizes, and not its shard."""
 
@@ -289,7 +289,7 @@ class SpacesWithoutShard(DictStore):
         ]
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="every_key_space_is_listed_once")
 class SpacesWithFramesMerged(DictStore):
     """Key spaces are listed with the frame as a part of the page."""
 
@@ -300,7 +300,7 @@ class SpacesWithFramesMerged(DictStore):
         ]
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="every_key_space_is_listed_once")
 class SpacesFromNames(DictStore):
     """Key spaces are made up from the names of directories: model and pool, the rest by default."""
 
@@ -319,7 +319,7 @@ class SpacesFromNames(DictStore):
         ]
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="every_key_space_is_listed_once")
 class SpacesAsOftenAsOpened(DictStore):
     """A key space is listed as often as it was opened."""
 
@@ -335,7 +335,7 @@ class SpacesAsOftenAsOpened(DictStore):
         return list(self._opened)
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="many_key_spaces_are_listed")
 class SpacesOfAPage(DictStore):
     """A listing of key spaces ends after its first hundred."""
 
@@ -343,7 +343,7 @@ class SpacesOfAPage(DictStore):
         return super()._known_spaces()[:100]
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="a_cleared_key_space_is_listed_again")
 class SpacesClearedForGood(DictStore):
     """A key space that was cleared is listed no more, whatever is set in it later."""
 
@@ -359,7 +359,7 @@ class SpacesClearedForGood(DictStore):
         return [space for space in super()._known_spaces() if space not in self._cleared]
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="key_spaces_are_listed_while_others_open")
 class SpacesInTheLiveDict(DictStore):
     """A listing of key spaces walks through the dict itself, which may not change meanwhile."""
 
@@ -367,7 +367,7 @@ class SpacesInTheLiveDict(DictStore):
         return iter(self._spaces)
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="another_handle_lists_the_same")
 class SpacesSetHere(Shelf):
     """A handle lists the pages that it has set itself."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import unicodedata
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -14,7 +15,6 @@ from hicache_conformance.stores.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-    from pathlib import Path
 
     from hicache_storage.keys import KeySpace
 
@@ -144,6 +144,6 @@ class NamesEscape(Shelf):
     """The directory of a key space is named by its model: `..` leads out of the store's own."""
 
     def _folder(self, space: KeySpace) -> Path:
-        folder = self._root / space.model[:60] / space.id
+        folder = self._root.joinpath(*(part[:60] for part in Path(space.model).parts), space.id)
         folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -73,7 +73,7 @@ class WaitsForEver(_Wrapped):
         return super()._received(connection, NEVER)
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_server_that_drips_is_a_timeout")
 class TimesOutPerReceive(_Wrapped):
     """Its timeout begins anew with every piece of a reply."""
 
@@ -82,7 +82,7 @@ class TimesOutPerReceive(_Wrapped):
         return super()._received(connection, _Prolonged(self._settings.timeout_s))
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_server_that_drips_is_a_timeout")
 class WaitsForTheRest(_Wrapped):
     """Its timeout is for the beginning of a reply; the rest of it is waited for."""
 
@@ -91,7 +91,7 @@ class WaitsForTheRest(_Wrapped):
         return super()._received(connection, _ForTheBeginning(self._settings.timeout_s))
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_server_that_does_not_accept_is_an_error_in_time")
 class ConnectsWithoutATimeout(WireStore):
     """Connecting has no timeout of its own."""
 
@@ -100,7 +100,7 @@ class ConnectsWithoutATimeout(WireStore):
         return super()._connected(number, NEVER)
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="calls_that_wait_for_a_connection_are_in_time")
 class QueuesWithoutATimeout(_Wrapped):
     """The time that a call waits for a connection is not counted."""
 
@@ -168,7 +168,7 @@ class RaisesSocketErrors(WireStore):
         yield
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_reply_cut_short_is_no_hit")
 class TranslatesOnlyTimeouts(WireStore):
     """Timeouts are translated; a connection that is reset in use is a ConnectionResetError."""
 
@@ -183,7 +183,7 @@ class TranslatesOnlyTimeouts(WireStore):
             raise
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_reply_cut_short_is_no_hit")
 class UnpacksWhatCame(_Wrapped):
     """A reply that ends too soon is unpacked as far as it came: a struct.error."""
 
@@ -235,7 +235,7 @@ def _must_have_been_connected(error: StorageUnavailable) -> None:
         raise error
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_set_whose_connection_breaks_tells_the_truth")
 class SetsWithoutLooking(_Wrapped):
     """A set that was sent is True, whatever becomes of its reply."""
 
@@ -249,7 +249,7 @@ class SetsWithoutLooking(_Wrapped):
             return [True] * len(hashes)
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_set_whose_connection_breaks_tells_the_truth")
 class RefusesWhatItStored(WireStore):
     """A set whose reply was lost is False, and the page shows later."""
 
@@ -263,7 +263,7 @@ class RefusesWhatItStored(WireStore):
             return [False] * len(hashes)
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="a_reply_cut_short_is_no_hit")
 class FillsUpWhatIsMissing(_Wrapped):
     """A reply that breaks off is filled up with what the page held before: zeros, or another page."""
 
@@ -275,7 +275,7 @@ class FillsUpWhatIsMissing(_Wrapped):
             return [bytes(space.stored_nbytes)] * len(hashes)
 
 
-@caught_by("KV-304")
+@caught_by("KV-304", check="close_does_not_wait_for_a_silent_server")
 class SaysGoodbye(WireStore):
     """Close tells the server, and waits for its answer."""
 
@@ -288,7 +288,7 @@ class SaysGoodbye(WireStore):
 # --- KV-204 ------------------------------------------------------------------------------------------
 
 
-@caught_by("KV-204")
+@caught_by("KV-204", check="round_trips_do_not_grow_with_the_pages_of_a_batch")
 class AsksPageByPage(WireStore):
     """Exists makes a round trip for each page."""
 
@@ -297,7 +297,7 @@ class AsksPageByPage(WireStore):
         return [alone(space, [one])[0] for one in hashes]
 
 
-@caught_by("KV-204")
+@caught_by("KV-204", check="round_trips_do_not_grow_with_the_pages_of_a_batch")
 class ReadsPageByPage(WireStore):
     """Get makes a round trip for each page."""
 
@@ -306,7 +306,7 @@ class ReadsPageByPage(WireStore):
         return [alone(space, [one])[0] for one in hashes]
 
 
-@caught_by("KV-204")
+@caught_by("KV-204", check="round_trips_do_not_grow_with_the_pages_of_a_batch")
 class WritesPageByPage(WireStore):
     """Set makes a round trip for each page."""
 
@@ -318,7 +318,7 @@ class WritesPageByPage(WireStore):
         return [alone(space, [one], [data])[0] for one, data in pairs]
 
 
-@caught_by("KV-204")
+@caught_by("KV-204", check="round_trips_grow_with_the_batches")
 class RemembersEveryBatch(WireStore):
     """Each batch asks again for all batches before it."""
 

@@ -43,7 +43,7 @@ class _Reusing(WireStore):
         raise NotImplementedError
 
 
-@caught_by("KV-305")
+@caught_by("KV-305", check="it_works_again_after_replies_were_cut_short")
 class KeepsBrokenConnections(_Reusing):
     """A connection that was reset goes back into the pool, and fails for ever."""
 
@@ -51,7 +51,7 @@ class KeepsBrokenConnections(_Reusing):
         return isinstance(error, ConnectionError)
 
 
-@caught_by("KV-305")
+@caught_by("KV-305", check="it_works_again_after_replies_were_cut_short")
 class KeepsHalfReadConnections(_Reusing):
     """A connection whose reply ended too soon goes back into the pool, and fails for ever."""
 
@@ -71,7 +71,7 @@ class TakesLateReplies(_Reusing):
             super()._check(request, reply)
 
 
-@caught_by("KV-305")
+@caught_by("KV-305", check="a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
     """A connection whose exists timed out is used again, and its late verdict taken for the next one."""
 
@@ -165,7 +165,7 @@ class ConnectsOnce(WireStore):
         return super()._connected(number, deadline)
 
 
-@caught_by("KV-305")
+@caught_by("KV-305", check="what_did_not_open_opens_when_the_server_is_there")
 class NeverWakesUp(WireStore):
     """It opens without its server, and then takes it for away for ever."""
 

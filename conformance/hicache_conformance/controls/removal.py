@@ -120,7 +120,7 @@ class CountsNoReferences(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007")
+@caught_by("KV-007", check="another_handle_sees_no_deleted_page")
 class DeletesInMemory(Shelf):
     """A delete is only remembered, and is forgotten when the store is opened again."""
 

@@ -64,7 +64,7 @@ class HealsWhatItRead(NeverHeals):
         return data
 
 
-@caught_by("KV-403", "KV-502")
+@caught_by("KV-403", "KV-502", check="a_page_deleted_elsewhere_can_be_set_again")
 class KnowsWhatItSet(Shelf):
     """What this handle has set is remembered, and not written a second time."""
 

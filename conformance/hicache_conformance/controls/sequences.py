@@ -194,7 +194,7 @@ class StaleSecondHandle(Shelf):
         return super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-002")
+@caught_by("KV-002", check="pages_outlive_an_orderly_close")
 class ReopenedWithoutTheLast(Shelf):
     """What was set last is in memory until something else is set: closing loses it."""
 

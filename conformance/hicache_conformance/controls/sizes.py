@@ -92,7 +92,7 @@ class FramesMadeAnew(DictStore):
         return super()._write_whole(space, page_hash, bare)
 
 
-@caught_by("KV-008")
+@caught_by("KV-008", check="a_frame_is_a_part_of_the_page")
 class FirstSegmentOnly(DictStore):
     """Only the first segment of a page is stored, and filled up with zeros."""
 
@@ -100,7 +100,7 @@ class FirstSegmentOnly(DictStore):
         return bytes(page.segments[0]).ljust(page.nbytes, b"\0")
 
 
-@caught_by("KV-008")
+@caught_by("KV-008", check="any_segmentation_is_read_back_in_any_other")
 class SixtyFourSegments(DictStore):
     """Of a page that is read, the segments after the 64th are not filled."""
 
@@ -125,7 +125,7 @@ class SegmentsOfOneSize(DictStore):
         return b"".join(parts)[: len(data)].ljust(len(data), b"\0")
 
 
-@caught_by("KV-008")
+@caught_by("KV-008", check="a_frame_is_a_part_of_the_page")
 class ReadsAsItWrote(DictStore):
     """A page is only found by who asks for it in the segments in which it was set."""
 
@@ -158,7 +158,7 @@ class OneVectorABatch(DictStore):
         return self._answer(self._store(space, hashes, parts))
 
 
-@caught_by("KV-008")
+@caught_by("KV-008", check="segments_may_lie_in_any_order")
 class SortsSegments(DictStore):
     """Segments are taken in the order of their addresses, to be copied in fewer pieces."""
 

@@ -92,7 +92,9 @@ class Child:
         actor: Callable[..., None],
         *arguments: Any,
         temporary: str | None = None,
+        leads: bool = False,
     ) -> None:
+        """`temporary`: its directory for temporary files. `leads`: what it starts ends with it."""
         order = _Order(
             ClassReference.of(storage_class) if storage_class else None,
             dict(config),
@@ -114,7 +116,9 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                process_group=0 if leads else None,
             )
+        self._leads = leads
         self._connection.send_bytes(pickle.dumps(order))
 
     def __enter__(self) -> Self:
@@ -153,14 +157,25 @@ class Child:
         """SIGKILL it, if it still lives; its return code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-        return self.process.wait(limit_s)
+        code = self.process.wait(limit_s)
+        self._end_group()
+        return code
 
     def wait(self, limit_s: float = START_LIMIT_S) -> int:
         """Until it has ended by itself; its return code, negative for a signal."""
         try:
-            return self.process.wait(limit_s)
+            code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise Unknown(f"another process did not end within {limit_s:.0f} s") from None
+        self._end_group()
+        return code
+
+    def _end_group(self) -> None:
+        """Kill what it has started, once: the number is the group's only while there is one."""
+        if self._leads:
+            self._leads = False
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def main() -> None:

@@ -7,18 +7,14 @@ with FaultProxy(("127.0.0.1", 6379)) as proxy:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from hicache_conformance.instruments.endpoints import Endpoint, endpoints_in, redirected
 from hicache_conformance.instruments.flows import Cut, Direction, Mode
-from hicache_conformance.instruments.relay import Relay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from hicache_conformance.instruments.relay_host import HostedRelay
 
 __all__ = ["Direction", "Endpoint", "FaultProxy", "endpoints_in", "redirected"]
 
-T = TypeVar("T")
 _Number = TypeVar("_Number", int, float)
 _BOTH: frozenset[Direction] = frozenset(("up", "down"))
 
@@ -30,10 +26,13 @@ class FaultProxy:
     method but `close` raises `RuntimeError` after `close`; the counters stay. Thread-safe.
 
     Where the server does not let the proxy in, its client is let in and reset at once.
+
+    It runs in another process, which all proxies share and which ends with this one: a client may stop
+    this interpreter while it talks.
     """
 
     def __init__(self, server: tuple[str, int]) -> None:
-        self._relay = Relay(server)
+        self._relay = HostedRelay(server)
         self.address: tuple[str, int] = self._relay.address
         """Where clients connect to."""
 
@@ -70,7 +69,8 @@ class FaultProxy:
 
     def drop_held(self) -> int:
         """Forget what is held; how many bytes that was."""
-        return self._ask(self._relay.drop_held)
+        self._must_be_open()
+        return self._relay.drop_held()
 
     def reset_after(self, nbytes: int, *, direction: Direction = "up") -> None:
         """Deliver `nbytes` more of a direction, then reset the last one's connection, then pass through.
@@ -98,40 +98,40 @@ class FaultProxy:
     @property
     def connections(self) -> int:
         """Connections that were let in."""
-        return self._relay.ask(lambda: self._relay.counts.connections)
+        return self._relay.counts().connections
 
     @property
     def bytes_up(self) -> int:
         """Bytes that were delivered to the server."""
-        return self._relay.ask(lambda: self._relay.counts.nbytes["up"])
+        return self._relay.counts().nbytes["up"]
 
     @property
     def bytes_down(self) -> int:
         """Bytes that were delivered to clients."""
-        return self._relay.ask(lambda: self._relay.counts.nbytes["down"])
+        return self._relay.counts().nbytes["down"]
 
     @property
     def turns(self) -> int:
         """Round trips: how often a client spoke first, or after the server, over all connections."""
-        return self._relay.ask(lambda: self._relay.counts.turns)
+        return self._relay.counts().turns
 
     @property
     def cuts(self) -> int:
         """Connections that `reset_after` and `truncate_after` have ended."""
-        return self._relay.ask(lambda: self._relay.counts.cuts)
+        return self._relay.counts().cuts
 
     @property
     def held(self) -> int:
         """Bytes that have arrived and were not delivered yet."""
-        return self._relay.ask(self._relay.held_nbytes)
+        return self._relay.held_nbytes()
 
     def _behave(self, mode: Mode) -> None:
-        self._ask(lambda: self._relay.behave(mode))
+        self._must_be_open()
+        self._relay.behave(mode)
 
-    def _ask(self, action: Callable[[], T]) -> T:
+    def _must_be_open(self) -> None:
         if self._relay.stopped:
             raise RuntimeError("this FaultProxy was closed: make a new one")
-        return self._relay.ask(action)
 
 
 def _not_negative(name: str, value: _Number) -> _Number:

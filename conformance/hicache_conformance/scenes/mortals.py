@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import select
 import signal
 import sys
 import warnings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 HELD = "held"
 """What `write_half` says when the store is half way through a page."""
 _BURY = "bury"
+_END_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Mortals:
     def __init__(self, case: Case) -> None:
         self._mother = case.child(_bear)
         self._latest: Mortal | None = None
+        case.at_end(self._end)
 
     def start(self, actor: Callable[..., None], *arguments: Any) -> Mortal:
         """A process that runs `actor(link, *arguments)`. The one before it is killed."""
@@ -58,6 +61,11 @@ class Mortals:
         self._mother.say(_Birth(actor, arguments))
         self._latest = Mortal(self._mother.say, self._mother.hear)
         return self._latest
+
+    def _end(self) -> None:
+        """It would outlive its mother for a moment, and write where the case has just cleaned up."""
+        if self._latest is not None:
+            self._latest.end()
 
 
 class Mortal:
@@ -93,6 +101,18 @@ class Mortal:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)  # not buried yet: the number is still its own
         return self.last_words()
+
+    def end(self) -> None:
+        """SIGKILL it, and wait until it is dead. Nobody is asked: its mother may be dead, or hang."""
+        if self._code is not None:
+            return
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self._pid)
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [], _END_LIMIT_S)
+            finally:
+                os.close(descriptor)
 
     def last_words(self) -> list[Any]:
         """All that it says until it has died."""

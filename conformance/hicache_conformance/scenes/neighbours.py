@@ -159,10 +159,11 @@ def known_look_alikes() -> Iterator[tuple[str, KeySpace, KeySpace]]:
         yield f"their ids {words} with the same twelve digits", first, second
 
 
-def odd_names(token: str, *, brief: bool = False) -> list[str]:
+def odd_names(token: str, elsewhere: str, *, brief: bool = False) -> list[str]:
     """Model names that stores stumble over, or take for one another; most of them begin with `token`.
 
-    `brief`: one or two of each kind.
+    Some are ways to other directories, for stores that take names for paths: up by two at most, or to
+    `elsewhere`, which is absolute. `brief`: one or two of each kind.
     """
     long = f"{token}/" + "x" * 300
     accent = f"{token}/modèle-é"
@@ -175,7 +176,7 @@ def odd_names(token: str, *, brief: bool = False) -> list[str]:
             f"{token}/{end}"
             for end in ("b", "B", "a/../b", "\ufb01sh", "fish", "😀", "🚀", "千" * 300)
         ),
-        *("..", f"../{token}", f"/{token}"),
+        *("..", f"../{token}", f"{elsewhere}/{token}", f"{elsewhere}/{token}".lstrip("/")),
         *(unicodedata.normalize("NFC", accent), unicodedata.normalize("NFD", accent)),
         *(long, f"{long}y", f"{token}y{long[len(token) + 1 :]}"),
     ]

@@ -1,0 +1,96 @@
+"""A Mooncake cluster of the benchmark's own: a master, and a process that lends memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_READY_LIMIT_S = 20.0
+_END_LIMIT_S = 20.0
+_POLL_S = 0.02
+_NODE = """
+import json, sys
+from hicache_storage import open_storage
+with open_storage("mooncake", json.loads(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def master() -> Generator[dict[str, Any], None, None]:
+    """A master on loopback; yields the config of a client that lends nothing.
+
+    Raises:
+        FileNotFoundError: It is not here.
+    """
+    places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    program = shutil.which("mooncake_master", path=places)
+    if program is None:
+        raise FileNotFoundError("no mooncake_master here: `make bench-mooncake` has it")
+    port, http_port = _free_ports(2)
+    command = [program, "--rpc_address=127.0.0.1", f"--rpc_port={port}"]
+    command += ["--metrics_host=127.0.0.1", f"--metrics_port={http_port}"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            _wait_for(port)
+            yield {
+                "master_server_address": f"127.0.0.1:{port}",
+                "master_metrics_port": http_port,
+                "local_hostname": "127.0.0.1",
+                "protocol": "tcp",
+                "global_segment_size": 0,
+                "timeout_s": 600.0,
+            }
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def node(config: dict[str, Any], nbytes: int) -> Generator[None, None, None]:
+    """A process that lends `nbytes` to the cluster of `config`."""
+    fields = json.dumps({**config, "global_segment_size": nbytes})
+    with ExitStack() as stack:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _NODE, fields], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        stack.callback(process.communicate, timeout=_END_LIMIT_S)
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the process that lends memory did not start")
+        yield
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        listeners = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def _wait_for(port: int) -> None:
+    until_s = time.monotonic() + _READY_LIMIT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return

@@ -1,0 +1,142 @@
+"""Our own stores for the benchmarks: any backend, called directly, and below the page store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from _store import Memory, Store
+
+from hicache_storage.frame import FramedPage
+from hicache_storage.keys import KeySpace, Shard
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.registry import open_storage
+from hicache_storage.transfer import Transfer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hicache_storage.storage import HiCacheStorage
+
+PAGE_TOKENS = 64
+TIMEOUT_S = 600.0
+
+
+class OurStorage(Store):
+    """The backend, called directly on this thread: a page is one segment, stored bare."""
+
+    def __init__(
+        self, storage: HiCacheStorage, source: Memory, landing: Memory, *, detail: str = ""
+    ) -> None:
+        super().__init__(source, landing)
+        self._of = type(storage).__name__
+        self.name = f"ours: {self._of}{detail}"
+        self._storage = storage
+        self._space = key_space(source.page_nbytes)
+        self._storage.open_space(self._space)
+        self._sources = [Page(view) for view in source.views]
+        self._targets = [Page(view) for view in landing.views]
+
+    def set(self) -> None:
+        if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
+            raise RuntimeError(f"{self._of} refused a page: {self._storage.stats()}")
+
+    def get(self) -> None:
+        if not all(self._storage.batch_get(self._space, self.hashes, self._targets)):
+            raise RuntimeError(f"{self._of} lost a page: {self._storage.stats()}")
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+class OurPageStore(Store):
+    """The page store over the backend: frames, verdicts, as many threads as it has by default."""
+
+    def __init__(
+        self,
+        storage: HiCacheStorage,
+        source: Memory,
+        landing: Memory,
+        *,
+        checksum: Literal["xxh3", "none"] = "xxh3",
+        detail: str = "",
+    ) -> None:
+        super().__init__(source, landing)
+        self.name = f"ours: page store, {checksum}{detail}"
+        self._storage = storage
+        chosen = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
+        self._store = PageStore(self._storage, chosen)
+        self._space = key_space(source.page_nbytes)
+        self._store.open_space(self._space)
+        self._sources = _framed(source, self._store.frame_nbytes)
+        self._targets = _framed(landing, self._store.frame_nbytes)
+
+    def set(self) -> None:
+        outcome = self._store.save([Transfer(self._space, self.hashes, self._sources)])
+        _expect_ok(outcome.verdicts[0])
+
+    def get(self) -> None:
+        outcome = self._store.load([Transfer(self._space, self.hashes, self._targets)])
+        _expect_ok(outcome.verdicts[0])
+
+    def close(self) -> None:
+        self._store.close()
+        self._storage.close()
+
+
+def in_directory(
+    backend: str,
+    directory: Path,
+    source: Memory,
+    landing: Memory,
+    *,
+    detail: str = "",
+    **settings: Any,
+) -> OurStorage:
+    """`OurStorage` on a backend that keeps its pages in a directory."""
+    return OurStorage(_opened(backend, directory, settings), source, landing, detail=detail)
+
+
+def pages_in_directory(
+    backend: str,
+    directory: Path,
+    source: Memory,
+    landing: Memory,
+    *,
+    checksum: Literal["xxh3", "none"],
+    detail: str = "",
+    **settings: Any,
+) -> OurPageStore:
+    """`OurPageStore` over a backend that keeps its pages in a directory."""
+    storage = _opened(backend, directory, settings)
+    return OurPageStore(storage, source, landing, checksum=checksum, detail=detail)
+
+
+def key_space(page_nbytes: int) -> KeySpace:
+    """Of some MHA model whose pages have this size."""
+    return KeySpace(
+        model="benchmarks/model",
+        dtype="bfloat16",
+        layout="page_first",
+        page_tokens=PAGE_TOKENS,
+        page_nbytes=page_nbytes,
+        shard=Shard(layers=(0, 32), heads=(0, 8)),
+    )
+
+
+def _opened(backend: str, directory: Path, settings: dict[str, Any]) -> HiCacheStorage:
+    return open_storage(backend, {"path": str(directory), "timeout_s": TIMEOUT_S, **settings})
+
+
+def _framed(memory: Memory, frame_nbytes: int) -> list[FramedPage]:
+    headers = Memory(memory.pages, frame_nbytes).views
+    return [
+        FramedPage(header, Page(view)) for header, view in zip(headers, memory.views, strict=True)
+    ]
+
+
+def _expect_ok(verdicts: Sequence[Verdict]) -> None:
+    for number, verdict in enumerate(verdicts):
+        if verdict is not Verdict.OK:
+            raise RuntimeError(f"the page store said {verdict.value} of page {number}")

@@ -1,0 +1,260 @@
+"""The controller over the `memory` backend against a plain memcpy of the same bytes: what the SDK costs.
+
+python benchmarks/controller.py [--sizes 64,4096] [--rounds N] [--profile] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import statistics
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from _controller_ways import Backend, Controller, Ground, Memcpy, Store
+from _harness import Aim, Report, Section, console, interleave, machine_facts
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from _controller_ways import Way
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGES = {64 * KIB: 1024, 4 * MIB: 64}
+ROUNDS = {64 * KIB: 21, 4 * MIB: 15}
+LIMIT = "memcpy, 2 threads"
+BARE = "memory backend"
+CHECKED = "page store, xxh3"
+LEAST_OF_MEMCPY = 0.8
+MOST_ADDED_US = 50.0
+PROFILED_TURNS = 20
+PROFILED_LINES = 15
+# A lock is also what a condition, an event and a future wait with.
+WAITS = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
+
+
+class Turn:
+    """Moves all pages in one direction, and has it proved."""
+
+    def __init__(self, way: Way, direction: str) -> None:
+        self.name = way.name
+        self._way = way
+        self._loads = direction == "L3 → L2"
+        self.cpu_s: list[float] = []
+
+    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every turn is the same
+        ground = self._way.ground
+        if self._loads:
+            ground.spoil()
+        else:
+            ground.empty_storage()
+
+    def run(self) -> None:
+        began_s = time.process_time()
+        (self._way.load if self._loads else self._way.save)()
+        self.cpu_s.append(time.process_time() - began_s)
+
+    def check(self) -> None:
+        if not (self._way.loaded() if self._loads else self._way.saved()):
+            raise RuntimeError(f"{self.name} did not bring all pages")
+        self._way.forget()
+
+
+def ways(ground: Ground) -> list[Way]:
+    return [
+        Memcpy(ground, 1),
+        Memcpy(ground, 2),
+        Backend(ground),
+        Store(ground, "none"),
+        Store(ground, "xxh3"),
+        Controller(ground, "none"),
+        Controller(ground, "xxh3"),
+    ]
+
+
+def measure(
+    report: Report, ground: Ground, compared: list[Way], direction: str, rounds: int
+) -> None:
+    """One direction: a table of rates, one of microseconds, and what they say about the aims."""
+    turns = [Turn(way, direction) for way in compared]
+    section = Section(
+        title=f"{direction}, {ground.pages} pages of {size_text(ground.page_nbytes)} and a draft's",
+        unit="GB/s",
+        work=ground.request_nbytes / 1e9,
+        seconds=interleave(turns, rounds),
+        baselines=[LIMIT, BARE, CHECKED],
+    )
+    cpu_s = {turn.name: turn.cpu_s[1:] for turn in turns}
+    on_cpu = replace(section, title=f"{section.title}: processor time", seconds=cpu_s)
+    report.add(section)
+    report.sections.append(on_cpu)
+    console.print(added_table(section, ground.pages, "µs a page, target and draft together"))
+    console.print(added_table(on_cpu, ground.pages, "of the processor, on all threads"))
+    where = f"{direction}, {size_text(ground.page_nbytes)}"
+    for name in ("controller, none", "controller, xxh3"):
+        if ground.page_nbytes >= MIB:
+            text = f"{where}: {name} / {LIMIT}"
+            report.aims.append(Aim(text, LEAST_OF_MEMCPY, section.ratio(name, LIMIT)))
+        else:
+            over_us = added_us(section, name, BARE, ground.pages)
+            text = f"{where}: {MOST_ADDED_US:.0f} µs / what {name} adds a page to {BARE}"
+            report.aims.append(Aim(text, 1.0, MOST_ADDED_US / max(over_us, 1.0)))
+
+
+def added_us(section: Section, name: str, baseline: str, pages: int) -> float:
+    """Microseconds that each page takes longer than by `baseline`: the median over the rounds."""
+    pairs = zip(section.seconds[name], section.seconds[baseline], strict=True)
+    return statistics.median((ours - theirs) / pages * 1e6 for ours, theirs in pairs)
+
+
+def added_table(section: Section, pages: int, title: str) -> Table:
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("candidate")
+    shown.add_column("all", justify="right")
+    for baseline in section.baselines:
+        shown.add_column(f"over {baseline}", justify="right")
+    for name, taken_s in section.seconds.items():
+        shown.add_row(
+            name,
+            f"{statistics.median(taken_s) / pages * 1e6:.1f}",
+            *[f"{added_us(section, name, base, pages):.1f}" for base in section.baselines],
+        )
+    return shown
+
+
+class ThreadProfiles:
+    """cProfile on every thread that is started inside a `with`, and on this one while it is `watched`.
+
+    Being watched costs each Python call about a microsecond: the shares count, not the seconds.
+    """
+
+    def __init__(self) -> None:
+        self._own = cProfile.Profile()
+        self._others: dict[str, cProfile.Profile] = {}
+
+    def __enter__(self) -> Self:
+        threading.setprofile(self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        threading.setprofile(None)
+
+    @contextmanager
+    def watched(self) -> Generator[None]:
+        self._own.enable()
+        yield
+        self._own.disable()
+
+    def table(self, title: str, pages: int) -> Table:
+        """What each thread does most, once all of them have ended."""
+        shown = Table(title=title, title_justify="left", title_style="bold")
+        for column in ("thread", "function"):
+            shown.add_column(column)
+        for column in ("calls a page", "µs a page"):
+            shown.add_column(column, justify="right")
+        for name, profile in {"the caller's": self._own, **self._others}.items():
+            working, waiting_s = _split(profile)
+            if sum(entry.callcount for entry in working) < pages:
+                continue  # it had nothing to do
+            shown.add_section()
+            total_s = sum(entry.inlinetime for entry in working)
+            shown.add_row(name, "waiting", "", f"{waiting_s / pages * 1e6:.2f}")
+            shown.add_row("", "working", "", f"{total_s / pages * 1e6:.2f}")
+            for entry in working[:PROFILED_LINES]:
+                per_page = entry.callcount / pages
+                each_us = entry.inlinetime / pages * 1e6
+                shown.add_row("", f"  {_function(entry)}", f"{per_page:.2f}", f"{each_us:.2f}")
+        return shown
+
+    def _begin(self, *_: Any) -> None:
+        """What `threading` calls on a new thread, as its first event: watch it from here on."""
+        sys.setprofile(None)
+        profile = self._others.setdefault(threading.current_thread().name, cProfile.Profile())
+        profile.enable()
+
+
+def _split(profile: cProfile.Profile) -> tuple[list[Any], float]:
+    """The functions that took longest, without what they called; and the seconds spent waiting."""
+    entries: list[Any] = sorted(profile.getstats(), key=lambda entry: -entry.inlinetime)
+    waits = [entry for entry in entries if any(word in str(entry.code) for word in WAITS)]
+    return [entry for entry in entries if entry not in waits], sum(w.inlinetime for w in waits)
+
+
+def _function(entry: Any) -> str:
+    code = entry.code
+    if isinstance(code, str):
+        return code.strip("<>")
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_qualname}"
+
+
+def profile_controller(ground: Ground, direction: str) -> None:
+    """Where the time goes on each thread of a controller with checksums."""
+    with ThreadProfiles() as profiles:
+        way = Controller(ground, "xxh3")
+        turn = Turn(way, direction)
+        for number in range(PROFILED_TURNS):
+            turn.prepare(number)
+            with profiles.watched():
+                turn.run()
+            turn.check()
+        way.close()
+    title = f"{direction}, {size_text(ground.page_nbytes)}, with checksums, while watched"
+    console.print(profiles.table(title, PROFILED_TURNS * ground.pages))
+
+
+def size_text(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [int(part) * KIB for part in text.split(",")],
+        default=list(PAGES),
+        metavar="KIB,KIB",
+        help="sizes of a target page in KiB, multiples of 8 (default: 64,4096)",
+    )
+    parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    options = parser.parse_args(arguments)
+    if any(size <= 0 or size % (8 * KIB) for size in options.sizes):
+        parser.error("--sizes: a page has a multiple of 8 KiB")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    report = Report(machine_facts(distributions=["numpy", "xxhash"]))
+    report.print_facts()
+    for page_nbytes in options.sizes:
+        ground = Ground(page_nbytes, PAGES.get(page_nbytes) or 256 * MIB // page_nbytes)
+        for direction, make_ready in (
+            ("L3 → L2", ground.fill_storage),
+            ("L2 → L3", ground.fill_hosts),
+        ):
+            make_ready()
+            if options.profile:
+                profile_controller(ground, direction)
+                continue
+            compared = ways(ground)
+            measure(
+                report, ground, compared, direction, options.rounds or ROUNDS.get(page_nbytes, 7)
+            )
+            for way in compared:
+                way.close()
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

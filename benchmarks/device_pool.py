@@ -1,0 +1,242 @@
+"""Copies between L1 and L2, target and draft together, against one plain copy of the same bytes.
+
+    python benchmarks/device_pool.py [--device cuda] [--pages N] [--layouts page_first,...] [--json FILE]
+
+Runs on CUDA where torch sees it, else on the CPU, where "device" is host memory too.
+"""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from _harness import Report, Section, console, interleave, machine_facts
+
+from hicache_storage.device_pool import LayerCopier, LayeredPool
+from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PAGE_TOKENS, HEADS, HEAD_DIM = 64, 8, 128
+LAYERS = {"kv": 32, "draft": 1}
+LIMIT = "one copy"
+
+
+class Ground:
+    """Pages of a target and a draft, scattered over L1 and L2."""
+
+    def __init__(self, layout: str, pages: int, device: torch.device) -> None:
+        self.device = device
+        self.pages = pages
+        self.hosts = [
+            HostPool(
+                PageShape.mha(
+                    page_tokens=PAGE_TOKENS,
+                    layers=layers,
+                    heads=HEADS,
+                    head_dim=HEAD_DIM,
+                    dtype="bfloat16",
+                ),
+                slots=2 * pages,
+                layout=layout,
+            )
+            for layers in LAYERS.values()
+        ]
+        rows = (2 * pages * PAGE_TOKENS, HEADS, HEAD_DIM)
+        self.pools = [
+            LayeredPool(
+                host,
+                [
+                    [
+                        torch.zeros(rows, dtype=torch.bfloat16, device=device)
+                        for _ in range(host.shape.layers)
+                    ]
+                    for _ in host.shape.planes
+                ],
+            )
+            for host in self.hosts
+        ]
+        scattered = torch.Generator().manual_seed(1)
+        order = [torch.randperm(2 * pages, generator=scattered)[:pages] for _ in range(3)]
+        self.device_slots = [int(slot) for slot in order[0]]
+        self.host_slots = [[int(slot) for slot in slots] for slots in order[1:]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages * sum(host.shape.nbytes for host in self.hosts)
+
+    def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
+        """Each plane of each layer: its pages on the device, its pages in L2, and which of those."""
+        for pool, slots in zip(self.pools, self.host_slots, strict=True):
+            for layer in range(pool.layers):
+                for on_device, in_host in pool.planes(layer):
+                    yield on_device, in_host, slots
+
+    def fill(self, turn: int, *, hosts: bool) -> None:
+        """New numbers on the side that is copied from, others on the other."""
+        generator = torch.Generator().manual_seed(turn)
+        for on_device, in_host, _ in self.layers():
+            source, target = (in_host, on_device) if hosts else (on_device, in_host)
+            target.fill_(-1)
+            source.copy_(torch.randint(1, 1 << 15, source.shape[1:], generator=generator))
+            source[:, 0, 0, 0] = torch.arange(len(source))  # no two pages are the same
+        self.finish()
+
+    def is_same(self) -> bool:
+        """Whether the device has what L2 has."""
+        return all(
+            torch.equal(on_device[self.device_slots].cpu(), in_host[slots])
+            for on_device, in_host, slots in self.layers()
+        )
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Way(abc.ABC):
+    """One way to copy all pages. A candidate in one direction."""
+
+    def __init__(self, name: str, ground: Ground, *, loads: bool) -> None:
+        self.name = name
+        self.ground = ground
+        self.loads = loads
+
+    def prepare(self, turn: int) -> None:
+        self.ground.fill(turn, hosts=self.loads)
+
+    @abc.abstractmethod
+    def run(self) -> None: ...
+
+    def check(self) -> None:
+        if not self.ground.is_same():
+            raise RuntimeError(f"{self.name} did not copy what it should")
+
+    def close(self) -> None:  # noqa: B027 - two of three have nothing to give back
+        """End threads."""
+
+
+class OneCopy(Way):
+    """As many bytes as all pages have, from one piece of (pinned) memory to another."""
+
+    def __init__(self, ground: Ground, *, loads: bool) -> None:
+        super().__init__(LIMIT, ground, loads=loads)
+        pinned = ground.device.type == "cuda"
+        here = torch.ones(ground.nbytes, dtype=torch.uint8, pin_memory=pinned)
+        there = torch.zeros(ground.nbytes, dtype=torch.uint8, device=ground.device)
+        self._source, self._target = (here, there) if loads else (there, here)
+
+    def prepare(self, turn: int) -> None:
+        self._source.fill_(turn % 256)
+        self._target.fill_(255)
+        self.ground.finish()
+
+    def run(self) -> None:
+        self._target.copy_(self._source, non_blocking=True)
+        self.ground.finish()
+
+    def check(self) -> None:
+        if not torch.equal(self._source.cpu(), self._target.cpu()):
+            raise RuntimeError("one copy did not copy")
+
+
+class CopyAPage(Way):
+    """A copy of its own for every page, plane and layer, in order, on the current stream."""
+
+    def __init__(self, ground: Ground, *, loads: bool) -> None:
+        super().__init__("a copy a page and layer", ground, loads=loads)
+
+    def run(self) -> None:
+        for on_device, in_host, slots in self.ground.layers():
+            for device_slot, host_slot in zip(self.ground.device_slots, slots, strict=True):
+                ends = on_device[device_slot], in_host[host_slot]
+                target, source = ends if self.loads else reversed(ends)
+                target.copy_(source, non_blocking=True)
+        self.ground.finish()
+
+
+class Ours(Way):
+    """`LayerCopier`; how long the first layer takes is kept aside."""
+
+    def __init__(self, ground: Ground, *, loads: bool) -> None:
+        super().__init__("ours: LayerCopier", ground, loads=loads)
+        self._copier = LayerCopier(ground.pools)
+        self.first_layer_s: list[float] = []
+
+    def run(self) -> None:
+        began_s = time.perf_counter()
+        ground = self.ground
+        if self.loads:
+            transfer = self._copier.load(ground.host_slots, ground.device_slots)
+        else:
+            transfer = self._copier.store(ground.device_slots, ground.host_slots)
+        transfer.wait(0)
+        if ground.device.type == "cuda":  # there `wait` holds the stream, not the thread
+            torch.cuda.current_stream(ground.device).synchronize()
+        self.first_layer_s.append(time.perf_counter() - began_s)
+        transfer.settled.result()
+
+    def close(self) -> None:
+        self._copier.close()
+
+
+def measure(report: Report, ground: Ground, layout: str, rounds: int, *, loads: bool) -> None:
+    ours = Ours(ground, loads=loads)
+    compared: list[Way] = [OneCopy(ground, loads=loads), CopyAPage(ground, loads=loads), ours]
+    direction = "L2 → L1" if loads else "L1 → L2"
+    pinned = "pinned" if ground.hosts[0].pinned else "not pinned"
+    section = Section(
+        title=f"{direction}, {ground.device.type}, {layout}, {ground.pages} pages, {pinned}",
+        unit="GB/s",
+        work=ground.nbytes / 1e9,
+        seconds=interleave(compared, rounds),
+        baselines=[LIMIT],
+    )
+    report.add(section)
+    whole_s = statistics.median(section.seconds[ours.name])
+    first_s = statistics.median(ours.first_layer_s[1:])
+    console.print(f"first of {sum(LAYERS.values())} layers: {first_s / whole_s:.0%} of the time\n")
+    for way in compared:
+        way.close()
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pages", type=int, default=16, help="of 8 MiB (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="of each table")
+    parser.add_argument(
+        "--layouts",
+        type=lambda text: text.split(","),
+        default=list(LAYOUTS),
+        help="of L2 (default: all)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    device = torch.device(options.device)
+    report = Report(machine_facts(distributions=["torch"]))
+    if device.type == "cuda":
+        report.facts["device"] = torch.cuda.get_device_name(device)
+    report.print_facts()
+    for layout in options.layouts:
+        ground = Ground(layout, options.pages, device)
+        for loads in (True, False):
+            measure(report, ground, layout, options.rounds, loads=loads)
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The `mooncake` backend against Mooncake's own client, SGLang's `MooncakeStore` and memcpy.
+
+    python benchmarks/mooncake_backend.py [--quick] [--rounds N] [--json FILE]
+
+`make bench-mooncake` makes an environment that has SGLang's backend; elsewhere its row is left out. It
+is not called `mooncake.py`: from its own folder Python would import it in place of the client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import _sglang
+import numpy as np
+from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _mooncake_cluster import master, node
+from _mooncake_stores import (
+    CarefulClient,
+    Cluster,
+    OurPages,
+    OurStorage,
+    RawClient,
+    TheirStore,
+)
+from _plain import Memcpy
+from _store import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from _store import Store
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGES = {64 * KIB: 128, 1 * MIB: 128, 4 * MIB: 64}
+ROUNDS = {64 * KIB: 25, 1 * MIB: 15, 4 * MIB: 9}
+SEGMENT_NBYTES = 1 << 30
+TOUCHED_NBYTES = SEGMENT_NBYTES * 3 // 4
+LEAST_OF_RAW = 0.95
+
+
+class Turn:
+    """Moves one batch in one direction, in a cluster that holds nothing else."""
+
+    def __init__(self, store: Store, cluster: Cluster, direction: str) -> None:
+        self.store = store
+        self.name = store.name
+        self._cluster = cluster
+        self.direction = direction
+        self._hashes: list[str] = []
+
+    def prepare(self, turn: int) -> None:
+        self._cluster.empty()
+        self._hashes = page_hashes_of(self.name, turn, self.store.source.pages)
+        self.store.source.stamp(turn)
+        self.store.prepare_set(self._hashes)
+        if self.direction == "get":
+            self.store.set()
+            self.store.prepare_get(self._hashes)
+
+    def run(self) -> None:
+        (self.store.get if self.direction == "get" else self.store.set)()
+
+    def check(self) -> None:
+        """Compare what was moved with what was to be."""
+        if self.direction == "set":
+            self.store.prepare_get(self._hashes)
+            self.store.get()
+        if not np.array_equal(self.store.landed(), self.store.source.rows):
+            raise RuntimeError(f"{self.name} did not bring back what was set")
+
+
+def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
+    """Page hashes of one batch, different for every candidate and turn."""
+    return [
+        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
+    ]
+
+
+def stores(cluster: Cluster, source: Memory, landing: Memory) -> list[Store]:
+    made: list[Callable[[], Store]] = [
+        partial(Memcpy, Path(), source, landing),
+        *(partial(kind, cluster, source, landing) for kind in (RawClient, CarefulClient)),
+        partial(OurStorage, cluster, source, landing),
+        *(partial(OurPages, cluster, source, landing, checksum=sum_) for sum_ in ("none", "xxh3")),
+    ]
+    if _sglang.is_installed():
+        made.append(partial(TheirStore, cluster, source, landing))
+    return [make() for make in made]
+
+
+def measure(report: Report, where: str, rounds: int, turns: Sequence[Turn]) -> None:
+    """One table, and what it says about the aims."""
+    seconds = interleave(turns, rounds)
+    source, direction = turns[0].store.source, turns[0].direction
+    names = [turn.name for turn in turns]
+    section = report.add(
+        Section(
+            title=f"{direction}, {source.pages} pages of {size_text(source.page_nbytes)}, {where}",
+            unit="GB/s",
+            work=source.pages * source.page_nbytes / 1e9,
+            seconds=seconds,
+            baselines=[
+                name for name in (Memcpy.name, RawClient.name, TheirStore.name) if name in names
+            ],
+        )
+    )
+    baselines = [CarefulClient.name if direction == "set" else RawClient.name]
+    baselines += [TheirStore.name] if TheirStore.name in names else []
+    for baseline in baselines:
+        text = f"{section.title}: {OurStorage.name} / {baseline}"
+        least = LEAST_OF_RAW if baseline != TheirStore.name else 1.0
+        report.aims.append(Aim(text, least, section.ratio(OurStorage.name, baseline)))
+
+
+def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> None:
+    """All sizes in a cluster whose memory is this process's, or another's."""
+    where = "own segment" if own_segment else "another process, TCP"
+    with ExitStack() as stack:
+        config: dict[str, Any] = stack.enter_context(master())
+        if own_segment:
+            config["global_segment_size"] = SEGMENT_NBYTES
+        else:
+            stack.enter_context(node(config, SEGMENT_NBYTES))
+        cluster = Cluster(config)
+        stack.callback(cluster.storage.close)
+        cluster.touch(TOUCHED_NBYTES)
+        for page_nbytes, pages in PAGES.items():
+            if options.quick and page_nbytes > MIB:
+                continue
+            rounds = options.rounds or (5 if options.quick else ROUNDS[page_nbytes])
+            source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+            source.fill(page_nbytes)
+            for memory in (source, landing):
+                cluster.storage.register_buffer(memory.whole)
+            chosen = stores(cluster, source, landing)
+            for direction in ("set", "get"):
+                measure(report, where, rounds, [Turn(one, cluster, direction) for one in chosen])
+            for store in chosen:
+                store.close()
+            for memory in (source, landing):
+                cluster.storage.unregister_buffer(memory.whole)
+
+
+def size_text(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="5 rounds, and no pages of 4 MiB")
+    parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    libraries = ["numpy", *(["torch", "sglang"] if _sglang.is_installed() else [])]
+    facts = machine_facts(distributions=libraries)
+    facts["load"] = ", ".join(f"{load:.2f}" for load in os.getloadavg())
+    report = Report(facts)
+    report.print_facts()
+    if not _sglang.is_installed():
+        console.print(f"SGLang {_sglang.WHEEL_VERSION} is not here: `make bench-mooncake` has it")
+    for own_segment in (True, False):
+        bench(report, options, own_segment=own_segment)
+    report.print_aims()
+    if options.json:
+        report.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

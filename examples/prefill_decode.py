@@ -1,0 +1,106 @@
+"""One process computes a prompt, another decodes it: its pages change hands over a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import tempfile
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from hicache_storage import KeySpace, Shard, open_storage, page_hashes
+from hicache_storage.controller import CacheController, CachePool, ControllerSettings
+from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
+from hicache_storage.host_pool import HostPool, PageShape
+from hicache_storage.page_store import PageStore
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+PAGE_TOKENS = 64
+PROMPT = list(range(1000, 1000 + 20 * PAGE_TOKENS))
+REQUEST_ID = "request-1"
+SHAPES = {
+    "kv": PageShape.mla(page_tokens=PAGE_TOKENS, layers=4, kv_dim=64, dtype="bfloat16"),
+    "draft": PageShape.mha(
+        page_tokens=PAGE_TOKENS, layers=1, heads=2, head_dim=32, dtype="bfloat16"
+    ),
+}
+
+
+@contextmanager
+def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None, None]:
+    """The cache of one engine: host memory for 256 pages of target and draft, over the directory."""
+    with ExitStack() as stack:
+        storage = stack.enter_context(open_storage("file", {"path": directory}))
+        store = stack.enter_context(PageStore(storage))
+        pools: list[CachePool] = []
+        for name, shape in SHAPES.items():
+            space = KeySpace(
+                model="example/tiny-model",
+                dtype=shape.dtype,
+                layout="page_first",
+                page_tokens=PAGE_TOKENS,
+                page_nbytes=shape.nbytes,
+                shard=Shard(layers=(0, shape.layers), heads=(0, 2) if name == "draft" else None),
+                pool=name,
+            )
+            host = HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
+            pools.append(CachePool(space=space, host=host))
+        settings = ControllerSettings(prefetch_threshold_tokens=0)  # every page was computed for us
+        yield stack.enter_context(CacheController(store, pools, settings)), store
+
+
+def computed(pool: str, page_hash: str, nbytes: int) -> bytes:
+    """What the model would compute for a page: here, bytes that its pool and hash decide."""
+    return hashlib.shake_128(f"{pool} {page_hash}".encode()).digest(nbytes)
+
+
+def prefill(directory: str) -> None:
+    """Compute every page of the prompt, and say so once all of them are in storage."""
+    hashes = page_hashes(PROMPT, PAGE_TOKENS)
+    with engine(directory) as (controller, store), HandoffSender(controller, store) as sender:
+        fresh = controller.reserve(hashes)
+        for pool, slots in zip(controller.cache.pools, fresh.slots, strict=True):
+            for page_hash, slot in zip(fresh.hashes, slots, strict=True):
+                page = pool.host.page(slot)
+                page.copy_from(computed(pool.space.pool, page_hash, page.nbytes))
+        controller.commit(fresh)
+        pages = sender.publish(REQUEST_ID, hashes).result()
+        print(f"prefill, process {os.getpid()}: {pages} pages handed over", flush=True)
+
+
+def decode(directory: str) -> None:
+    """Wait for the pages of the prompt; what does not come would be computed here."""
+    hashes = page_hashes(PROMPT, PAGE_TOKENS)
+    with (
+        engine(directory) as (controller, store),
+        HandoffReceiver(controller, store) as receiver,
+        receiver.expect(REQUEST_ID, hashes).result() as prefix,
+    ):
+        # Here an engine copies prefix.slots to its device. The pages stay where they are meanwhile.
+        wrong = 0
+        for pool, slots in zip(controller.cache.pools, prefix.slots, strict=True):
+            for page_hash, slot in zip(hashes, slots, strict=False):
+                page = pool.host.page(slot)
+                wrong += page.tobytes() != computed(pool.space.pool, page_hash, page.nbytes)
+        print(
+            f"decode, process {os.getpid()}: {prefix.pages} of {len(hashes)} pages received,"
+            f" {len(hashes) - prefix.pages} to compute, {wrong} wrong",
+            flush=True,
+        )
+        if wrong or prefix.pages != len(hashes):
+            raise SystemExit("not every page came, or not every byte was right")
+
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as directory:
+        sides = [spawn.Process(target=side, args=(directory,)) for side in (decode, prefill)]
+        for process in sides:
+            process.start()
+        for process in sides:
+            process.join()
+        if any(process.exitcode for process in sides):
+            raise SystemExit("a side failed")

@@ -1,0 +1,308 @@
+"""Speculative decoding over a prefix that was evicted: what becomes of the draft model's KV cache.
+
+A target and a draft model answer a question about a document whose KV cache they have computed before:
+never evicted; restored from storage, target and draft; and restored when storage has lost the draft's
+pages: at first without them, as engines do that keep no draft KV, then with the draft's part computed
+again. The answer is the target's own in every case. The number of tokens that a step of the target
+yields is not.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch.nn.functional import gelu
+
+from hicache_storage import KeySpace, Shard, open_storage, page_hashes
+from hicache_storage.controller import (
+    CacheController,
+    CachePool,
+    ControllerSettings,
+    PartialHits,
+    PrefetchPolicy,
+)
+from hicache_storage.device_pool import DevicePool, LayeredPool
+from hicache_storage.host_pool import HostPool, PageShape
+from hicache_storage.page_store import PageStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.device_pool import LayerTransfer
+
+PAGE_TOKENS = 16
+DOCUMENT_PAGES = 20
+ANSWER_TOKENS = 96
+DRAFTED_TOKENS = 4
+L1_PAGES = 32
+VOCABULARY, WIDTH, HEADS = 512, 64, 2
+SHARPNESS = 20.0
+
+
+class Transformer:
+    """A causal transformer that sees each token with the `context` tokens before it.
+
+    Its weights are seeded, not trained. They are arranged so that a head looks for where the last
+    `context` tokens stood before, and reads what came after them: it continues what it has read.
+    """
+
+    def __init__(self, *, layers: int, context: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.layers, self.context = layers, context
+        self.head_dim = context * WIDTH // HEADS
+        self._embedding = torch.nn.functional.normalize(
+            torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(0))
+        )
+        wide, span = (context + 2) * WIDTH, context * WIDTH
+        self._queries = torch.zeros(layers, wide, span)
+        self._keys = torch.zeros(layers, wide, span)
+        self._values = torch.zeros(layers, wide, span)
+        self._outputs = torch.zeros(layers, span, wide)
+        for layer in range(layers):
+            match, read = (
+                torch.nn.init.orthogonal_(torch.empty(span, span), generator=generator)
+                for _ in range(2)
+            )
+            self._queries[layer, :span] = match * SHARPNESS / context
+            self._keys[layer, WIDTH : WIDTH + span] = match
+            self._values[layer, :WIDTH] = read[:WIDTH]
+            self._outputs[layer, :, -WIDTH:] = read[:WIDTH].T
+        self._up = torch.randn(layers, wide, wide, generator=generator) / wide**0.5
+        self._down = torch.randn(layers, wide, wide, generator=generator) / wide**0.5 * 0.05
+
+    def shape(self) -> PageShape:
+        """A page of its KV cache."""
+        return PageShape.mha(
+            page_tokens=PAGE_TOKENS,
+            layers=self.layers,
+            heads=HEADS,
+            head_dim=self.head_dim,
+            dtype="float32",
+        )
+
+    def extend(self, text: Sequence[int], cache: Cache) -> list[int]:
+        """Compute what `cache` lacks of `text`: the most likely next token behind each token of it."""
+        start, rows = cache.tokens, cache.rows[: len(text)]
+        x = self._embed(torch.tensor(text), start)
+        later = torch.arange(len(text)) > torch.arange(start, len(text))[:, None]
+        for layer in range(self.layers):
+            cache.wait(layer)
+            keys, values = cache.planes[0][layer], cache.planes[1][layer]
+            keys[rows[start:]] = (x @ self._keys[layer]).view(-1, HEADS, self.head_dim)
+            values[rows[start:]] = (x @ self._values[layer]).view(-1, HEADS, self.head_dim)
+            queries = (x @ self._queries[layer]).view(-1, HEADS, self.head_dim)
+            scores = torch.einsum("qhd,khd->hqk", queries, keys[rows])
+            weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+            mixed = torch.einsum("hqk,khd->qhd", weights, values[rows]).flatten(1)
+            x = x + mixed @ self._outputs[layer]
+            x = x + gelu(x @ self._up[layer]) @ self._down[layer]
+        cache.tokens = len(text)
+        return [int(token) for token in (x[:, -WIDTH:] @ self._embedding.T).argmax(-1)]
+
+    def _embed(self, text: torch.Tensor, start: int) -> torch.Tensor:
+        padded = torch.cat([torch.zeros(self.context, dtype=torch.int64), text])
+        seen = [padded[self.context + start - n : len(padded) - n] for n in range(self.context + 1)]
+        blocks = [self._embedding[tokens] for tokens in seen]
+        return torch.cat([*blocks, torch.zeros_like(blocks[0])], dim=1)
+
+
+TARGET = Transformer(layers=3, context=2, seed=1)
+DRAFT = Transformer(layers=1, context=1, seed=2)
+MODELS = {"kv": TARGET, "draft": DRAFT}
+
+
+@dataclass(slots=True)
+class Cache:
+    """A model's KV cache of one text: the engine's tensors, and the rows where its tokens are."""
+
+    planes: Sequence[Sequence[torch.Tensor]]
+    rows: torch.Tensor
+    pool: int
+    loading: LayerTransfer | None = None
+    tokens: int = 0
+    """How many tokens of the text it has."""
+
+    def wait(self, layer: int) -> None:
+        """Before a layer is used: it may still be on its way."""
+        if self.loading is not None:
+            self.loading.wait(layer, pool=self.pool)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request was answered, and how."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    steps: list[int] = field(default_factory=list[int])
+    """How many tokens each step of the target yielded."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a step: 1 without a draft, at most 1 more than are drafted."""
+        return sum(self.steps) / len(self.steps)
+
+
+class Engine:
+    """Two models with their KV caches in L1, and L2 and L3 behind it. A new one is empty but for L3."""
+
+    def __init__(self, directory: str) -> None:
+        with ExitStack() as opened:
+            self._storage = opened.enter_context(open_storage("file", {"path": directory}))
+            store = opened.enter_context(PageStore(self._storage))
+            hosts = [
+                opened.enter_context(
+                    HostPool(model.shape(), slots=L1_PAGES, frame_nbytes=store.frame_nbytes)
+                )
+                for model in MODELS.values()
+            ]
+            self._planes = [_device_tensors(model) for model in MODELS.values()]
+            layered = map(LayeredPool, hosts, self._planes)
+            self._l1 = opened.enter_context(DevicePool(list(layered)))
+            pools = [
+                CachePool(space=_space(name), host=host, required=name == "kv")
+                for name, host in zip(MODELS, hosts, strict=True)
+            ]
+            settings = ControllerSettings(
+                prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, partial_hits=PartialHits.TAKE_TARGET
+            )
+            self._controller = opened.enter_context(CacheController(store, pools, settings))
+            self._opened = opened.pop_all()
+
+    def read(self, document: Sequence[int]) -> list[int]:
+        """Prefill with both models; the slots of the document's pages in L1."""
+        slots = self._l1.allocate(len(document) // PAGE_TOKENS) or []
+        for model, cache in zip(MODELS.values(), self._caches(slots), strict=True):
+            model.extend(document, cache)
+        return slots
+
+    def evict(self, document: Sequence[int], slots: list[int]) -> None:
+        """L1 → L2 → L3, all pools together, and L1 is free."""
+        room = self._controller.reserve(page_hashes(document, PAGE_TOKENS))
+        self._l1.store(slots, room.slots).settled.result()
+        self._controller.commit(room)
+        self._l1.free(slots)
+        self._controller.drain()
+
+    def restore(
+        self, document: Sequence[int], *, mend: bool = False
+    ) -> tuple[list[int], LayerTransfer]:
+        """L3 → L2 → L1, the last step layer by layer behind what is computed meanwhile.
+
+        With `mend` the draft computes what it lacks, and gives it to L2, which writes it to L3.
+        """
+        hashes = page_hashes(document, PAGE_TOKENS)
+        lease = self._controller.prefetch("question", hashes).result()
+        slots = self._l1.allocate(lease.pages) or []
+        loading = self._l1.load(lease.slots, slots, indices=lease.indices)
+        if mend and (claimed := lease.claim("draft")):
+            DRAFT.extend(document, self._caches(slots, loading)[1])
+            host_slots, pages = list(claimed.values()), list(claimed)
+            self._l1.store(slots, [[], host_slots], indices=[[], pages]).settled.result()
+            lease.fill("draft", pages)
+        loading.settled.add_done_callback(lambda _: lease.release())
+        return slots, loading
+
+    def lose_draft(self) -> None:
+        """L3 evicts every page of the draft's pool, as a store under pressure may."""
+        for space in self._storage.spaces():
+            if space.pool == "draft":
+                self._storage.clear(space)
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        slots: list[int],
+        loading: LayerTransfer | None = None,
+        *,
+        drafted_tokens: int = DRAFTED_TOKENS,
+    ) -> Answer:
+        """Continue `prompt` behind the pages in `slots`: draft some tokens, verify them in one step."""
+        pages = -(-(len(prompt) + ANSWER_TOKENS + 2 * drafted_tokens) // PAGE_TOKENS)
+        own = self._l1.allocate(pages - len(slots)) or []
+        target, draft = self._caches(slots + own, loading)
+        target.tokens = draft.tokens = len(slots) * PAGE_TOKENS
+        text, answer = list(prompt), Answer()
+        while len(answer.tokens) < ANSWER_TOKENS:
+            known = len(text)
+            for _ in range(drafted_tokens):
+                text.append(DRAFT.extend(text, draft)[-1])
+            said = TARGET.extend(text, target)[known - len(text) - 1 :]
+            right = 0
+            while known + right < len(text) and text[known + right] == said[right]:
+                right += 1
+            text[known:] = said[: right + 1]
+            for cache in (target, draft):  # of what was drafted in vain nothing is kept
+                cache.tokens = min(cache.tokens, known + right)
+            answer.tokens += said[: right + 1]
+            answer.steps.append(right + 1)
+        self._l1.free(own)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _caches(self, slots: list[int], loading: LayerTransfer | None = None) -> list[Cache]:
+        rows = (torch.tensor(slots)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).flatten()
+        return [Cache(planes, rows, n, loading) for n, planes in enumerate(self._planes)]
+
+
+def _device_tensors(model: Transformer) -> list[list[torch.Tensor]]:
+    """K and V, a tensor a layer: a real engine has them on its GPU."""
+    rows = (L1_PAGES * PAGE_TOKENS, HEADS, model.head_dim)
+    return [[torch.zeros(rows) for _ in range(model.layers)] for _ in ("K", "V")]
+
+
+def _space(name: str) -> KeySpace:
+    shape = MODELS[name].shape()
+    return KeySpace(
+        model="example/copycat",
+        dtype=shape.dtype,
+        layout="page_first",
+        page_tokens=PAGE_TOKENS,
+        page_nbytes=shape.nbytes,
+        shard=Shard(layers=(0, shape.layers), heads=(0, HEADS)),
+        pool=name,
+    )
+
+
+def compare() -> dict[str, Answer]:
+    """The same question, answered in every way."""
+    document = random.Random(3).choices(range(VOCABULARY), k=DOCUMENT_PAGES * PAGE_TOKENS)
+    prompt = document + document[100:104]  # a passage's beginning: how does it go on?
+    answers: dict[str, Answer] = {}
+    with tempfile.TemporaryDirectory() as directory:
+
+        def restored(*, mend: bool = False) -> Answer:
+            with Engine(directory) as engine:
+                slots, loading = engine.restore(document, mend=mend)
+                return engine.answer(prompt, slots, loading)
+
+        with Engine(directory) as engine:
+            slots = engine.read(document)
+            answers["target alone"] = engine.answer(prompt, slots, drafted_tokens=0)
+            answers["never evicted"] = engine.answer(prompt, slots)
+            engine.evict(document, slots)
+        answers["restored, target and draft"] = restored()
+        with Engine(directory) as engine:
+            engine.lose_draft()
+        answers["restored, target only"] = restored()
+        answers["draft computed again"] = restored(mend=True)
+        answers["restored after that"] = restored()
+    return answers
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # models as small as these are faster so
+    answers = compare()
+    alone = answers["target alone"].tokens
+    for name, answer in answers.items():
+        same = "the target's own" if answer.tokens[:ANSWER_TOKENS] == alone else "WRONG"
+        print(f"{name:<26}  acceptance length {answer.acceptance_length:.2f}, answer: {same}")

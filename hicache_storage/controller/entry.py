@@ -1,0 +1,30 @@
+"""A page of L2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hicache_storage.controller.pool_set import Bits, PageSlots
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A page of L2, in every pool. Its fields are the cache's to change, under its lock."""
+
+    page_hash: str
+    slots: PageSlots
+    """In each pool of every page, always; in a trailing pool where a window needs it."""
+    filled: Bits
+    """Pools whose slot holds the page. The others' slots hold anything, and nobody may read them."""
+    stored: Bits
+    """Pools of which L3 has the page, or gave it up: nothing is lost there when it is evicted."""
+    busy: Bits = 0
+    """Pools whose slot somebody is filling: a load, or an engine that computes it again."""
+    pins: int = 1
+    uses: int = 1
+    queued: bool = False
+    """It is waiting to be written, or being written."""
+    leaving: bool = False
+    """It is being written so that it can be evicted."""

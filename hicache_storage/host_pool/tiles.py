@@ -1,0 +1,154 @@
+"""Rectangles of a page: which bytes of the memory of a host pool they are, in stored order.
+
+A page of L layers and H heads can be cut into tiles, each stored as a page of its own, so that engines
+which split the model elsewhere find their parts. A tile's bytes are its page's, in the layout's order of
+axes, with the layers and heads of others left out: K first, then V. They depend on the layout and on the
+tile, and on nothing around it. Neighbours in memory are one segment:
+
+    layout             cut by heads              cut by layers
+    layer_first        one a token and layer     one a layer
+    page_first         one a token and layer     one a token
+    page_first_direct  one a token and layer     one
+    page_head          one                       one a token and head
+
+each of them once a plane, for the layers and heads of the tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache_storage.host_pool.shape import LAYOUTS, POOL_AXES, array_shape, check_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.host_pool.shape import PageShape
+
+MAX_SEGMENTS = 511
+"""Of a tile: with its header it makes the 512 that every storage takes (KV-008)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A rectangle of a page, counted from the page's own first layer and head."""
+
+    layers: tuple[int, int]
+    """[start, end)."""
+    heads: tuple[int, int] | None = None
+    """[start, end); None: all that the page has."""
+
+
+class Run(NamedTuple):
+    """One segment: where it lies for slot 0, and how much further for each slot after it."""
+
+    start: int
+    nbytes: int
+    stride: int
+
+
+def whole(shape: PageShape) -> Tile:
+    """The tile that is the page."""
+    return Tile((0, shape.layers))
+
+
+def tile_nbytes(shape: PageShape, tile: Tile) -> int:
+    """Bytes of one tile."""
+    layers, heads = _extent(shape, tile)
+    unit = shape.page_tokens * len(layers) * len(heads) * shape.itemsize
+    return sum(unit * dim for _, dim in shape.planes)
+
+
+def tile_runs(layout: str, shape: PageShape, slots: int, tile: Tile) -> list[Run]:
+    """The segments of `tile` in a pool of `slots` pages, in stored order."""
+    layers, heads = _extent(shape, tile)
+    runs: list[Run] = []
+    start = 0
+    for plane, nbytes in enumerate(shape.plane_nbytes):
+        dim = range(shape.planes[plane][1])
+        wanted = {"l": layers, "h": heads, "t": range(shape.page_tokens), "d": dim}
+        strides, slot_stride = _strides(layout, shape, plane, slots)
+        offsets, length = _blocks([(wanted[axis], step) for axis, step in strides], shape.itemsize)
+        runs += [Run(start + offset, length, slot_stride) for offset in offsets]
+        start += slots * nbytes
+    return runs
+
+
+def check_tiles(layout: str, shape: PageShape, slots: int, tiles: Sequence[Tile]) -> None:
+    """Refuse tiles that are not the page, cut up, or that lie in too many segments.
+
+    Raises:
+        ValueError: Says which tile, and which layout would do.
+    """
+    cells: list[tuple[int, int]] = []
+    for tile in tiles:
+        layers, heads = _extent(shape, tile)
+        cells += product(layers, heads)
+    page = product(range(shape.layers), range(shape.planes[0][0]))
+    if sorted(cells) != list(page):
+        raise ValueError(
+            f"tiles must cover each of {shape.layers} layers and {shape.planes[0][0]} heads once,"
+            f" and these do not: {list(tiles)}"
+        )
+    for tile in tiles:
+        segments = len(tile_runs(layout, shape, slots, tile))
+        if segments > MAX_SEGMENTS:
+            raise ValueError(
+                f"layout {layout!r} makes {segments} segments of {tile}, and a storage takes"
+                f" {MAX_SEGMENTS}: {_advice(shape, slots, tiles)}"
+            )
+
+
+def _extent(shape: PageShape, tile: Tile) -> tuple[range, range]:
+    """Its layers and its heads."""
+    return range(*tile.layers), range(*(tile.heads or (0, shape.planes[0][0])))
+
+
+def _strides(
+    layout: str, shape: PageShape, plane: int, slots: int
+) -> tuple[list[tuple[str, int]], int]:
+    """Bytes from one index to the next, for each axis of a page in stored order, and of the slots."""
+    step = shape.itemsize
+    strides: list[tuple[str, int]] = []
+    slot_stride = 0
+    sizes = array_shape(layout, shape, plane, slots)
+    for axis, size in zip(reversed(POOL_AXES[layout]), reversed(sizes), strict=True):
+        if axis == "s":
+            slot_stride = step
+        elif axis == "n":  # the tokens of all slots in a row
+            strides.append(("t", step))
+            slot_stride = step * shape.page_tokens
+        else:
+            strides.append((axis, step))
+        step *= size
+    return strides[::-1], slot_stride
+
+
+def _blocks(axes: list[tuple[range, int]], itemsize: int) -> tuple[list[int], int]:
+    """Where the contiguous blocks of a part of an array begin, in order, and how long each is."""
+    length = itemsize
+    outer = list(axes)
+    first = 0
+    while outer and (len(outer[-1][0]) == 1 or outer[-1][1] == length):
+        indices, step = outer.pop()
+        first += indices.start * step
+        length *= len(indices)
+    steps = [[index * step for index in indices] for indices, step in outer]
+    return [first + sum(offsets) for offsets in product(*steps)], length
+
+
+def _advice(shape: PageShape, slots: int, tiles: Sequence[Tile]) -> str:
+    """Which layouts would do, the one with the fewest segments first."""
+    counts: dict[str, int] = {}
+    for layout in LAYOUTS:
+        try:
+            check_layout(layout, shape)
+        except ValueError:
+            continue
+        counts[layout] = max(len(tile_runs(layout, shape, slots, tile)) for tile in tiles)
+    fit = [name for name in sorted(counts, key=counts.__getitem__) if counts[name] <= MAX_SEGMENTS]
+    if not fit:
+        return "cut by heads alone with layout 'page_head', or by layers alone with another"
+    return "use layout " + " or ".join(f"{name!r} ({counts[name]})" for name in fit)

@@ -1,0 +1,130 @@
+"""`--faults PLAN`: a storage that misbehaves while a trace is replayed.
+
+    get:raise@5%,set:flip@1%,exists:delay@10%,seed=7
+
+An item is OPERATION:FAULT@SHARE or a setting. Operations are those of the contract without their
+`batch_`, faults those of `hicache_conformance.Fault`; `@12` means call number 12 alone, from 0.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hicache_conformance import FaultyStorage, Odds, Strike
+
+    from hicache_storage.storage import HiCacheStorage
+
+_OPERATIONS = ("exists", "get", "set", "delete")
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """What happens to which calls of a storage; the same for the same seed."""
+
+    text: str
+    """As it was given."""
+    plan: tuple[Odds | Strike, ...]
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def parse(cls, text: str) -> FaultPlan:
+        """The plan that `text` describes.
+
+        Raises:
+            ConfigError: Names the item that is wrong, or the package that is missing.
+        """
+        plan: list[Odds | Strike] = []
+        settings: dict[str, Any] = {"hang_s": _HANG_S}
+        for item in filter(None, (item.strip() for item in text.split(","))):
+            if "=" in item:
+                name, value = _setting(item)
+                settings[name] = value
+            else:
+                plan.append(_fault(item))
+        if not plan:
+            raise ConfigError(f"--faults {text!r}: names no fault, as in get:raise@5%")
+        return cls(text=text, plan=tuple(plan), settings=settings)
+
+    def wrap(self, storage: HiCacheStorage) -> FaultyStorage:
+        """`storage` with these faults; it is closed with what is returned."""
+        from hicache_conformance import FaultyStorage  # noqa: PLC0415 - only --faults needs it
+
+        return FaultyStorage(storage, self.plan, **self.settings)
+
+
+_HANG_S = 12.0
+"""Longer than a page store's deadline: a call that hangs is given up, and comes back later."""
+_SETTINGS: dict[str, type[int | float]] = {"seed": int, "delay_s": float, "hang_s": float}
+
+
+def struck(storages: Iterable[FaultyStorage]) -> dict[str, int]:
+    """How often which fault has happened, by the names that a plan has for them."""
+    counts: dict[str, int] = {}
+    for storage in storages:
+        for (operation, fault), times in sorted(
+            storage.struck.items(), key=lambda item: (item[0][0], item[0][1].value)
+        ):
+            name = f"{operation.removeprefix('batch_')}:{fault.value}"
+            counts[name] = counts.get(name, 0) + times
+    return counts
+
+
+def _fault(item: str) -> Odds | Strike:
+    operation, _, rest = item.partition(":")
+    name, at, when = rest.partition("@")
+    if not (rest and at):
+        raise ConfigError(f"--faults: {item}: must be OPERATION:FAULT@SHARE, as in get:raise@5%")
+    _need_the_kit()
+    from hicache_conformance import Fault, Odds, Strike  # noqa: PLC0415 - as above
+
+    faults = {fault.value: fault for fault in Fault}
+    if operation not in _OPERATIONS:
+        hint = did_you_mean(operation, list(_OPERATIONS))
+        raise ConfigError(f"--faults: {item}: unknown operation {operation!r}{hint}")
+    if name not in faults:
+        raise ConfigError(
+            f"--faults: {item}: unknown fault {name!r}{did_you_mean(name, list(faults))}"
+        )
+    if when.endswith("%"):
+        share = _number(item, when.removesuffix("%"), float)
+        if not 0 < share <= 100:
+            raise ConfigError(f"--faults: {item}: must be a share above 0 % up to 100 %")
+        return Odds(f"batch_{operation}", faults[name], share / 100)
+    return Strike(f"batch_{operation}", int(_number(item, when, int)), faults[name])
+
+
+def _setting(item: str) -> tuple[str, float]:
+    name, _, value = item.partition("=")
+    if name not in _SETTINGS:
+        hint = did_you_mean(name, list(_SETTINGS))
+        raise ConfigError(f"--faults: {item}: unknown setting {name!r}{hint}")
+    return name, _number(item, value, _SETTINGS[name])
+
+
+def _number(item: str, text: str, kind: type[int | float]) -> float:
+    """Not negative, and finite."""
+    try:
+        number = kind(text) if len(text) <= _MAX_DIGITS else math.nan
+    except ValueError:
+        number = math.nan
+    if not (number >= 0 and math.isfinite(number)):
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"--faults: {item}: needs {wanted} from 0 on, not {text!r}")
+    return number
+
+
+def _need_the_kit() -> None:
+    if importlib.util.find_spec("hicache_conformance") is None:
+        raise ConfigError(
+            "--faults needs hicache_conformance, which is no part of the SDK:"
+            " pip install 'hicache-storage[conformance]'"
+        )

@@ -1,0 +1,56 @@
+"""What a rank's process tells the one that started it: pairs of a kind and what is told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from multiprocessing.connection import Connection
+
+
+class Relay:
+    """The rank's end. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, told: Any) -> None:
+        """Tell it, where somebody still listens."""
+        with self._lock:
+            try:
+                self._connection.send((kind, told))
+            except OSError:  # the run was ended
+                return
+
+    @contextmanager
+    def warnings(self) -> Generator[None, None, None]:
+        """Send this process's warnings too, the same complaint once."""
+        handler = _Sender(self)
+        logging.getLogger().addHandler(handler)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(handler)
+
+
+class _Sender(logging.Handler):
+    def __init__(self, relay: Relay) -> None:
+        super().__init__(logging.WARNING)
+        self._relay = relay
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg not in self._said:
+            self._said.add(record.msg)
+            self._relay.send("warning", (record.name, record.levelno, record.getMessage()))
+
+
+def replayed_warning(rank: int, told: tuple[str, int, str]) -> None:
+    """Log in this process what a rank had to say."""
+    name, level, text = told
+    logging.getLogger(name).log(level, f"rank {rank}: {text}")  # noqa: G004 - each is said once

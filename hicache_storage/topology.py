@@ -1,0 +1,261 @@
+"""Which rank holds what part of a model's KV, who writes it, and how a fleet cuts it: arithmetic only.
+
+Ranks are numbered as in SGLang, `rank = pp_rank * tp_size + tp_rank`. A stage owns a range of layers,
+the ranks of a stage a range of KV heads each. Where there are fewer heads than ranks, or none (MLA),
+several ranks hold the same rectangle, and the first of them writes it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.host_pool.tiles import Tile
+from hicache_storage.keys import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Where refusals look for sizes that would do.
+_SIZES = range(1, 65)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What a pool holds of the whole model.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    layers: int
+    heads: int | None = None
+    """KV heads; None: every rank holds the same bytes (MLA)."""
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each pipeline stage where they are not split evenly. A stage may have none: a draft of
+    one layer that lives on the last of two stages has (0, 1)."""
+
+    def __post_init__(self) -> None:
+        for name, size in (("layers", self.layers), ("heads", self.heads)):
+            if size is not None and size < 1:
+                raise ConfigError(f"{name} must be at least 1, not {size}")
+        split = self.stage_layers
+        if split is not None and (min(split, default=-1) < 0 or sum(split) != self.layers):
+            raise ConfigError(f"stage_layers {split} must add up to {self.layers} layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank holds of a pool."""
+
+    shard: Shard
+    rank: int
+    writer: int
+    """The rank that writes this shard: this one, or another with the same bytes."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether that is this rank."""
+        return self.rank == self.writer
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return self.shard.layers[1] - self.shard.layers[0]
+
+    @property
+    def heads(self) -> int | None:
+        """How many KV heads; None: MLA."""
+        return self.shard.heads and self.shard.heads[1] - self.shard.heads[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Where a fleet cuts a model's pages, so that engines of any topology on it share them.
+
+    Groups are counted from the model's first layer and head; the last may be smaller. None: not cut
+    there, so that only ranks with the same range share.
+    """
+
+    head_group: int | None = None
+    layer_group: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in (("head_group", self.head_group), ("layer_group", self.layer_group)):
+            if size is not None and size < 1:
+                raise ConfigError(f"{name} must be at least 1, not {size}")
+
+    @classmethod
+    def coarsest(cls, extent: Extent, topologies: Sequence[Topology]) -> Grid:
+        """The largest groups that all of `topologies` share: the fewest and largest stored pages."""
+        parts = [part.shard for topology in topologies for part in topology.parts(extent)]
+        layers = [end for shard in parts for end in shard.layers if end != extent.layers]
+        heads = [end for shard in parts for end in shard.heads or () if end != extent.heads]
+        return cls(
+            head_group=None if extent.heads is None else math.gcd(*heads) or extent.heads,
+            layer_group=math.gcd(*layers) or extent.layers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The ranks of one engine. With data-parallel attention `tp_size` is that of its attention groups.
+
+    Raises:
+        ConfigError: A size below 1.
+    """
+
+    tp_size: int = 1
+    pp_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name, size in (("tp_size", self.tp_size), ("pp_size", self.pp_size)):
+            if size < 1:
+                raise ConfigError(f"{name} must be at least 1, not {size}")
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return self.tp_size * self.pp_size
+
+    def part(self, extent: Extent, rank: int) -> Part | None:
+        """What `rank` holds of a pool; None where its stage has none of the pool's layers.
+
+        Raises:
+            ConfigError: The pool cannot be split like this. Says which sizes would do.
+            ValueError: No such rank.
+        """
+        if not 0 <= rank < self.size:
+            raise ValueError(f"there is no rank {rank}: this engine has ranks 0 to {self.size - 1}")
+        pp_rank, tp_rank = divmod(rank, self.tp_size)
+        layers = _stages(extent, self.pp_size)[pp_rank]
+        if layers[0] == layers[1]:
+            return None
+        heads, first = self._heads(extent, tp_rank)
+        writer = pp_rank * self.tp_size + first
+        return Part(shard=Shard(layers=layers, heads=heads), rank=rank, writer=writer)
+
+    def parts(self, extent: Extent) -> list[Part]:
+        """What each rank holds, in the order of the ranks; ranks that hold nothing are left out."""
+        held = [self.part(extent, rank) for rank in range(self.size)]
+        return [part for part in held if part is not None]
+
+    def writers(self, extent: Extent) -> dict[Shard, int]:
+        """Every shard of a pool, and the one rank that writes it."""
+        return {part.shard: part.writer for part in self.parts(extent)}
+
+    def tiles(self, extent: Extent, rank: int, grid: Grid) -> tuple[Tile, ...]:
+        """How `rank` cuts its pages, for `HostPool`; every rank refuses where one of them must.
+
+        Raises:
+            ConfigError: The engine does not tile the grid. Says which sizes would.
+            ValueError: No such rank, or it holds nothing of the pool.
+        """
+        if not _fits(self, extent, grid):
+            raise ConfigError(self._refusal(extent, grid))
+        part = self.part(extent, rank)
+        if part is None:
+            raise ValueError(f"rank {rank} holds nothing of this pool")
+        layer_groups = _groups(part.layers, grid.layer_group)
+        if part.heads is None:
+            return tuple(Tile(layers) for layers in layer_groups)
+        head_groups = _groups(part.heads, grid.head_group)
+        return tuple(Tile(layers, heads) for layers in layer_groups for heads in head_groups)
+
+    def _heads(self, extent: Extent, tp_rank: int) -> tuple[tuple[int, int] | None, int]:
+        """The heads of a rank, and the first rank of the stage that has them."""
+        total, size = extent.heads, self.tp_size
+        if total is None:
+            return None, 0
+        if total % size and size % total:
+            fit = [n for n in range(1, total + 1) if total % n == 0]
+            raise ConfigError(
+                f"tp_size {size} does not split {total} KV heads evenly: use"
+                f" {_listed('tp_size', fit)}, or a multiple of {total}"
+            )
+        group = max(1, total // size)
+        copies = max(1, size // total)
+        start = tp_rank // copies * group
+        return (start, start + group), tp_rank // copies * copies
+
+    def _refusal(self, extent: Extent, grid: Grid) -> str:
+        own = Grid.coarsest(extent, [self])
+        complaints: list[str] = []
+        advice: list[str] = []
+        by_heads = Grid(head_group=grid.head_group)
+        if not _fits(self, extent, by_heads):
+            complaints.append(
+                f"tp_size {self.tp_size} does not tile {extent.heads} KV heads in groups of"
+                f" {grid.head_group}"
+            )
+            fit = [n for n in _SIZES if _tiles(extent, by_heads, tp_size=n)]
+            advice.append(f"{_listed('tp_size', fit)}, or head_group {own.head_group}")
+        by_layers = Grid(layer_group=grid.layer_group)
+        if not _fits(self, extent, by_layers):
+            ends = ", ".join(str(end) for _, end in _stages(extent, self.pp_size)[:-1])
+            complaints.append(
+                f"pp_size {self.pp_size} splits {extent.layers} layers at {ends}, which does not tile"
+                f" groups of {grid.layer_group}"
+            )
+            fit = [n for n in _SIZES if _tiles(extent, by_layers, pp_size=n)]
+            advice.append(f"{_listed('pp_size', fit)}, or layer_group {own.layer_group}")
+        return f"{'; '.join(complaints)}: use {'; and '.join(advice)}"
+
+
+def _stages(extent: Extent, pp_size: int) -> list[tuple[int, int]]:
+    """The layers of each stage; the last ones have one more where they are uneven.
+
+    Source: sglang/srt/distributed/utils.py (0.5.23), `get_pp_indices`.
+    """
+    split = extent.stage_layers
+    if split is None:
+        least, more = divmod(extent.layers, pp_size)
+        if not least:
+            raise ConfigError(
+                f"pp_size {pp_size} leaves stages without any of {extent.layers} layers: use"
+                f" {_listed('pp_size', range(1, extent.layers + 1))}, or say with stage_layers where"
+                " they are"
+            )
+        split = (least,) * (pp_size - more) + (least + 1,) * more
+    elif len(split) != pp_size:
+        raise ConfigError(f"stage_layers {split} are of {len(split)} stages; pp_size is {pp_size}")
+    return list(pairwise(accumulate(split, initial=0)))
+
+
+def _fits(topology: Topology, extent: Extent, grid: Grid) -> bool:
+    """Whether no rank's part ends inside a group."""
+    return all(
+        _aligned(part.shard.layers, grid.layer_group, extent.layers)
+        and _aligned(part.shard.heads, grid.head_group, extent.heads)
+        for part in topology.parts(extent)
+    )
+
+
+def _tiles(extent: Extent, grid: Grid, *, tp_size: int = 1, pp_size: int = 1) -> bool:
+    """Whether an engine of this size could be split so, on this grid."""
+    split = Extent(layers=extent.layers, heads=extent.heads)
+    try:
+        return _fits(Topology(tp_size=tp_size, pp_size=pp_size), split, grid)
+    except ConfigError:
+        return False
+
+
+def _aligned(held: tuple[int, int] | None, group: int | None, total: int | None) -> bool:
+    if held is None or group is None:
+        return True
+    return all(end % group == 0 or end == total for end in held)
+
+
+def _groups(size: int, group: int | None) -> list[tuple[int, int]]:
+    """The groups that a range of `size` consists of, counted from its start, which begins one."""
+    step = group or size
+    return [(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def _listed(name: str, sizes: Iterable[int]) -> str:
+    """`tp_size 1, 2 or 4`."""
+    *most, last = [str(size) for size in sizes]
+    return f"{name} {', '.join(most)} or {last}" if most else f"{name} {last}"

@@ -1,0 +1,248 @@
+"""What the backends whose pages lie in a directory have in common, whatever lies in it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.file import FileStorage
+from hicache_backends.hf3fs import Hf3fsStorage
+from pages import blank, hash_of, page, space
+
+from hicache_storage import ConfigError, HiCacheStorage, Page, StorageClosed, open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPACE = space()
+HASHES = [hash_of(number) for number in range(8)]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A backend, and one way to configure it."""
+
+    name: str
+    backend: str
+    storage_class: type[HiCacheStorage]
+    config: dict[str, Any]
+
+    def open(self, root: Path, **config: Any) -> HiCacheStorage:
+        return open_storage(self.backend, {"path": str(root), **self.config, **config})
+
+
+KINDS = [
+    Kind("file", "file", FileStorage, {}),
+    Kind("hf3fs-direct", "hf3fs", Hf3fsStorage, {"direct": True}),
+    Kind("hf3fs-buffered", "hf3fs", Hf3fsStorage, {"direct": False}),
+]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    chosen: Kind = request.param
+    return chosen
+
+
+@pytest.fixture
+def storage(kind: Kind, root: Path) -> Iterator[HiCacheStorage]:
+    with kind.open(root) as storage:
+        storage.open_space(SPACE)
+        yield storage
+
+
+def stored(storage: HiCacheStorage, numbers: range) -> None:
+    hashes = [hash_of(number) for number in numbers]
+    assert [True] * len(hashes) == storage.batch_set(SPACE, hashes, [page(seed=n) for n in numbers])
+
+
+def got(storage: HiCacheStorage, page_hash: str) -> bytes | None:
+    target = blank()
+    return target.tobytes() if storage.batch_get(SPACE, [page_hash], [target]) == [True] else None
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class TestPages:
+    @pytest.mark.parametrize("segments", [1, 2, 3, 512, 1024, 1500])
+    def test_any_segmentation_is_read_back_in_any_other(
+        self, storage: HiCacheStorage, segments: int
+    ) -> None:
+        pieces = [bytearray(random.Random(n).randbytes(n % 7 + 1)) for n in range(segments)]
+        whole = Page(*pieces)
+        key_space = space(page_nbytes=whole.nbytes)
+        target = Page(*[bytearray(1) for _ in range(whole.nbytes)])
+
+        assert [True] == storage.batch_set(key_space, HASHES[:1], [whole])
+        assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
+        assert whole.tobytes() == target.tobytes()
+
+    @pytest.mark.parametrize("nbytes", [1, 63, 4095, 4097, (1 << 20) + 1, 64 << 20])
+    def test_any_size(self, storage: HiCacheStorage, nbytes: int) -> None:
+        key_space = space(page_nbytes=nbytes)
+        source, target = page(nbytes), blank(nbytes)
+
+        assert [True] == storage.batch_set(key_space, HASHES[:1], [source])
+        assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
+        assert source.tobytes() == target.tobytes()
+
+    def test_a_page_of_another_size_is_refused(self, storage: HiCacheStorage) -> None:
+        stored(storage, range(1))
+
+        assert [False] == storage.batch_set(SPACE, HASHES[1:2], [page(4095)])
+        assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank(4097)])
+
+    def test_each_item_of_a_batch_has_its_own_verdict(self, storage: HiCacheStorage) -> None:
+        stored(storage, range(0, 3, 2))
+        targets = [blank() for _ in range(3)]
+
+        assert [True, False, True] == storage.batch_get(SPACE, HASHES[:3], targets)
+        assert [page(seed=0).tobytes(), page(seed=2).tobytes()] == [
+            targets[0].tobytes(),
+            targets[2].tobytes(),
+        ]
+
+    def test_duplicates_in_a_batch_are_each_answered(self, storage: HiCacheStorage) -> None:
+        twice = [HASHES[0], HASHES[0]]
+        targets = [blank(), blank()]
+
+        assert [True, True] == storage.batch_set(SPACE, twice, [page(), page()])
+        assert [True, True] == storage.batch_get(SPACE, twice, targets)
+        assert [True, True] == storage.batch_delete(SPACE, twice)
+        assert [page().tobytes()] * 2 == [target.tobytes() for target in targets]
+
+    def test_empty_batches(self, storage: HiCacheStorage) -> None:
+        assert [] == storage.batch_set(SPACE, [], [])
+        assert [] == storage.batch_get(SPACE, [], [])
+        assert [] == storage.batch_exists(SPACE, [])
+        assert [] == storage.batch_delete(SPACE, [])
+
+    def test_a_present_page_keeps_its_bytes(self, storage: HiCacheStorage) -> None:
+        stored(storage, range(1))
+
+        assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(seed=99)])
+        assert page().tobytes() == got(storage, HASHES[0])
+
+    def test_hashes_that_begin_alike_are_different_pages(self, storage: HiCacheStorage) -> None:
+        alike = ["00" * 31 + "01", "00" * 31 + "02", "00" * 16]
+        assert [True] * 3 == storage.batch_set(SPACE, alike, [page(seed=n) for n in range(3)])
+        targets = [blank() for _ in alike]
+
+        assert [True] * 3 == storage.batch_get(SPACE, alike, targets)
+        assert [page(seed=n).tobytes() for n in range(3)] == [t.tobytes() for t in targets]
+
+    def test_delete_of_an_absent_page_is_true(self, storage: HiCacheStorage) -> None:
+        assert [True] == storage.batch_delete(SPACE, HASHES[:1])
+
+    def test_no_joined_copy_is_made(self, storage: HiCacheStorage) -> None:
+        """The allocations of a batch are far below one page."""
+        nbytes = 8 << 20
+        key_space = space(page_nbytes=nbytes)
+        source = Page(*[memoryview(bytearray(nbytes // 64)) for _ in range(64)])
+        target = Page(*[memoryview(bytearray(nbytes // 64)) for _ in range(64)])
+        storage.open_space(key_space)
+        tracemalloc.start()
+        try:
+            assert [True] == storage.batch_set(key_space, HASHES[:1], [source])
+            assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert peak < nbytes // 16
+
+
+class TestLifecycle:
+    def test_pages_survive_reopening(self, kind: Kind, storage: HiCacheStorage, root: Path) -> None:
+        stored(storage, range(3))
+        storage.close()
+        with kind.open(root) as again:
+            assert page(seed=2).tobytes() == got(again, HASHES[2])
+            assert [SPACE] == list(again.spaces())
+
+    def test_a_manifest_in_the_wrong_place_is_no_key_space(
+        self, storage: HiCacheStorage, root: Path
+    ) -> None:
+        strange = root / "spaces" / ("0" * 32)
+        strange.mkdir()
+        shutil.copy(root / "spaces" / SPACE.id / "manifest.json", strange)
+
+        assert [SPACE] == list(storage.spaces())
+
+    def test_after_close_everything_raises(self, storage: HiCacheStorage) -> None:
+        storage.close()
+        storage.close()
+        calls: list[Any] = [
+            lambda: storage.batch_exists(SPACE, []),
+            lambda: storage.batch_get(SPACE, [], []),
+            lambda: storage.batch_set(SPACE, [], []),
+            lambda: storage.batch_delete(SPACE, []),
+            lambda: storage.open_space(SPACE),
+            storage.spaces,
+            lambda: storage.scan(SPACE),
+            lambda: storage.clear(SPACE),
+            storage.stats,
+        ]
+        for call in calls:
+            with pytest.raises(StorageClosed):
+                call()
+
+    def test_opening_fifty_times_leaves_nothing_behind(self, kind: Kind, root: Path) -> None:
+        def use() -> None:
+            with kind.open(root, capacity_nbytes="1MiB") as storage:
+                stored(storage, range(4))
+                assert page().tobytes() == got(storage, HASHES[0])
+
+        use()
+        fds, threads = descriptors(), threading.active_count()
+        for _ in range(50):
+            use()
+
+        assert fds == descriptors()
+        assert threads == threading.active_count()
+        assert [] == list((root / "writers").iterdir())
+
+
+class TestSettings:
+    def test_the_registry_opens_it(self, kind: Kind, tmp_path: Path) -> None:
+        with kind.open(tmp_path / "a" / "b") as storage:
+            assert isinstance(storage, kind.storage_class)
+
+    @pytest.mark.parametrize(
+        ("config", "named"),
+        [
+            ({}, "path"),
+            ({"path": ""}, "path"),
+            ({"path": "\0"}, "path"),
+            ({"path": "ROOT", "capacity_nbytes": 0}, "capacity_nbytes"),
+            ({"path": "ROOT", "capacity": 1}, "capacity"),
+            ({"path": "ROOT", "touch_interval_s": -1}, "touch_interval_s"),
+            ({"path": "ROOT", "timeout_s": 0}, "timeout_s"),
+        ],
+    )
+    def test_a_wrong_field_is_named(
+        self, kind: Kind, tmp_path: Path, config: dict[str, Any], named: str
+    ) -> None:
+        config = {key: str(tmp_path) if value == "ROOT" else value for key, value in config.items()}
+        with pytest.raises(ConfigError, match=named):
+            kind.storage_class.from_config(config)
+
+    def test_a_path_that_is_a_file_is_refused(self, kind: Kind, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="path"):
+            kind.open(tmp_path / "file")
+
+    def test_the_home_directory_is_expanded(
+        self, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with kind.open(Path("~/cache")):
+            assert (tmp_path / "cache" / "spaces").is_dir()

@@ -1,0 +1,271 @@
+"""Stores that come and go while requests run."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engines import (
+    PROMPT,
+    cache_pools,
+    compute,
+    engine_on,
+    free_slots,
+    is_right,
+    leaked,
+    page_store,
+    until,
+)
+from pages import hash_of
+from stores import Gate, HookedStorage
+
+from hicache_storage.controller import CacheController, Reason, WritePolicy
+from hicache_storage.errors import StorageClosed, StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def stored(storage: HookedStorage) -> int:
+    return sum(len(list(storage.inner.scan(space))) for space in storage.inner.spaces())
+
+
+def fetched(engine: CacheController, request_id: str = "r") -> tuple[int, int]:
+    """Pages that L2 and L3 had of the prompt, all of them right."""
+    with engine.prefetch(request_id, PROMPT).result() as lease:
+        assert is_right(lease)
+        return lease.l2_pages, lease.l3_pages
+
+
+class TestWithoutAStore:
+    def test_l2_serves_alone(self) -> None:
+        with engine_on(None, cache_pools()) as engine:
+            compute(engine, PROMPT[:4])
+
+            assert (4, 0) == fetched(engine)
+            assert engine.explain("r").reason is Reason.NO_STORE
+            assert engine.drain(0)
+            assert not leaked(engine)
+
+    def test_write_back_forgets_what_it_evicts(self) -> None:
+        with engine_on(None, cache_pools(8), write_policy=WritePolicy.WRITE_BACK) as engine:
+            compute(engine, PROMPT[:8])
+            assert compute(engine, PROMPT[8:]) == 8
+            assert not leaked(engine)
+
+
+class TestAttach:
+    def test_what_the_store_has_is_found_from_then_on(self, stack: ExitStack) -> None:
+        storage = HookedStorage()
+        with engine_on(storage, cache_pools()) as first:
+            compute(first, PROMPT)
+            first.drain(20)
+        store = stack.enter_context(page_store(storage))
+        with engine_on(None, cache_pools()) as engine:
+            assert (0, 0) == fetched(engine)
+            engine.attach(store)
+            assert (0, 16) == fetched(engine)
+
+    def test_another_store_is_owed_every_page_that_is_used(self, stack: ExitStack) -> None:
+        first, second = HookedStorage(), HookedStorage()
+        store = stack.enter_context(page_store(second))
+        with engine_on(first, cache_pools()) as engine:
+            compute(engine, PROMPT)
+            assert engine.detach()
+            engine.attach(store)
+            assert stored(second) == 0
+
+            fetched(engine)
+
+            assert engine.drain(20)
+        assert (32, 32) == (stored(first), stored(second))
+
+    def test_one_store_at_a_time(self, stack: ExitStack) -> None:
+        store = stack.enter_context(page_store(HookedStorage()))
+        with engine_on(HookedStorage(), cache_pools()) as engine:
+            with pytest.raises(RuntimeError, match="detach it first"):
+                engine.attach(store)
+            engine.close()
+            with pytest.raises(StorageClosed):
+                engine.attach(store)
+
+    def test_a_store_that_fails_is_not_attached(self, stack: ExitStack) -> None:
+        bad, good = HookedStorage(), HookedStorage()
+        registered: list[int] = []
+
+        def register(buffer: memoryview) -> None:
+            if len(registered) == 3:
+                raise StorageUnavailable("no room to register")
+            registered.append(len(buffer))
+
+        def unregister(buffer: memoryview) -> None:
+            registered.remove(len(buffer))
+
+        vars(bad)["register_buffer"] = register
+        vars(bad)["unregister_buffer"] = unregister
+        with engine_on(None, cache_pools()) as engine:
+            with pytest.raises(StorageUnavailable):
+                engine.attach(stack.enter_context(page_store(bad)))
+            assert not registered
+
+            engine.attach(stack.enter_context(page_store(good)))
+            compute(engine, PROMPT)
+            assert engine.drain(20)
+        assert stored(good) == 32
+
+
+class TestDetach:
+    def test_what_is_queued_is_written_first_or_dropped(self) -> None:
+        for drain, pages in ((True, 32), (False, 8)):
+            storage, gate = HookedStorage(), Gate()
+            with engine_on(storage, cache_pools()) as engine:
+                storage.hooks["batch_set"] = gate
+                compute(engine, PROMPT)
+                assert gate.entered.wait(20)
+                threading.Timer(0.05, gate.open).start()
+
+                assert engine.detach(drain=drain)
+
+                assert pages == stored(storage)
+                assert not leaked(engine)
+
+    def test_write_back_pays_what_it_owes(self) -> None:
+        storage = HookedStorage()
+        with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
+            compute(engine, PROMPT)
+            assert engine.detach()
+            assert stored(storage) == 32
+
+    def test_write_back_pays_more_than_its_queue_holds(self) -> None:
+        storage = HookedStorage()
+        how: dict[str, Any] = {"write_policy": WritePolicy.WRITE_BACK, "write_queue_pages": 2}
+        with engine_on(storage, cache_pools(), **how) as engine:
+            compute(engine, PROMPT)
+        assert stored(storage) == 32
+
+    def test_a_controller_that_never_started_closes_at_once(self, stack: ExitStack) -> None:
+        store = stack.enter_context(page_store(HookedStorage()))
+        engine = CacheController(store, cache_pools())
+        compute(engine, PROMPT)
+
+        assert engine.close(timeout_s=60)
+        assert not leaked(engine)
+
+    def test_a_prefetch_in_progress_ends_with_what_has_arrived(self) -> None:
+        storage, gate = HookedStorage(), Gate()
+        with engine_on(storage, cache_pools()) as first:
+            compute(first, PROMPT)
+            first.drain(20)
+        with engine_on(storage, cache_pools()) as engine:
+            storage.hooks["batch_get"] = gate
+            prefetch = engine.prefetch("r", PROMPT)
+            assert gate.entered.wait(20)
+            detached: list[bool] = []
+            detaching = threading.Thread(target=lambda: detached.append(engine.detach()))
+            detaching.start()
+            until(lambda: engine._tier is None)
+            gate.open()
+            with prefetch.result() as lease:
+                assert lease.pages == 4
+                assert is_right(lease)
+            detaching.join(20)
+            assert detached == [True]
+            assert engine.explain("r").reason is Reason.DETACHED
+            assert not leaked(engine)
+
+    def test_a_hung_store_is_left_behind_with_its_pages_and_no_others(self) -> None:
+        storage, gate = HookedStorage(), Gate()
+        unregistered = threading.Event()
+
+        def unregister(buffer: memoryview) -> None:
+            unregistered.set()
+
+        vars(storage)["unregister_buffer"] = unregister
+        with engine_on(storage, cache_pools(), timeout_s=0.1) as engine:
+            storage.hooks["batch_set"] = gate
+            compute(engine, PROMPT[:4])
+            assert gate.entered.wait(20)
+
+            assert not engine.detach(timeout_s=0.3)
+            assert not unregistered.is_set()
+            assert (4, 0) == fetched(engine)
+
+            gate.open()
+            assert unregistered.wait(20)
+            until(lambda: not leaked(engine))
+            assert [32, 32] == free_slots(engine)
+
+    def test_late_news_of_an_old_store_says_nothing_about_the_new_one(
+        self, stack: ExitStack
+    ) -> None:
+        """A save of the first store ends when the second is attached: the page is not in that one."""
+        first, second, gate = HookedStorage(), HookedStorage(), Gate()
+        with engine_on(first, cache_pools(), timeout_s=20) as engine:
+            first.hooks["batch_set"] = gate
+            compute(engine, PROMPT[:4])
+            assert gate.entered.wait(20)
+            assert not engine.detach(drain=False, timeout_s=0.1)
+            engine.attach(stack.enter_context(page_store(second)))
+            gate.open()
+            until(lambda: stored(first) >= 8)
+            until(lambda: not any(entry.queued for entry in engine.cache._entries.values()))
+            fetched(engine)
+            assert engine.drain(20)
+        assert stored(second) == 8
+
+    def test_it_is_idempotent(self) -> None:
+        with engine_on(HookedStorage(), cache_pools()) as engine:
+            assert engine.detach()
+            assert engine.detach()
+
+
+def requests_pass(engine: CacheController, count: int) -> None:
+    """Wait until as many have been served."""
+    enough = engine.stats().get("requests", 0) + count
+    until(lambda: engine.stats().get("requests", 0) >= enough)
+
+
+def test_stores_come_and_go_under_load(stack: ExitStack) -> None:
+    """Four threads on overlapping prompts; two stores take turns twenty times."""
+    storages = [HookedStorage(), HookedStorage()]
+    stores = [stack.enter_context(page_store(storage)) for storage in storages]
+    before = threading.active_count()
+    wrong: list[Any] = []
+    stop = threading.Event()
+
+    def serve(number: int, engine: CacheController) -> None:
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            prompt = [hash_of(100 * ((number + turn) % 6) + page) for page in range(8)]
+            try:
+                with engine.prefetch(f"{number}-{turn}", prompt).result() as lease:
+                    wrong.extend([lease.pages] * (not is_right(lease)))
+                    missing = prompt[lease.pages :]
+                compute(engine, missing, timeout_s=0)
+            except Exception as error:  # noqa: BLE001 - reported below
+                wrong.append(error)
+
+    with engine_on(None, cache_pools(24), prefetch_threads=2) as engine:
+        threads = [threading.Thread(target=serve, args=(number, engine)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for turn in range(20):
+            engine.attach(stores[turn % 2])
+            requests_pass(engine, 5)
+            assert engine.detach(drain=turn % 3 == 0, timeout_s=20)
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert not wrong
+        assert not leaked(engine)
+        assert engine.stats()["l3_hit_pages"] > 0
+    assert before == threading.active_count()

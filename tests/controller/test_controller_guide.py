@@ -1,0 +1,40 @@
+"""The Python in docs/controller.md runs as it stands, and what the page says of it is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from hicache_storage.controller import ControllerSettings, Reason
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "controller.md").read_text(encoding="utf-8")
+(BLOCK,) = re.findall(r"^```python\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_guides_python_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", BLOCK],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "8 of 8 pages are usable (8 from host memory, 0 from storage)" in done.stdout
+
+
+def test_the_settings_that_the_guide_names_are_there() -> None:
+    rows = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? \|", GUIDE, re.MULTILINE)
+    names = {name for row in rows for name in row if name.islower()}
+
+    assert len(names) >= 6
+    assert all(hasattr(ControllerSettings(), name) for name in names)
+
+
+def test_the_sentences_that_the_guide_shows_are_told() -> None:
+    assert f"page 6 of pool 'draft' {Reason.ABSENT.value}" in GUIDE
+    assert f"page 4 {Reason.OTHER_RANK.value} (rank 2)" in GUIDE

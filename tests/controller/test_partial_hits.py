@@ -1,0 +1,388 @@
+"""A target whose draft is missing: told apart, never confused with a draft that is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engines import (
+    PROMPT,
+    compute,
+    engine_on,
+    free_slots,
+    is_right,
+    leaked,
+    optional_draft,
+    recompute,
+    until,
+)
+from stores import Gate, HookedStorage, failing
+
+from hicache_storage.controller import Coverage, PartialHits, Reason
+from hicache_storage.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+BOTH, TARGET_ONLY, NONE = Coverage.BOTH, Coverage.TARGET_ONLY, Coverage.NONE
+
+
+@pytest.fixture
+def storage() -> HookedStorage:
+    """L3 has the target of 12 pages, and the draft of all of them but 5 and 6."""
+    storage = HookedStorage()
+    with engine_on(storage, optional_draft()) as first:
+        compute(first, PROMPT[:12])
+        assert first.drain(20)
+    forget(storage, "draft", PROMPT[5:7])
+    return storage
+
+
+def forget(storage: HookedStorage, pool: str, hashes: list[str]) -> None:
+    (known,) = (known for known in storage.inner.spaces() if known.pool == pool)
+    storage.inner.batch_delete(known, hashes)
+
+
+def stored(storage: HookedStorage, pool: str, hashes: Iterable[str]) -> list[bool]:
+    there: set[str] = set()
+    for known in storage.inner.spaces():
+        if known.pool == pool:
+            there |= {page.page_hash for page in storage.inner.scan(known)}
+    return [page_hash in there for page_hash in hashes]
+
+
+def hook_reads(storage: HookedStorage, pool: str, hook: Callable[[Callable[[], Any]], Any]) -> None:
+    """A hook for one pool's reads only."""
+    read = storage.inner.batch_get
+
+    def hooked(space: Any, hashes: Any, pages: Any) -> list[bool]:
+        answers: list[bool] = (
+            hook(lambda: read(space, hashes, pages))
+            if space.pool == pool
+            else read(space, hashes, pages)
+        )
+        return answers
+
+    vars(storage.inner)["batch_get"] = hooked
+
+
+class TestShorten:
+    def test_the_prefix_ends_where_the_draft_ends_and_says_what_the_target_had(
+        self, storage: HookedStorage
+    ) -> None:
+        with engine_on(storage, optional_draft()) as engine:
+            with engine.prefetch("r", PROMPT).result() as lease:
+                assert (lease.pages, lease.verdict) == (5, BOTH)
+                assert [BOTH] * 5 + [TARGET_ONLY] * 7 + [NONE] * 4 == lease.coverage
+                assert is_right(lease)
+            assert not leaked(engine)
+
+    def test_the_missing_pages_computed_again_are_whole(self, storage: HookedStorage) -> None:
+        with engine_on(storage, optional_draft()) as engine:
+            compute(engine, PROMPT[5:7])
+            with engine.prefetch("r", PROMPT).result() as lease:
+                assert (lease.pages, lease.verdict) == (12, BOTH)
+                assert is_right(lease)
+            assert engine.drain(20)
+        assert all(stored(storage, "draft", PROMPT[:12]))
+
+
+class TestTakeTarget:
+    def taking(self, storage: HookedStorage, **settings: Any) -> Any:
+        return engine_on(
+            storage, optional_draft(), partial_hits=PartialHits.TAKE_TARGET, **settings
+        )
+
+    def test_the_target_is_taken_and_the_drafts_gap_is_told(self, storage: HookedStorage) -> None:
+        with self.taking(storage) as engine:
+            with engine.prefetch("r", PROMPT).result() as lease:
+                assert (lease.pages, lease.verdict) == (12, TARGET_ONLY)
+                assert [5, 6] == lease.missing("draft")
+                assert [BOTH] * 5 + [TARGET_ONLY] * 2 + [BOTH] * 5 + [NONE] * 4 == lease.coverage
+                assert not lease.missing("kv")
+                assert is_right(lease)
+            assert engine.stats()["target_only_pages"] == 2
+            assert not leaked(engine)
+
+    def test_no_slot_of_a_page_that_is_not_there_is_told(self, storage: HookedStorage) -> None:
+        with self.taking(storage) as engine, engine.prefetch("r", PROMPT).result() as lease:
+            target, draft = lease.indices
+            assert list(range(12)) == target
+            assert [0, 1, 2, 3, 4, 7, 8, 9, 10, 11] == draft
+            assert [12, 10] == [len(slots) for slots in lease.slots]
+
+    def test_one_read_for_both_pools_of_a_batch(self, storage: HookedStorage) -> None:
+        """Upstream lost the merge as soon as there was a draft pool."""
+        with self.taking(storage, batch_pages=16) as engine:
+            tier = engine._tier
+            assert tier is not None
+            loads: list[int] = []
+            load = tier.store.load
+
+            def counted(transfers: Any, **more: Any) -> Any:
+                loads.append(len(transfers))
+                return load(transfers, **more)
+
+            vars(tier.store)["load"] = counted
+            engine.prefetch("r", PROMPT).result().release()
+        assert loads == [2]
+
+    def test_the_draft_computes_its_pages_again_and_all_is_whole(
+        self, storage: HookedStorage
+    ) -> None:
+        with self.taking(storage) as engine:
+            with engine.prefetch("r", PROMPT).result() as lease:
+                assert [5, 6] == recompute(lease, "draft")
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert (lease.pages, lease.verdict, lease.l3_pages) == (12, BOTH, 0)
+                assert is_right(lease)
+            assert engine.drain(20)
+            assert not leaked(engine)
+        assert all(stored(storage, "draft", PROMPT[:12]))
+
+    def test_a_gap_is_one_requests_to_fill(self, storage: HookedStorage) -> None:
+        with self.taking(storage) as engine:
+            first = engine.prefetch("first", PROMPT).result()
+            second = engine.prefetch("second", PROMPT).result()
+
+            assert [5, 6] == list(first.claim("draft"))
+            assert not second.claim("draft")
+            first.release()
+            assert [5, 6] == list(second.claim("draft"))
+
+            second.release()
+            assert not leaked(engine)
+
+    def test_a_page_that_is_committed_leaves_a_claimed_gap_to_its_claimer(
+        self, storage: HookedStorage
+    ) -> None:
+        with self.taking(storage) as engine:
+            with engine.prefetch("r", PROMPT).result() as lease:
+                claimed = lease.claim("draft")
+                compute(engine, PROMPT[5:7])
+                assert claimed == lease.claim("draft")
+                assert [5, 6] == recompute(lease, "draft")
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert lease.verdict is BOTH
+                assert is_right(lease)
+                assert list(claimed.values()) == lease.slots[1][5:7]
+            assert engine.drain(20)
+            assert not leaked(engine)
+
+    def test_what_was_not_claimed_cannot_be_filled(self, storage: HookedStorage) -> None:
+        with self.taking(storage) as engine, engine.prefetch("r", PROMPT).result() as lease:
+            lease.claim("draft")
+
+            for pages in ([4], [5, 4]):
+                with pytest.raises(ValueError, match="page 4 of pool 'draft' is not claimed"):
+                    lease.fill("draft", pages)
+            lease.release()
+            with pytest.raises(ValueError, match="page 5 of pool 'draft' is not claimed"):
+                lease.fill("draft", [5])
+            assert not lease.claim("draft")
+
+    def test_a_draft_that_l3_has_by_now_is_loaded_into_a_page_that_l2_has(
+        self, storage: HookedStorage
+    ) -> None:
+        with self.taking(storage) as engine, self.taking(storage) as other:
+            engine.prefetch("r", PROMPT).result().release()
+            compute(other, PROMPT[5:7])
+            assert other.drain(20)
+
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert ([5, 6], BOTH) == (lease.loaded, lease.verdict)
+                assert is_right(lease)
+            assert not leaked(engine)
+
+    def test_a_committed_page_fills_the_gap_of_the_page_that_is_there(
+        self, storage: HookedStorage
+    ) -> None:
+        with self.taking(storage) as engine:
+            engine.prefetch("r", PROMPT).result().release()
+            compute(engine, PROMPT[5:7])
+
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert lease.verdict is BOTH
+                assert is_right(lease)
+            assert engine.drain(20)
+            assert not leaked(engine)
+
+    def test_a_store_without_drafts_leaves_the_target(self, storage: HookedStorage) -> None:
+        """The draft's reads fail after the match said that it is there."""
+        with self.taking(storage) as engine:
+            hook_reads(storage, "draft", failing(StorageUnavailable("down")))
+            with engine.prefetch("r", PROMPT[:4]).result() as lease:
+                assert [0, 1, 2, 3] == lease.missing("draft")
+                assert lease.pages == 4
+                assert is_right(lease)
+            assert not leaked(engine)
+
+    def test_a_hung_draft_read_keeps_its_slots_and_the_target_is_used(
+        self, storage: HookedStorage
+    ) -> None:
+        gate = Gate()
+        with self.taking(storage, timeout_s=0.2) as engine:
+            forget(storage, "draft", PROMPT[:1])
+            hook_reads(storage, "draft", gate)
+            with engine.prefetch("r", PROMPT[:4]).result() as lease:
+                assert [0, 1, 2, 3] == lease.missing("draft")
+                assert [0] == list(lease.claim("draft"))  # the others are still being written to
+                assert is_right(lease)
+            gate.open()
+            until(lambda: not leaked(engine))
+            assert [32, 32] == free_slots(engine)
+
+    def test_a_read_that_is_not_made_gives_its_claims_back(self, storage: HookedStorage) -> None:
+        """L2 has the target of 5 and 6; their draft has come to L3, but too many bytes are in flight."""
+        with (
+            self.taking(storage, timeout_s=0.1, inflight_nbytes=1) as engine,
+            self.taking(storage) as other,
+        ):
+            engine.prefetch("r", PROMPT).result().release()
+            compute(other, PROMPT[5:7])
+            assert other.drain(20)
+            tier = engine._tier
+            assert tier is not None
+            until(lambda: not tier.in_flight.nbytes)
+            assert tier.in_flight.enter(1, 0)
+            with engine.prefetch("refused", PROMPT).result() as lease:
+                assert [5, 6] == lease.missing("draft")
+                assert [5, 6] == list(lease.claim("draft"))
+            tier.in_flight.leave(1)
+
+            with engine.prefetch("again", PROMPT).result() as lease:
+                assert ([5, 6], BOTH) == (lease.loaded, lease.verdict)
+            assert not leaked(engine)
+
+    def test_a_read_that_raises_gives_everything_back(self, storage: HookedStorage) -> None:
+        """A defect of the page store: one request is lost, its slots and its thread are not."""
+        with self.taking(storage) as engine:
+            tier = engine._tier
+            assert tier is not None
+
+            def broken(*_: Any, **__: Any) -> Any:
+                raise ValueError("a bug")
+
+            vars(tier.store)["load"] = broken
+            with engine.prefetch("r", PROMPT).result() as lease:
+                assert lease.pages == 0
+            assert engine.explain("r").reason is Reason.INTERNAL_ERROR
+            assert not leaked(engine)
+            assert not tier.in_flight.nbytes
+
+            del vars(tier.store)["load"]
+            assert engine.prefetch("again", PROMPT).result().pages == 12
+
+    def test_slots_of_a_hung_read_are_kept_though_the_page_came_another_way(
+        self, storage: HookedStorage
+    ) -> None:
+        gate = Gate()
+        with self.taking(storage, timeout_s=0.3) as engine:
+            hook_reads(storage, "draft", gate)
+            prefetch = engine.prefetch("r", PROMPT[:4])
+            assert gate.entered.wait(20)
+            compute(engine, PROMPT[:4])
+            with prefetch.result() as lease:
+                assert lease.verdict is BOTH
+                assert is_right(lease)
+            assert [24, 24] == free_slots(engine)  # the store may still write into four of them
+
+            gate.open()
+            until(lambda: [28, 28] == free_slots(engine))
+            assert not leaked(engine)
+
+
+class TestCommit:
+    def test_a_draft_that_did_not_run_is_not_there(self) -> None:
+        storage = HookedStorage()
+        with engine_on(storage, optional_draft(), partial_hits=PartialHits.TAKE_TARGET) as engine:
+            compute(engine, PROMPT[:4], without=["draft"])
+            assert engine.drain(20)
+            with engine.prefetch("r", PROMPT[:4]).result() as lease:
+                assert (lease.pages, lease.verdict) == (4, TARGET_ONLY)
+                assert [0, 1, 2, 3] == lease.missing("draft")
+        assert stored(storage, "kv", PROMPT[:4]) == [True] * 4
+        assert stored(storage, "draft", PROMPT[:4]) == [False] * 4
+
+    def test_the_target_must_have_run(self) -> None:
+        with engine_on(HookedStorage(), optional_draft()) as engine:
+            reservation = engine.reserve(PROMPT)
+            with pytest.raises(ValueError, match="required pool"):
+                engine.commit(reservation, without=["kv"])
+            reservation.abandon()
+            assert not leaked(engine)
+
+
+class TestWriting:
+    def test_no_draft_page_is_written_before_its_target(self) -> None:
+        """Whatever fails, a reader never finds a draft without its target."""
+        storage = HookedStorage()
+        order: list[str] = []
+        write = storage.inner.batch_set
+
+        def noted(space: Any, hashes: Any, pages: Any) -> list[bool]:
+            order.append(space.pool)
+            return write(space, hashes, pages)
+
+        vars(storage.inner)["batch_set"] = noted
+        with engine_on(storage, optional_draft()) as engine:
+            compute(engine, PROMPT[:4])
+            assert engine.drain(20)
+            assert order == ["kv", "draft"]
+            assert engine.stats()["written_pages"] == 4
+
+    def test_the_draft_of_one_batch_goes_with_the_target_of_the_next(self) -> None:
+        storage = HookedStorage()
+        with engine_on(storage, optional_draft()) as engine:
+            tier = engine._tier
+            assert tier is not None
+            saves: list[list[str]] = []
+            save = tier.store.save
+
+            def counted(transfers: Any) -> Any:
+                saves.append([transfer.space.pool for transfer in transfers])
+                return save(transfers)
+
+            vars(tier.store)["save"] = counted
+            compute(engine, PROMPT[:12])
+            assert engine.drain(20)
+        assert saves == [["kv"], ["kv", "draft"], ["kv", "draft"], ["draft"]]
+
+    @pytest.mark.parametrize("refused", ["kv", "draft"])
+    def test_a_group_that_fails_in_part_leaves_a_correct_prefix(self, refused: str) -> None:
+        storage = HookedStorage()
+        write = storage.inner.batch_set
+
+        def refuse(space: Any, hashes: Any, pages: Any) -> list[bool]:
+            if space.pool != refused:
+                return write(space, hashes, pages)
+            kept = [n for n, page_hash in enumerate(hashes) if page_hash != PROMPT[2]]
+            write(space, [hashes[n] for n in kept], [pages[n] for n in kept])
+            return [page_hash != PROMPT[2] for page_hash in hashes]
+
+        vars(storage.inner)["batch_set"] = refuse
+        with engine_on(storage, optional_draft()) as engine:
+            compute(engine, PROMPT[:4])
+            assert engine.drain(20)
+            assert (engine.stats()["written_pages"], engine.stats()["unwritten_pages"]) == (3, 1)
+
+        drafts = [True, True, False, True]
+        assert stored(storage, "draft", PROMPT[:4]) == drafts
+        assert stored(storage, "kv", PROMPT[:4]) == (drafts if refused == "kv" else [True] * 4)
+        with (
+            engine_on(storage, optional_draft()) as reader,
+            reader.prefetch("r", PROMPT[:4]).result() as lease,
+        ):
+            assert lease.pages == 2
+            assert is_right(lease)
+
+    def test_a_rank_that_does_not_write_the_target_writes_its_draft(self) -> None:
+        storage = HookedStorage()
+        target, draft = optional_draft()
+        reader = type(target)(space=target.space, host=target.host, writes=False)
+        with engine_on(storage, [reader, draft]) as engine:
+            compute(engine, PROMPT[:4])
+            assert engine.drain(20)
+            assert engine.stats()["written_pages"] == 4
+        assert stored(storage, "kv", PROMPT[:4]) == [False] * 4
+        assert stored(storage, "draft", PROMPT[:4]) == [True] * 4

@@ -1,0 +1,157 @@
+"""Which pools a prefix needs where, against the plainest way of saying it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from engines import DRAFT_SHAPE, cache_pool, windowed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hicache_storage.controller.coverage import Coverage, coverage, verdict
+from hicache_storage.controller.pool_set import PoolSet, numbers
+from hicache_storage.hit_policy import HitPolicy, longest
+
+if TYPE_CHECKING:
+    from hicache_storage.controller import CachePool
+
+    Filled = list[int]
+
+_POOLS = {
+    (name, policy, required, window): cache_pool(
+        name,
+        DRAFT_SHAPE,
+        1,
+        hit_policy=policy,
+        required=required,
+        window_pages=window,
+    )
+    for name in "abcd"
+    for policy in HitPolicy
+    for required in (True, False)
+    for window in (1, 2, 3)
+}
+
+
+@st.composite
+def caches(draw: st.DrawFn) -> tuple[PoolSet, Filled]:
+    """A target, up to three pools of any kind beside it, and pages with holes."""
+    pools = [_POOLS["a", HitPolicy.ALL_PAGES, True, 1]]
+    for name in "bcd"[: draw(st.integers(0, 3))]:
+        policy, required = draw(st.sampled_from(HitPolicy)), draw(st.booleans())
+        pools.append(_POOLS[name, policy, required, draw(st.integers(1, 3))])
+    everything = (1 << len(pools)) - 1
+    page = st.one_of(st.just(everything), st.integers(0, everything))
+    return PoolSet(pools), draw(st.lists(page, max_size=9))
+
+
+def is_needed(pool: CachePool, page: int, length: int) -> bool:
+    return pool.hit_policy is HitPolicy.ALL_PAGES or page >= length - pool.window_pages
+
+
+def naive_lengths(pools: PoolSet, filled: Filled, among: int) -> list[int]:
+    """Every length at which each chosen pool has every page that it needs."""
+    return [
+        length
+        for length in range(len(filled) + 1)
+        if all(
+            filled[page] >> number & 1
+            for number in numbers(among)
+            for page in range(length)
+            if is_needed(pools.pools[number], page, length)
+        )
+    ]
+
+
+@given(caches())
+def test_usable_lengths_are_those_where_nothing_is_missing(cache: tuple[PoolSet, Filled]) -> None:
+    pools, filled = cache
+
+    for among in (pools.required, pools.everything):
+        usable = pools.usable(filled, among)
+
+        assert naive_lengths(pools, filled, among) == [n for n, ok in enumerate(usable) if ok]
+        assert naive_lengths(pools, filled, among)[-1] == longest(usable)
+
+
+@given(caches())
+def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
+    cache: tuple[PoolSet, Filled],
+) -> None:
+    pools, filled = cache
+    target = longest(pools.usable(filled, pools.required))
+    both = longest(pools.usable(filled, pools.everything))
+
+    taken = coverage(pools, filled, target, filled)
+    shortened = coverage(pools, filled, both, filled)
+
+    whole = [
+        all(
+            filled[page] >> number & 1
+            for number, pool in enumerate(pools.pools)
+            if is_needed(pool, page, target)
+        )
+        for page in range(target)
+    ]
+    assert [Coverage.BOTH if ok else Coverage.TARGET_ONLY for ok in whole] == taken[:target]
+    assert [Coverage.NONE] * (len(filled) - target) == taken[target:]
+    assert [Coverage.BOTH] * both == shortened[:both]
+    assert [Coverage.TARGET_ONLY] * (target - both) == shortened[both:target]
+
+
+@given(caches())
+def test_a_prefix_ends_for_want_of_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
+    """The first pool in order that shortens it to what it is, at a page that this pool lacks."""
+    pools, filled = cache
+    gap = pools.first_gap(filled, pools.everything)
+
+    if gap is None:
+        assert pools.usable(filled, pools.everything)[-1]
+    else:
+        page, number = gap
+        bit = 1 << number
+        asked_before = pools.in_order(pools.everything)
+        so_far = sum(1 << pool for pool in asked_before[: asked_before.index(number)])
+        length = longest(pools.usable(filled, pools.everything))
+        assert not filled[page] & bit
+        assert length == longest(pools.usable(filled, so_far | bit))
+        assert length < longest(pools.usable(filled, so_far))
+
+
+@given(caches(), st.lists(st.integers(0, 9), max_size=3))
+def test_windows_in_front_of_every_end_get_slots(
+    cache: tuple[PoolSet, Filled], ends: list[int]
+) -> None:
+    pools, filled = cache
+    pages = len(filled)
+
+    needed = pools.needed_at(pages, ends)
+
+    for page in range(pages):
+        for number, pool in enumerate(pools.pools):
+            wanted = pool.hit_policy is HitPolicy.ALL_PAGES or any(
+                end - pool.window_pages <= page < end for end in ends
+            )
+            assert wanted == bool(needed[page] >> number & 1)
+
+
+def test_the_verdict_of_a_prefix_is_that_of_its_worst_page() -> None:
+    both, target_only = Coverage.BOTH, Coverage.TARGET_ONLY
+
+    assert verdict([]) is Coverage.NONE
+    assert verdict([both, both]) is both
+    assert verdict([both, target_only]) is target_only
+
+
+def test_a_pool_is_found_by_its_name() -> None:
+    pools = PoolSet(windowed())
+
+    assert pools.number("swa") == 2
+    with pytest.raises(ValueError, match="no pool 'mamba'; this cache has 'kv', 'draft', 'swa'"):
+        pools.number("mamba")
+
+
+def test_a_cache_has_a_required_pool_of_all_pages() -> None:
+    with pytest.raises(ValueError, match="the target's"):
+        PoolSet([cache_pool("draft", required=False)])

@@ -1,0 +1,127 @@
+"""A hundred thousand requests, and everything returns to where it was."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from engines import compute, engine_on, is_right, leaked, page_store, recompute, windowed
+from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, FaultyStorage, Strike
+from hicache_conformance.instruments.census import Census, left_after, resident_nbytes
+from pages import hash_of
+
+from hicache_storage.controller import PartialHits, PrefetchPolicy
+from hicache_storage.errors import StorageTimeout
+
+if TYPE_CHECKING:
+    from hicache_storage.controller import CacheController
+
+CLIENTS = 4
+PROMPTS = [[hash_of(100 * prompt + page) for page in range(6)] for prompt in range(24)]
+FAULTS = (Fault.RAISE, Fault.MISS, Fault.LIE, Fault.TEAR, Fault.FLIP)
+TIMEOUT_S = 0.02
+GROWTH_NBYTES = 16 << 20
+"""More than a heap breathes, and less than a hundred thousand requests of anything kept."""
+
+
+def flapping_storage(seed: int) -> FaultyStorage:
+    """Of a hundred calls two fail, each in another way; of a thousand one overruns its deadline."""
+    chance = random.Random(seed)
+    strikes: list[Strike] = []
+    for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete"):
+        for call in range(500_000):
+            if (draw := chance.random()) < 0.021:
+                fault = Fault.DELAY if draw < 0.001 else chance.choice(FAULTS)
+                strikes.append(Strike(operation, call, fault))
+        strikes.append(Strike(operation, 40, Fault.DELAY))  # also in a short run
+    return FaultyStorage(MemoryStorage(), strikes, seed=seed, delay_s=2 * TIMEOUT_S)
+
+
+def serve(engine: CacheController, chance: random.Random, request_id: str) -> str | None:
+    """One request of an engine that may change its mind; what was wrong with it."""
+    prompt = chance.choice(PROMPTS)[: chance.randint(1, 6)]
+    deadline_s = chance.choice([None, None, None, 0.0, 0.001])
+    prefetch = engine.prefetch(request_id, prompt, deadline_s=deadline_s)
+    if chance.random() < 0.1:
+        prefetch.cancel()
+        return None
+    with prefetch.result() as lease:
+        if not is_right(lease):
+            return f"request {request_id} was given a wrong page"
+        if chance.random() < 0.5:
+            recompute(lease, "draft")
+        missing = prompt[lease.pages :]
+    compute(engine, missing, timeout_s=0, without=["draft"] if chance.random() < 0.2 else ())
+    return None
+
+
+def soaked(
+    engine: CacheController, requests: int, stores: list[FaultyStorage], seen: Counter[str]
+) -> list[str]:
+    """Some clients at once, while stores come and go; what went wrong. `seen` counts verdicts."""
+    wrong: list[str] = []
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        for turn in range(requests // CLIENTS):
+            try:
+                problem = serve(engine, chance, f"{number}-{turn}")
+            except Exception as error:  # noqa: BLE001 - reported
+                problem = repr(error)
+            if problem:
+                wrong.append(problem)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    turn = 0
+    while any(thread.is_alive() for thread in threads):
+        turn += 1
+        with page_store(stores[turn % len(stores)], TIMEOUT_S) as store:
+            with suppress(StorageTimeout):  # a busy machine: no store this time
+                engine.attach(store)
+            threads[0].join(0.3)
+            wrong += [] if engine.detach(drain=bool(turn % 2), timeout_s=30) else ["no detach"]
+            seen.update(store.stats())
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "requests", [5_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_a_soak_leaves_nothing_behind(requests: int) -> None:
+    stores = [flapping_storage(seed) for seed in range(2)]
+    seen: Counter[str] = Counter()
+    before = Census.taken()
+    with engine_on(
+        None,
+        windowed(40, window_slots=12),
+        prefetch_policy=PrefetchPolicy.TIMEOUT,
+        partial_hits=PartialHits.TAKE_TARGET,
+        prefetch_threads=2,
+        batch_pages=2,
+        inflight_nbytes=1 << 13,
+        write_queue_pages=16,
+    ) as engine:
+        assert not soaked(engine, requests // 5, stores, seen)  # caches and arenas reach their size
+        warm_nbytes = resident_nbytes()
+        assert not soaked(engine, requests - requests // 5, stores, seen)
+        grown_nbytes = resident_nbytes() - warm_nbytes
+        assert not leaked(engine)
+        done = engine.stats()
+
+    assert not left_after(before, 20)
+    assert grown_nbytes < GROWTH_NBYTES
+    assert done["requests"] + done["cancelled_requests"] == requests
+    for event in ("l2_hit_pages", "l3_hit_pages", "cancelled_requests", "target_only_pages"):
+        assert done[event] > 0
+    for event in ("loaded_pages", "written_pages", "unwritten_pages", "evicted_pages"):
+        assert done[event] > 0
+    assert "internal_errors" not in done
+    for verdict in ("load_timeout", "load_corrupt", "load_unavailable", "save_refused"):
+        assert seen[verdict] > 0

@@ -1,0 +1,116 @@
+"""Target and draft pools of tests, on the device and in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from hicache_storage.device_pool import LayeredPool
+from hicache_storage.host_pool import HostPool, PageShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA"),
+    ),
+]
+PAGE_TOKENS = 4
+ORDERS = {
+    "layer_first": ["layer", "token", "head", "dim"],
+    "page_first": ["token", "layer", "head", "dim"],
+    "page_first_direct": ["layer", "token", "head", "dim"],
+    "page_head": ["head", "token", "layer", "dim"],
+}
+MHA = PageShape.mha(page_tokens=PAGE_TOKENS, layers=3, heads=2, head_dim=8, dtype="bfloat16")
+DRAFT = PageShape.mha(page_tokens=PAGE_TOKENS, layers=1, heads=2, head_dim=8, dtype="bfloat16")
+MLA = PageShape.mla(page_tokens=PAGE_TOKENS, layers=3, kv_dim=24, dtype="bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool with everything that a test wants to look at."""
+
+    host: HostPool
+    planes: list[list[torch.Tensor]]
+    layered: LayeredPool
+
+    def device_page(self, slot: int) -> list[torch.Tensor]:
+        """What the device has in `slot`: a copy of each plane and layer."""
+        tokens = slice(slot * PAGE_TOKENS, (slot + 1) * PAGE_TOKENS)
+        return [tensor[tokens].cpu().clone() for plane in self.planes for tensor in plane]
+
+    def host_page(self, slot: int) -> bytes:
+        return self.host.page(slot).tobytes()
+
+    def fill_host(self, slot: int, seed: int) -> None:
+        """Random bytes into a page of L2."""
+        generator = torch.Generator().manual_seed(seed)
+        nbytes = self.host.shape.nbytes
+        self.host.page(slot).copy_from(
+            torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.uint8)
+        )
+
+    def fill_device(self, seed: int) -> None:
+        """Random numbers into all of L1."""
+        generator = torch.Generator().manual_seed(seed)
+        for plane in self.planes:
+            for tensor in plane:
+                bits = tensor.view(torch.uint8)
+                bits.copy_(
+                    torch.randint(0, 256, bits.shape, generator=generator, dtype=torch.uint8)
+                )
+
+
+def make_pool(
+    shape: PageShape,
+    device: str = "cpu",
+    *,
+    layout: str = "page_first",
+    host_slots: int = 6,
+    device_slots: int = 5,
+) -> Pool:
+    """A pool of zeros on both sides."""
+    host = HostPool(shape, slots=host_slots, layout=layout)
+    planes = [
+        [
+            torch.zeros(
+                (device_slots * PAGE_TOKENS, heads, dim),
+                dtype=getattr(torch, shape.dtype),
+                device=device,
+            )
+            for _ in range(shape.layers)
+        ]
+        for heads, dim in shape.planes
+    ]
+    return Pool(host, planes, LayeredPool(host, planes))
+
+
+def expected_page(pool: Pool, slot: int) -> list[torch.Tensor]:
+    """What the device must have of L2's page in `slot`, by the stored order of its layout alone."""
+    shape = pool.host.shape
+    numbers = torch.frombuffer(bytearray(pool.host_page(slot)), dtype=getattr(torch, shape.dtype))
+    found: list[torch.Tensor] = []
+    start = 0
+    for (heads, dim), nbytes in zip(shape.planes, shape.plane_nbytes, strict=True):
+        end = start + nbytes // shape.itemsize
+        sizes = {"layer": shape.layers, "token": shape.page_tokens, "head": heads, "dim": dim}
+        order = ORDERS[pool.host.layout]
+        page = numbers[start:end].view([sizes[axis] for axis in order])
+        found += page.permute([order.index(axis) for axis in sizes])
+        start = end
+    return found
+
+
+def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    """Bit for bit: random bits are also NaNs."""
+    return len(first) == len(second) and all(
+        torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+        for one, other in zip(first, second, strict=True)
+    )

@@ -1,0 +1,184 @@
+"""Pages of a real controller on their way to L1 and back."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from engines import PROMPT, cache_pools, compute, content, engine_on, optional_draft, windowed
+from hicache_backends.memory import MemoryStorage
+
+from hicache_storage.controller import CachePool, PartialHits
+from hicache_storage.device_pool import DevicePool, LayeredPool, LayerTransferFailed
+from hicache_storage.device_pool.streams import HostStream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.device_pool import LayerTransfer
+
+TIMEOUT_S = 20
+SLOTS = 20
+
+
+class Device:
+    """L1 of some pools of a cache."""
+
+    def __init__(self, pools: Sequence[CachePool]) -> None:
+        self.pools = pools
+        self.layered = [LayeredPool(pool.host, _zeros(pool)) for pool in pools]
+        self.l1 = DevicePool(self.layered)
+
+    def page(self, pool: int, slot: int) -> bytes:
+        """What L1 has in `slot`, in the stored order of page_first."""
+        planes = zip(
+            *[self.layered[pool].planes(layer) for layer in range(self.layered[pool].layers)],
+            strict=True,
+        )
+        return b"".join(
+            torch.stack([on_device[slot] for on_device, _ in layers], dim=1).numpy().tobytes()
+            for layers in planes
+        )
+
+
+def _zeros(pool: CachePool) -> list[list[torch.Tensor]]:
+    shape = pool.host.shape
+    return [
+        [
+            torch.zeros(SLOTS * shape.page_tokens, heads, dim, dtype=getattr(torch, shape.dtype))
+            for _ in range(shape.layers)
+        ]
+        for heads, dim in shape.planes
+    ]
+
+
+def settled(transfer: LayerTransfer) -> None:
+    transfer.settled.result(TIMEOUT_S)
+
+
+def test_a_prefix_goes_from_storage_to_l1_and_new_pages_back() -> None:
+    storage = MemoryStorage()
+    with engine_on(storage, cache_pools()) as engine:
+        compute(engine, PROMPT)
+        engine.drain(TIMEOUT_S)
+
+    pools = cache_pools()
+    device = Device(pools)
+    with engine_on(storage, pools) as engine, device.l1 as l1:
+        lease = engine.prefetch("request", PROMPT).result()
+        slots = l1.allocate(lease.pages) or []
+        settled(l1.load(lease.slots, slots, indices=lease.indices))
+        lease.release()
+        found = [
+            device.page(number, slot) == content(pool, page_hash)
+            for number, pool in enumerate(pools)
+            for slot, page_hash in zip(slots, PROMPT, strict=True)
+        ]
+        engine.cache.clear()
+        room = engine.reserve(PROMPT)
+        settled(l1.store(slots, room.slots, indices=room.indices))
+        stored = [
+            pool.host.page(slot).tobytes() == content(pool, page_hash)
+            for pool, taken in zip(pools, room.slots, strict=True)
+            for slot, page_hash in zip(taken, PROMPT, strict=True)
+        ]
+        engine.commit(room)
+
+    assert len(PROMPT) == len(slots)
+    assert [True] * 2 * len(PROMPT) == found == stored
+
+
+def test_pages_that_are_on_their_way_to_l1_are_not_evicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    original: Any = HostStream.upload
+
+    def held(*args: Any) -> None:
+        assert go_on.wait(TIMEOUT_S)
+        original(*args)
+
+    monkeypatch.setattr(HostStream, "upload", held)
+    pools = cache_pools(slots=16)
+    device = Device(pools)
+    with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
+        compute(engine, PROMPT[:12])
+        engine.drain(TIMEOUT_S)
+        lease = engine.prefetch("request", PROMPT[:12]).result()
+        released = threading.Event()
+        loading = l1.load(lease.slots, l1.allocate(lease.pages) or [], indices=lease.indices)
+        loading.settled.add_done_callback(lambda _: lease.release())
+        loading.settled.add_done_callback(lambda _: released.set())
+
+        during = engine.reserve(PROMPT)
+        during.abandon()
+        go_on.set()
+        assert released.wait(TIMEOUT_S)
+        after = engine.reserve(PROMPT)
+        after.abandon()
+
+    assert (4, 16) == (during.pages, after.pages)
+
+
+def test_what_a_failed_store_left_behind_does_not_become_a_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(HostStream, "download", fail)
+    pools = cache_pools()
+    device = Device(pools)
+    with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
+        room = engine.reserve(PROMPT[:4])
+        with pytest.raises(LayerTransferFailed):
+            settled(l1.store(l1.allocate(4) or [], room.slots, indices=room.indices))
+        room.abandon()
+
+        assert [32, 32] == [pool.host.free_slots for pool in pools]
+        assert 0 == engine.prefetch("request", PROMPT[:4]).result().pages
+
+
+def test_a_draft_that_is_missing_in_l3_leaves_its_place_in_l1_alone() -> None:
+    storage = MemoryStorage()
+    with engine_on(storage, cache_pools()[:1]) as engine:
+        compute(engine, PROMPT)
+        engine.drain(TIMEOUT_S)
+
+    pools = optional_draft()
+    device = Device(pools)
+    with (
+        engine_on(storage, pools, partial_hits=PartialHits.TAKE_TARGET) as engine,
+        device.l1 as l1,
+        engine.prefetch("request", PROMPT).result() as lease,
+    ):
+        slots = l1.allocate(lease.pages) or []
+        settled(l1.load(lease.slots, slots, indices=lease.indices))
+        missing = lease.missing("draft")
+
+    assert list(range(len(PROMPT))) == missing
+    assert content(pools[0], PROMPT[3]) == device.page(0, slots[3])
+    assert not any(device.page(1, slots[3]))
+
+
+def test_a_window_comes_for_the_pages_that_it_covers() -> None:
+    storage = MemoryStorage()
+    with engine_on(storage, windowed()) as engine:
+        compute(engine, PROMPT)
+        engine.drain(TIMEOUT_S)
+
+    pools = windowed()
+    device = Device(pools)
+    with (
+        engine_on(storage, pools) as engine,
+        device.l1 as l1,
+        engine.prefetch("request", PROMPT).result() as lease,
+    ):
+        slots = l1.allocate(lease.pages) or []
+        settled(l1.load(lease.slots, slots, indices=lease.indices))
+
+    last = len(PROMPT) - 1
+    assert content(pools[2], PROMPT[last]) == device.page(2, slots[last])
+    assert not any(device.page(2, slots[0]))

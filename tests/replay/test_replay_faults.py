@@ -1,0 +1,104 @@
+"""`--faults PLAN`: what its words mean, and what its complaints say."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, Odds, Strike
+from pages import hash_of, space
+
+from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.replay.faults import FaultPlan, struck
+
+HASHES = [hash_of(1)]
+
+
+def test_an_item_is_operation_fault_and_share() -> None:
+    plan = FaultPlan.parse("get:raise@5%, set:flip@0.5%,exists:miss@12")
+
+    assert plan.plan == (
+        Odds("batch_get", Fault.RAISE, 0.05),
+        Odds("batch_set", Fault.FLIP, 0.005),
+        Strike("batch_exists", 12, Fault.MISS),
+    )
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+def test_every_fault_of_the_kit_has_a_name(fault: Fault) -> None:
+    assert FaultPlan.parse(f"delete:{fault.value}@100%").plan == (Odds("batch_delete", fault, 1.0),)
+
+
+def test_the_settings_are_the_storages() -> None:
+    plan = FaultPlan.parse("get:raise@5%,seed=7,delay_s=0.25,hang_s=0.5")
+
+    assert plan.settings == {"seed": 7, "delay_s": 0.25, "hang_s": 0.5}
+
+
+def test_a_hang_has_an_end_unless_told_otherwise() -> None:
+    assert FaultPlan.parse("get:hang@1%").settings["hang_s"] > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "names no fault"),
+        ("seed=7", "names no fault"),
+        ("get", "get: must be OPERATION:FAULT@SHARE"),
+        ("get:raise", "get:raise: must be OPERATION:FAULT@SHARE"),
+        ("got:raise@5%", "unknown operation 'got'; did you mean 'get'"),
+        ("get:rise@5%", "unknown fault 'rise'; did you mean 'raise'"),
+        ("get:raise@0%", "above 0 % up to 100 %"),
+        ("get:raise@101%", "above 0 % up to 100 %"),
+        ("get:raise@many%", "needs a number from 0 on, not 'many'"),
+        ("get:raise@-1", "needs a whole number from 0 on, not '-1'"),
+        ("get:raise@1.5", "needs a whole number from 0 on, not '1.5'"),
+        ("get:raise@inf%", "needs a number"),
+        ("get:raise@5%,sead=7", "unknown setting 'sead'; did you mean 'seed'"),
+        ("get:raise@5%,seed=x", "seed=x: needs a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FaultPlan.parse(text)
+
+    assert "--faults" in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def _finds_nothing(_name: str) -> None:
+    """Of a Python in which nothing is installed."""
+
+
+def test_without_the_kit_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", _finds_nothing)
+
+    with pytest.raises(ConfigError, match=r"pip install 'hicache-storage\[conformance\]'"):
+        FaultPlan.parse("get:raise@5%")
+
+
+def test_the_same_plan_strikes_the_same_calls() -> None:
+    def failed_calls() -> list[int]:
+        storage = FaultPlan.parse("exists:raise@20%,seed=7").wrap(MemoryStorage())
+        failed: list[int] = []
+        for call in range(50):
+            try:
+                storage.batch_exists(space(), HASHES)
+            except StorageUnavailable:
+                failed.append(call)
+        return failed
+
+    assert failed_calls() == failed_calls()
+    assert 0 < len(failed_calls()) < 50
+
+
+def test_what_has_struck_is_counted_over_all_storages() -> None:
+    plan = FaultPlan.parse("exists:miss@0,delete:lie@0")
+    storages = [plan.wrap(MemoryStorage()) for _ in range(2)]
+    for storage in storages:
+        storage.batch_exists(space(), HASHES)
+        storage.batch_exists(space(), HASHES)
+    storages[0].batch_delete(space(), HASHES)
+
+    assert {"exists:miss": 2, "delete:lie": 1} == struck(storages)

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hicache_storage.per_process import PerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+LIMIT_S = 30.0
+
+
+@dataclass(eq=False)
+class Session:
+    """What a process made, and what was done to it."""
+
+    pid: int = field(default_factory=os.getpid)
+    done: list[str] = field(default_factory=list[str])
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def abandon(self) -> None:
+        self.done.append("abandon")
+
+
+def sessions(make: Callable[[], Session] = Session) -> PerProcess[Session]:
+    return PerProcess(make, close=Session.close, abandon=Session.abandon)
+
+
+def in_a_fork(tell: Callable[[], object]) -> object:
+    """What `tell` returns in a forked child."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def run(connection: Connection) -> None:
+        connection.send(tell())
+
+    child = context.Process(target=run, args=(theirs,))
+    child.start()
+    try:
+        assert ours.poll(LIMIT_S), "the child does not answer"
+        return ours.recv()
+    finally:
+        child.kill()
+        child.join(LIMIT_S)
+        ours.close()
+        theirs.close()
+
+
+def test_a_process_keeps_what_it_made() -> None:
+    one = sessions()
+
+    assert one.get() is one.get()
+    assert os.getpid() == one.get().pid
+
+
+def test_a_forked_child_makes_its_own_and_abandons_its_parents_once() -> None:
+    one = sessions()
+    parents = one.get()
+
+    def tell() -> tuple[bool, bool, list[str]]:
+        own = one.get()
+        return own.pid == os.getpid(), own is one.get(), parents.done
+
+    assert (True, True, ["abandon"]) == in_a_fork(tell)
+    assert [] == parents.done
+
+
+def test_a_child_that_never_used_it_closes_nothing_of_its_parents() -> None:
+    one = sessions()
+    parents = one.get()
+
+    def tell() -> list[str]:
+        one.close()
+        one.close()
+        return parents.done
+
+    assert ["abandon"] == in_a_fork(tell)
+
+
+def test_threads_of_a_child_share_one() -> None:
+    one = sessions()
+    barrier = threading.Barrier(4)
+
+    def tell() -> int:
+        seen: list[Session] = []
+
+        def use() -> None:
+            barrier.wait(LIMIT_S)
+            seen.append(one.get())
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        return len({id(session) for session in seen})
+
+    assert 1 == in_a_fork(tell)
+
+
+def test_a_fork_while_another_thread_closes_it_leaves_the_child_able_to_use_it() -> None:
+    closing, done = threading.Event(), threading.Event()
+
+    def close(_: Session) -> None:
+        closing.set()
+        assert done.wait(LIMIT_S)
+
+    one = PerProcess(Session, close=close)
+    thread = threading.Thread(target=one.close)
+    thread.start()
+    try:
+        assert closing.wait(LIMIT_S)
+        assert in_a_fork(lambda: one.get().pid == os.getpid())
+    finally:
+        done.set()
+        thread.join(LIMIT_S)
+
+
+def test_what_could_not_be_made_is_tried_again() -> None:
+    attempts: list[int] = []
+
+    def make() -> Session:
+        attempts.append(os.getpid())
+        if len(attempts) == 2:
+            raise ConnectionError("down")
+        return Session()
+
+    one = sessions(make)
+    parents = one.get()
+
+    def tell() -> tuple[int, list[str]]:
+        with pytest.raises(ConnectionError):
+            one.get()
+        one.get()
+        return len(attempts), parents.done
+
+    assert (3, ["abandon"]) == in_a_fork(tell)
+
+
+def test_renewing_closes_the_old_one_first() -> None:
+    one = sessions()
+    old = one.get()
+
+    one.renew()
+
+    assert ["close"] == old.done
+    assert old is not one.get()
