@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,25 +47,30 @@ def serve(url: str) -> None:
         else:
             source, held = "computed, and backed up by SGLang", server.compute(tokens)
         counters = server.storage.counters()
-    digest = hashlib.sha256(b"".join(held)).hexdigest()[:16]
-    print(
-        f"SGLang {metadata.version('sglang')}, process {os.getpid()}: {len(tokens)} tokens {source}"
-    )
-    print(
-        f"  KV on the device: sha256 {digest}...; pages read {counters.get('load_ok', 0)},", end=""
-    )
-    print(f" written {counters.get('save_ok', 0)}")
+    digest = hashlib.sha256(b"".join(held)).hexdigest()
+    read, written = counters.get("load_ok", 0), counters.get("save_ok", 0)
+    version = metadata.version("sglang")
+    print(f"SGLang {version}, process {os.getpid()}: {len(tokens)} tokens {source}")
+    print(f"  pages read {read}, written {written}; KV on the device: sha256 {digest}")
 
 
 def main() -> int:
     if len(sys.argv) > 1:
         serve(sys.argv[1])
         return 0
+    told: list[str] = []
     with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
         for _ in range(2):
-            command = [sys.executable, __file__, redis.url]
+            command = [sys.executable, "-W", "ignore", __file__, redis.url]
             print("$ python tests/sglang_demo.py", redis.url, flush=True)
-            subprocess.run(command, check=True)
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            print(done.stdout, end="", flush=True)
+            told.append(done.stdout)
+    first, second = (re.findall(r"sha256 (\w+)", words) for words in told)
+    if first != second or "out of Redis" not in told[1]:
+        print("the second process did not get what the first one had computed")
+        return 1
+    print("the same bytes on both devices")
     return 0
 
 

@@ -49,16 +49,17 @@ def as_flag(extra_config: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def server_world(
-    extra_config: dict[str, Any], *, layout: str = "page_first_direct", **arguments: Any
+    extra_config: dict[str, Any] | str, *, layout: str = "page_first_direct", **arguments: Any
 ) -> Generator[None]:
-    """A server that was started with these flags."""
+    """A server that was started with these flags; the extra config may be what the user wrote."""
+    flag = extra_config if isinstance(extra_config, str) else as_flag(extra_config)
     with engine_world(
         hicache_mem_layout=layout,
         hicache_io_backend="direct",
         hicache_ratio=2.0,
         hicache_write_policy="write_through",
         hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=as_flag(extra_config),
+        hicache_storage_backend_extra_config=flag,
         hicache_storage_prefetch_policy="wait_complete",
         served_model_name="org/model",
         **arguments,

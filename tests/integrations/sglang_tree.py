@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sglang_engine import PAGE_TOKENS, PoolName, PoolPlan
 from sglang_radix import Server, as_flag, server_world
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOKENS = list(range(1000, 1000 + 8 * PAGE_TOKENS))
 DRAFT = PoolPlan(name=PoolName.DRAFT, layers=1, heads=1)
@@ -33,6 +36,14 @@ def test_target_and_draft_come_back_together(config: dict[str, Any]) -> None:
 
 def test_a_sliding_window_comes_back_with_its_prefix(config: dict[str, Any]) -> None:
     with server_world(config), Server("window") as warm, Server("window") as cold:
+        computed = warm.compute(TOKENS)
+        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+
+
+def test_the_config_may_lie_in_a_file(tmp_path: Path, file_config: dict[str, Any]) -> None:
+    flags = tmp_path / "hicache.json"
+    flags.write_text(as_flag(file_config))
+    with server_world(f"@{flags}"), Server() as warm, Server() as cold:
         computed = warm.compute(TOKENS)
         assert cold.recall(TOKENS) == (len(TOKENS), computed)
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hicache_storage.hit_policy import HitPolicy, usable_prefix
-from hicache_storage.integrations.sglang._identity import Identity
 from hicache_storage.integrations.sglang._launch import Launch
+from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
-from hicache_storage.integrations.sglang._stored_pool import StoredPool
 from hicache_storage.integrations.sglang._traffic import Traffic
 from hicache_storage.integrations.sglang._transport import Transport
 from hicache_storage.page_store import PageStore, PageStoreSettings
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
         PoolTransfer,
         StorageConfig,
     )
+    from hicache_storage.integrations.sglang._stored_pool import StoredPool
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ANCHOR = "kv"
-_MAMBA = "mamba"
 _NOT_GATING = "block_groups"
 
 
@@ -56,12 +54,8 @@ class Adapter:
             StorageUnavailable: The store cannot be reached.
         """
         name, settings, fields = split_config(storage_config.extra_config)
+        launch = Launch(self.engine.launch_arguments(), settings)
         self._config = storage_config
-        self._settings = settings
-        self._replicated = bool(storage_config.is_mla_model)
-        self._launch = Launch(self.engine.launch_arguments(), settings)
-        self._pools: dict[str, StoredPool] = {}
-        self._page_tokens = 0
         self._closed = False
         self._storage = open_storage(name, fields)
         self._store = PageStore(
@@ -74,6 +68,7 @@ class Adapter:
         )
         traffic = Traffic() if storage_config.enable_storage_metrics else None
         self._transport = Transport(self._store, traffic)
+        self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
 
     # --- pools ---------------------------------------------------------------------------------------
 
@@ -84,8 +79,7 @@ class Adapter:
             ConfigError: The identity of its pages cannot be told.
         """
         self.mem_pool_host = mem_pool_host
-        self._page_tokens = mem_pool_host.page_size
-        self._register(_ANCHOR, mem_pool_host)
+        self._pools.register(ANCHOR, mem_pool_host)
         if not (self._config.extra_config or {}).get("interface_v1"):
             logger.warning('KV is copied on its way: "interface_v1": 1 moves it in place')
 
@@ -95,67 +89,10 @@ class Adapter:
         Raises:
             ConfigError: The identity of its pages cannot be told. Such a pool has no hits.
         """
-        name = _text(host_pool_name)
-        known = self._pools.get(name)
-        if known is None or known.host is not host_pool:
-            self._register(name, host_pool)
+        self._pools.register(_text(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
         """Nothing is left to do."""
-
-    def _register(self, name: str, host: HostPool) -> None:
-        identity = Identity(
-            config=self._config,
-            launch=self._launch,
-            tenant=self._settings.tenant,
-            page_tokens=self._page_tokens,
-            replicated=self._replicated,
-        )
-        pool = StoredPool(name, host, identity, self._store.frame_nbytes)
-        for space in pool.spaces:
-            self._store.open_space(space)
-        former = self._pools.pop(name, None)
-        if former is not None:
-            self._unregister_buffers(former)
-        self._register_buffers(pool)
-        self._pools[name] = pool
-        self._let_every_rank_write(pool)
-        logger.info("pool %s is stored as %s", name, [space.manifest() for space in pool.spaces])
-
-    def _let_every_rank_write(self, pool: StoredPool) -> None:
-        """Have SGLang back up a pool that is split by rank beside KV that is not.
-
-        Next to MLA it asks only rank 0 to write, except Mamba states (`should_backup`,
-        hybrid_cache_controller.py): the other ranks' draft heads would never be stored, and no prefix
-        would ever be whole. `backup_skip` is the flag's only reader once the storage is made.
-        """
-        config = self._config
-        if pool.is_replicated or pool.name == _MAMBA:
-            return
-        if not config.is_mla_model or config.tp_size == 1:
-            return
-        if not hasattr(config, "is_storage_writer"):
-            logger.warning(
-                "pool %r has no hits: this SGLang has only rank 0 write beside MLA; use 0.5.23",
-                pool.name,
-            )
-            return
-        config.is_mla_model = False
-        self._transport.writes_replicated = config.tp_rank == 0
-
-    def _register_buffers(self, pool: StoredPool) -> None:
-        for buffer in pool.buffers:
-            try:
-                self._store.register_buffer(buffer)
-            except Exception:
-                logger.warning("the store will copy pages of pool %r", pool.name, exc_info=True)
-
-    def _unregister_buffers(self, pool: StoredPool) -> None:
-        for buffer in pool.buffers:
-            try:
-                self._store.unregister_buffer(buffer)
-            except Exception:
-                logger.debug("a buffer of pool %r was not registered", pool.name, exc_info=True)
 
     # --- does it exist -------------------------------------------------------------------------------
 
@@ -164,7 +101,7 @@ class Adapter:
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """How many leading pages are there."""
-        asked = self._safely(lambda: self._store.match(keys, self._pools[_ANCHOR].asked()), None)
+        asked = self._safely(lambda: self._store.match(keys, self._pools[ANCHOR].asked()), None)
         return asked.pages if asked else 0
 
     def batch_exists_v2(
@@ -178,7 +115,7 @@ class Adapter:
         return self._safely(lambda: self._usable(keys, pool_transfers or []), none)
 
     def _usable(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
-        pools = {_ANCHOR: self._pools[_ANCHOR].asked()}
+        pools = {ANCHOR: self._pools[ANCHOR].asked()}
         for transfer in transfers:
             if transfer.hit_policy != _NOT_GATING:
                 window = max(1, len(transfer.keys or ()))
@@ -198,12 +135,12 @@ class Adapter:
     def batch_get_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
-        return self._moved(_ANCHOR, keys, host_indices, self._transport.load)
+        return self._moved(ANCHOR, keys, host_indices, self._transport.load)
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
-        return self._moved(_ANCHOR, keys, host_indices, self._transport.save)
+        return self._moved(ANCHOR, keys, host_indices, self._transport.save)
 
     def batch_get_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: object = None
@@ -255,7 +192,7 @@ class Adapter:
         found: list[Any] = []
 
         def run() -> None:
-            pool, targets = self._pools[_ANCHOR], list(target_locations or ())
+            pool, targets = self._pools[ANCHOR], list(target_locations or ())
             for part in _batches(len(keys), pool.batch_pages):
                 found.extend(self._transport.load_flat(pool, keys[part], targets[part]))
 
@@ -281,7 +218,7 @@ class Adapter:
         """Whether all of them were stored."""
 
         def run() -> bool:
-            pool, given = self._pools[_ANCHOR], list(values or ())
+            pool, given = self._pools[ANCHOR], list(values or ())
             saved = [
                 self._transport.save_flat(pool, keys[part], given[part])
                 for part in _batches(len(keys), pool.batch_pages)
@@ -296,7 +233,7 @@ class Adapter:
         """Remove this rank's pages and nothing else. False where the store cannot list its pages."""
 
         def run() -> bool:
-            for pool in list(self._pools.values()):
+            for pool in self._pools.all():
                 for space in pool.spaces:
                     self._storage.clear(replace(space, frame_nbytes=self._store.frame_nbytes))
             return True
@@ -319,10 +256,7 @@ class Adapter:
         if self._closed:
             return
         self._closed = True
-        pools = list(self._pools.values())
-        self._pools.clear()
-        for pool in pools:
-            self._unregister_buffers(pool)
+        self._pools.close()
         self._store.close()
         self._storage.close()
 

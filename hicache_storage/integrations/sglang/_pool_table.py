@@ -1,0 +1,113 @@
+"""One rank's host pools, as SGLang registers them: the anchor, side pools, and drafts long after."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from hicache_storage.integrations.sglang._identity import Identity
+from hicache_storage.integrations.sglang._stored_pool import StoredPool
+
+if TYPE_CHECKING:
+    from hicache_storage.integrations.sglang._engine import HostPool, StorageConfig
+    from hicache_storage.integrations.sglang._launch import Launch
+    from hicache_storage.integrations.sglang._transport import Transport
+
+logger = logging.getLogger(__name__)
+
+ANCHOR = "kv"
+_MAMBA = "mamba"
+
+
+class PoolTable:
+    """Pools by name. They are registered by one thread while others look them up."""
+
+    def __init__(
+        self, config: StorageConfig, launch: Launch, tenant: str, transport: Transport
+    ) -> None:
+        self._config = config
+        self._launch = launch
+        self._tenant = tenant
+        self._transport = transport
+        self._store = transport.store
+        self._replicated = bool(config.is_mla_model)
+        self._page_tokens = 0
+        self._pools: dict[str, StoredPool] = {}
+
+    def __getitem__(self, name: str) -> StoredPool:
+        return self._pools[name]
+
+    def all(self) -> list[StoredPool]:
+        """The pools that are registered now."""
+        return list(self._pools.values())
+
+    def register(self, name: str, host: HostPool) -> None:
+        """Make a pool known; once more is fine, and another one of that name takes its place.
+
+        Raises:
+            ConfigError: The identity of its pages cannot be told.
+            StorageUnavailable, StorageTimeout: The store does not answer.
+        """
+        former = self._pools.get(name)
+        if former is not None and former.host is host:
+            return
+        if name == ANCHOR:
+            self._page_tokens = host.page_size
+        identity = Identity(
+            config=self._config,
+            launch=self._launch,
+            tenant=self._tenant,
+            page_tokens=self._page_tokens,
+            replicated=self._replicated,
+        )
+        pool = StoredPool(name, host, identity, self._store.frame_nbytes)
+        for space in pool.spaces:
+            self._store.open_space(space)
+        if former is not None:
+            self._unregister_buffers(former)
+        self._register_buffers(pool)
+        self._pools[name] = pool
+        self._let_every_rank_write(pool)
+        logger.info("pool %s is stored as %s", name, [space.manifest() for space in pool.spaces])
+
+    def close(self) -> None:
+        """Forget all pools, and give their memory back to SGLang."""
+        pools = self.all()
+        self._pools.clear()
+        for pool in pools:
+            self._unregister_buffers(pool)
+
+    def _let_every_rank_write(self, pool: StoredPool) -> None:
+        """Have SGLang back up a pool that is split by rank beside KV that is not.
+
+        Next to MLA it asks only rank 0 to write, except Mamba states (`should_backup`,
+        hybrid_cache_controller.py): the other ranks' draft heads would never be stored, and no prefix
+        would ever be whole. `backup_skip` is the flag's only reader once the storage is made.
+        """
+        config = self._config
+        if pool.is_replicated or pool.name == _MAMBA:
+            return
+        if not config.is_mla_model or config.tp_size == 1:
+            return
+        if not hasattr(config, "is_storage_writer"):
+            logger.warning(
+                "pool %r has no hits: this SGLang has only rank 0 write beside MLA; use 0.5.23",
+                pool.name,
+            )
+            return
+        config.is_mla_model = False
+        self._transport.writes_replicated = config.tp_rank == 0
+
+    def _register_buffers(self, pool: StoredPool) -> None:
+        for buffer in pool.buffers:
+            try:
+                self._store.register_buffer(buffer)
+            except Exception:
+                logger.warning("the store will copy pages of pool %r", pool.name, exc_info=True)
+
+    def _unregister_buffers(self, pool: StoredPool) -> None:
+        for buffer in pool.buffers:
+            try:
+                self._store.unregister_buffer(buffer)
+            except Exception:
+                logger.debug("a buffer of pool %r was not registered", pool.name, exc_info=True)
