@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TODAY = dt.datetime.now(dt.UTC).date()
+TOMORROW = TODAY + dt.timedelta(days=1)  # a run may see midnight
 PASSED = check_record("KV-001", Outcome.PASSED)
 
 
-def waiver(rule: str = "KV-005", until: dt.date = TODAY) -> dict[str, Waiver]:
+def waiver(rule: str = "KV-005", until: dt.date = TOMORROW) -> dict[str, Waiver]:
     link = "https://example.org/issues/12"
     return {rule: Waiver(rule=rule, reason="known", link=link, until=until)}
 
@@ -27,7 +28,7 @@ def test_a_waived_violation_makes_the_verdict_partial() -> None:
 
     assert (Outcome.WAIVED, Verdict.PARTIAL) == (given.rules[1].outcome, given.verdict)
     assert given.rules[1].waiver is not None
-    assert given.rules[1].waiver.until == TODAY.isoformat()
+    assert given.rules[1].waiver.until == TOMORROW.isoformat()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.NOT_DECLARED])
