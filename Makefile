@@ -14,7 +14,7 @@ FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-sglang test test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
+.PHONY: help demo demo-sglang test test-kit test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
@@ -43,12 +43,14 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	@tests/get_servers.sh
 	@touch $@
 
-test: $(VENV)/.all .servers/.done $(VENV)/.mooncake $(SGLANG)/.done ## run all tests
-	@failed=0; \
-	$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance || failed=1; \
-	$(MAKE) --no-print-directory test-mooncake || failed=1; \
-	$(MAKE) --no-print-directory test-sglang || failed=1; \
-	exit $$failed
+test: $(VENV)/.all .servers/.done $(VENV)/.mooncake $(SGLANG)/.done ## run all tests, two parts at a time
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=line test-kit test-sdk test-mooncake test-sglang
+
+test-kit: $(VENV)/.all ## the conformance kit's own tests
+	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/kit tests/conformance
+
+test-sdk: $(VENV)/.all .servers/.done ## the tests of everything else, and the kit's quick verdicts on the backends
+	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance --ignore tests/conformance tests
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
