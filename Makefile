@@ -1,4 +1,6 @@
 # On a fresh machine `make demo` and `make test` do everything, set-up included.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,13 +46,15 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 	@touch $@
 
 test: $(VENV)/.all .servers/.done $(VENV)/.mooncake $(SGLANG)/.done ## run all tests, two parts at a time
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=line test-kit test-sdk test-mooncake test-sglang
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 BY_LINE="2>&1 | grep --line-buffered ''" \
+	  test-kit test-sdk test-mooncake test-sglang
 
 test-kit: $(VENV)/.all ## the conformance kit's own tests
-	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/kit tests/conformance
+	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/kit tests/conformance $(BY_LINE)
 
 test-sdk: $(VENV)/.all .servers/.done ## the tests of everything else, and the kit's quick verdicts on the backends
-	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance --ignore tests/conformance tests
+	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance \
+	  --ignore tests/conformance tests $(BY_LINE)
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
@@ -108,8 +112,8 @@ $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
 
 # Native code that crashes or hangs must not take the other tests along.
 test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a process of its own
-	@timeout -k 10 300 $(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/mooncake-quick \
-	  $(MOONCAKE_TESTS)
+	@timeout -k 10 600 $(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/mooncake-quick \
+	  $(MOONCAKE_TESTS) $(BY_LINE)
 
 conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 	@$(BIN)/python -m pytest tests/backends/mooncake_conformance.py --hicache-report artifacts/mooncake
@@ -127,7 +131,7 @@ $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | 
 SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang_*.py
 
 test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and radix tree
-	@$(SGLANG_TESTS) -m "not slow"
+	@$(SGLANG_TESTS) -m "not slow" $(BY_LINE)
 
 test-sglang-full: $(SGLANG)/.done ## the same in all layouts and the release before, too
 	@$(SGLANG_TESTS)
