@@ -26,6 +26,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+KIB, MIB = 1 << 10, 1 << 20
+
 # Where there is no terminal, tables are wide enough not to break names.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -131,6 +133,16 @@ def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[f
     finally:
         gc.enable()
     return seconds
+
+
+def size_text(nbytes: int) -> str:
+    """In MiB where it is whole ones, else in KiB."""
+    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
+
+
+def sizes(text: str) -> list[int]:
+    """What `--sizes` says: bytes, of KiB with commas between."""
+    return [int(part) * KIB for part in text.split(",")]
 
 
 def table(section: Section) -> Table:

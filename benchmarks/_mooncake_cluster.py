@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+
+from _ports import free_ports, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_READY_LIMIT_S = 20.0
 _END_LIMIT_S = 20.0
-_POLL_S = 0.02
 _NODE = """
 import json, sys
 from hicache_storage import open_storage
@@ -40,13 +38,13 @@ def master() -> Generator[dict[str, Any], None, None]:
     program = shutil.which("mooncake_master", path=places)
     if program is None:
         raise FileNotFoundError("no mooncake_master here: `make bench-mooncake` has it")
-    port, http_port = _free_ports(2)
+    port, http_port = free_ports(2)
     command = [program, "--rpc_address=127.0.0.1", f"--rpc_port={port}"]
     command += ["--metrics_host=127.0.0.1", f"--metrics_port={http_port}"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            _wait_for(port)
+            wait_for(port)
             yield {
                 "master_server_address": f"127.0.0.1:{port}",
                 "master_metrics_port": http_port,
@@ -73,24 +71,3 @@ def node(config: dict[str, Any], nbytes: int) -> Generator[None, None, None]:
         if process.stdout.readline() != b"ready\n":
             raise RuntimeError("the process that lends memory did not start")
         yield
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        listeners = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
-def _wait_for(port: int) -> None:
-    until_s = time.monotonic() + _READY_LIMIT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(_POLL_S)
-        else:
-            return

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import _sglang
 from _store import Memory, Store
 
 from hicache_storage import open_storage
-from hicache_storage.frame import FramedPage
-from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.transfer import Transfer, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from hicache_storage.storage import HiCacheStorage
-
-TIMEOUT_S = 600.0
 
 
 class Cluster:
@@ -27,8 +21,12 @@ class Cluster:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = dict(config)
-        self.storage: HiCacheStorage = open_storage("mooncake", self.config)
+        self.storage = self.opened()
         self.native: Any = vars(vars(self.storage)["_client"])["_native"]
+
+    def opened(self) -> HiCacheStorage:
+        """Another storage on it, the caller's to close: those of one config share a client."""
+        return open_storage("mooncake", self.config)
 
     def empty(self) -> None:
         """Remove everything; what was just read is leased, and removed by force."""
@@ -79,80 +77,6 @@ class CarefulClient(RawClient):
         super().set()
 
 
-class OurStorage(Store):
-    """`MooncakeStorage`, called directly on this thread: a page is one segment, stored bare."""
-
-    name = "ours: MooncakeStorage"
-
-    def __init__(self, cluster: Cluster, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
-        self._storage = open_storage("mooncake", cluster.config)
-        self._space = key_space(source.page_nbytes)
-        self._storage.open_space(self._space)
-        self._sources = [Page(view) for view in source.views]
-        self._targets = [Page(view) for view in landing.views]
-
-    def prepare_set(self, hashes: Sequence[str]) -> None:
-        super().prepare_set(hashes)
-        self._storage.open_space(self._space)
-
-    def set(self) -> None:
-        if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
-            raise RuntimeError(f"MooncakeStorage refused a page: {self._storage.stats()}")
-
-    def get(self) -> None:
-        if not all(self._storage.batch_get(self._space, self.hashes, self._targets)):
-            raise RuntimeError(f"MooncakeStorage lost a page: {self._storage.stats()}")
-
-    def close(self) -> None:
-        self._storage.close()
-
-
-class OurPages(Store):
-    """The page store over `MooncakeStorage`: frames in registered memory, verdicts, its threads."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        source: Memory,
-        landing: Memory,
-        *,
-        checksum: Literal["xxh3", "none"] = "xxh3",
-    ) -> None:
-        super().__init__(source, landing)
-        self.name = f"ours: page store, {checksum}"
-        self._storage = open_storage("mooncake", cluster.config)
-        chosen = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
-        self._store = PageStore(self._storage, chosen)
-        self._space = key_space(source.page_nbytes)
-        self._store.open_space(self._space)
-        self._headers = Memory(2 * source.pages, self._store.frame_nbytes)
-        self._storage.register_buffer(self._headers.whole)
-        self._sources = self._framed(source, 0)
-        self._targets = self._framed(landing, source.pages)
-
-    def prepare_set(self, hashes: Sequence[str]) -> None:
-        super().prepare_set(hashes)
-        self._store.open_space(self._space)
-
-    def set(self) -> None:
-        _expect_ok(self._store.save([Transfer(self._space, self.hashes, self._sources)]).verdicts)
-
-    def get(self) -> None:
-        _expect_ok(self._store.load([Transfer(self._space, self.hashes, self._targets)]).verdicts)
-
-    def close(self) -> None:
-        self._store.close()
-        self._storage.close()
-
-    def _framed(self, memory: Memory, first: int) -> list[FramedPage]:
-        headers = self._headers.views[first : first + memory.pages]
-        return [
-            FramedPage(header, Page(view))
-            for header, view in zip(headers, memory.views, strict=True)
-        ]
-
-
 class TheirStore(Store):
     """SGLang's `MooncakeStore` as its controller calls it, over pages that are one buffer each (MLA)."""
 
@@ -178,23 +102,5 @@ class TheirStore(Store):
             raise RuntimeError("MooncakeStore lost a page")
 
 
-def key_space(page_nbytes: int) -> KeySpace:
-    """Of some MHA model whose pages have this size."""
-    return KeySpace(
-        model="benchmarks/model",
-        dtype="bfloat16",
-        layout="page_first",
-        page_tokens=64,
-        page_nbytes=page_nbytes,
-        shard=Shard(layers=(0, 32), heads=(0, 8)),
-    )
-
-
 def _place(view: memoryview) -> tuple[int, int]:
     return Page(view).addresses[0]
-
-
-def _expect_ok(verdicts: Sequence[Sequence[Verdict]]) -> None:
-    for number, verdict in enumerate(verdicts[0]):
-        if verdict is not Verdict.OK:
-            raise RuntimeError(f"the page store said {verdict.value} of page {number}")

@@ -38,6 +38,10 @@ class OurStorage(Store):
         self._sources = [Page(view) for view in source.views]
         self._targets = [Page(view) for view in landing.views]
 
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._storage.open_space(self._space)  # a store that was emptied has lost its manifest
+
     def set(self) -> None:
         if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
             raise RuntimeError(f"{self._of} refused a page: {self._storage.stats()}")
@@ -69,8 +73,12 @@ class OurPageStore(Store):
         self._store = PageStore(self._storage, chosen)
         self._space = key_space(source.page_nbytes)
         self._store.open_space(self._space)
-        self._sources = _framed(source, self._store.frame_nbytes)
-        self._targets = _framed(landing, self._store.frame_nbytes)
+        self._sources = self._framed(source)
+        self._targets = self._framed(landing)
+
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._store.open_space(self._space)
 
     def set(self) -> None:
         outcome = self._store.save([Transfer(self._space, self.hashes, self._sources)])
@@ -83,6 +91,14 @@ class OurPageStore(Store):
     def close(self) -> None:
         self._store.close()
         self._storage.close()
+
+    def _framed(self, memory: Memory) -> list[FramedPage]:
+        headers = Memory(memory.pages, self._store.frame_nbytes)
+        self._store.register_buffer(headers.whole)
+        return [
+            FramedPage(header, Page(view))
+            for header, view in zip(headers.views, memory.views, strict=True)
+        ]
 
 
 def in_directory(
@@ -127,13 +143,6 @@ def key_space(page_nbytes: int) -> KeySpace:
 
 def _opened(backend: str, directory: Path, settings: dict[str, Any]) -> HiCacheStorage:
     return open_storage(backend, {"path": str(directory), "timeout_s": TIMEOUT_S, **settings})
-
-
-def _framed(memory: Memory, frame_nbytes: int) -> list[FramedPage]:
-    headers = Memory(memory.pages, frame_nbytes).views
-    return [
-        FramedPage(header, Page(view)) for header, view in zip(headers, memory.views, strict=True)
-    ]
 
 
 def _expect_ok(verdicts: Sequence[Verdict]) -> None:

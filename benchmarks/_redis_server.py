@@ -10,17 +10,16 @@ import socket
 import struct
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from _ports import free_ports, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 _FETCHED = Path(__file__).parents[1] / ".servers"
-_READY_LIMIT_S = 10.0
-_POLL_S = 0.02
 ORDER = struct.Struct("!QQ")
 """To the sink: bytes that it will be sent, bytes that it is to send."""
 
@@ -37,7 +36,7 @@ def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
     if program is None:
         raise FileNotFoundError(f"no {name} here: run tests/get_servers.sh, or install it")
     libraries = os.pathsep.join(map(str, _FETCHED.glob("usr/lib/*-linux-gnu")))
-    port = _free_port()
+    (port,) = free_ports(1)
     with tempfile.TemporaryDirectory() as directory:
         command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", directory]
         command += ["--save", "", "--appendonly", "no"]
@@ -45,7 +44,7 @@ def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
             command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, stdout=subprocess.DEVNULL
         ) as server:
             try:
-                _wait_for(port)
+                wait_for(port)
                 yield port
             finally:
                 server.terminate()
@@ -78,22 +77,3 @@ def _serve(listener: socket.socket) -> None:
                 while gives:
                     gives -= connection.send(buffer[: min(gives, len(buffer))])
                 connection.sendall(b".")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _wait_for(port: int) -> None:
-    until_s = time.monotonic() + _READY_LIMIT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(_POLL_S)
-        else:
-            return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from _ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -35,8 +36,7 @@ def null_server() -> Generator[int, None, None]:
 @contextmanager
 def ministack() -> Generator[int, None, None]:
     """The port of a server that has S3's semantics, and keeps objects in memory."""
-    with socket.create_server(("127.0.0.1", 0)) as placeholder:
-        port: int = placeholder.getsockname()[1]
+    (port,) = free_ports(1)
     environment = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "LOG_LEVEL": "ERROR"}
     environment |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}
     with subprocess.Popen(

@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from _controller_ways import Backend, Controller, Ground, Memcpy, Store
-from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    console,
+    interleave,
+    machine_facts,
+    size_text,
+    sizes,
+)
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -25,7 +36,6 @@ if TYPE_CHECKING:
 
     from _controller_ways import Way
 
-KIB, MIB = 1 << 10, 1 << 20
 PAGES = {64 * KIB: 1024, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 21, 4 * MIB: 15}
 LIMIT = "memcpy, 2 threads"
@@ -208,15 +218,11 @@ def profile_controller(ground: Ground, direction: str) -> None:
     console.print(profiles.table(title, PROFILED_TURNS * ground.pages))
 
 
-def size_text(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--sizes",
-        type=lambda text: [int(part) * KIB for part in text.split(",")],
+        type=sizes,
         default=list(PAGES),
         metavar="KIB,KIB",
         help="sizes of a target page in KiB, multiples of 8 (default: 64,4096)",

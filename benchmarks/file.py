@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any
 import _sglang
 import numpy as np
 from _disk import empty_files, spread_directories, used_nbytes
-from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    console,
+    interleave,
+    machine_facts,
+    size_text,
+    sizes,
+)
 from _ours import in_directory, pages_in_directory
 from _plain import (
     Memcpy,
@@ -44,7 +55,6 @@ if TYPE_CHECKING:
     StoreFactory: TypeAlias = Callable[[Path, Memory, Memory], Store]
 
 BATCH_PAGES = 128
-KIB, MIB = 1 << 10, 1 << 20
 ROUNDS = {64 * KIB: 15, 1 * MIB: 7, 4 * MIB: 3}
 # Little enough that the kernel does not hold writers back for what it has not written out yet.
 CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 160}
@@ -321,15 +331,11 @@ def compare(store: Store, source: Memory) -> None:
         raise RuntimeError(f"{store.name} did not bring back what was set")
 
 
-def size_text(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--sizes",
-        type=lambda text: [int(part) * KIB for part in text.split(",")],
+        type=sizes,
         default=list(ROUNDS),
         metavar="KIB,KIB",
         help="page sizes in KiB, multiples of 32 (default: 64,1024,4096)",

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _sglang
-from _harness import Report, console, machine_facts
+from _harness import MIB, Report, console, machine_facts
 from _hf3fs_stores import PlainSlots, TheirSlots
 from _ours import in_directory, pages_in_directory
 from _store import Memory
-from file import BATCH_PAGES, MIB, ROUNDS, Bench, Get, aim, page_hashes_of, parse, read_back
+from file import BATCH_PAGES, ROUNDS, Bench, Get, aim, page_hashes_of, parse, read_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

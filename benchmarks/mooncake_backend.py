@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import _sglang
 import numpy as np
-from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _harness import KIB, MIB, Aim, Report, Section, console, interleave, machine_facts, size_text
 from _mooncake_cluster import master, node
 from _mooncake_stores import (
     CarefulClient,
     Cluster,
-    OurPages,
-    OurStorage,
     RawClient,
     TheirStore,
 )
+from _ours import OurPageStore, OurStorage
 from _plain import Memcpy
 from _store import Memory
 
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
 
     from _store import Store
 
-KIB, MIB = 1 << 10, 1 << 20
 PAGES = {64 * KIB: 128, 1 * MIB: 128, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 25, 1 * MIB: 15, 4 * MIB: 9}
 SEGMENT_NBYTES = 1 << 30
 TOUCHED_NBYTES = SEGMENT_NBYTES * 3 // 4
+OURS = "ours: MooncakeStorage"
 LEAST_OF_RAW = 0.95
 
 
@@ -87,8 +86,9 @@ def stores(cluster: Cluster, source: Memory, landing: Memory) -> list[Store]:
     made: list[Callable[[], Store]] = [
         partial(Memcpy, Path(), source, landing),
         *(partial(kind, cluster, source, landing) for kind in (RawClient, CarefulClient)),
-        partial(OurStorage, cluster, source, landing),
-        *(partial(OurPages, cluster, source, landing, checksum=sum_) for sum_ in ("none", "xxh3")),
+        lambda: OurStorage(cluster.opened(), source, landing),
+        lambda: OurPageStore(cluster.opened(), source, landing, checksum="none"),
+        lambda: OurPageStore(cluster.opened(), source, landing, checksum="xxh3"),
     ]
     if _sglang.is_installed():
         made.append(partial(TheirStore, cluster, source, landing))
@@ -114,9 +114,9 @@ def measure(report: Report, where: str, rounds: int, turns: Sequence[Turn]) -> N
     baselines = [CarefulClient.name if direction == "set" else RawClient.name]
     baselines += [TheirStore.name] if TheirStore.name in names else []
     for baseline in baselines:
-        text = f"{section.title}: {OurStorage.name} / {baseline}"
+        text = f"{section.title}: {OURS} / {baseline}"
         least = LEAST_OF_RAW if baseline != TheirStore.name else 1.0
-        report.aims.append(Aim(text, least, section.ratio(OurStorage.name, baseline)))
+        report.aims.append(Aim(text, least, section.ratio(OURS, baseline)))
 
 
 def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> None:
@@ -146,10 +146,6 @@ def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> 
                 store.close()
             for memory in (source, landing):
                 cluster.storage.unregister_buffer(memory.whole)
-
-
-def size_text(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

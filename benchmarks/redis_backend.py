@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import redis
-from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _harness import KIB, MIB, Aim, Report, Section, console, interleave, machine_facts, size_text
 from _ours import TIMEOUT_S, OurPageStore, OurStorage
 from _redis_server import redis_server, sink
 from _redis_stores import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from _store import Store
 
-KIB, MIB = 1 << 10, 1 << 20
 PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 9, 1 * MIB: 9, 4 * MIB: 5}
 OURS = "ours: RedisStorage"
@@ -144,10 +143,6 @@ def print_cpu(turns: Sequence[Turn], work: float) -> None:
     for turn in turns:
         shown.add_row(turn.name, f"{statistics.median(turn.cpu_s[1:]) / work:.2f}")
     console.print(shown)
-
-
-def size_text(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING
 
 import _sglang
 import numpy as np
-from _harness import Aim, Report, Section, console, interleave, machine_facts
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    console,
+    interleave,
+    machine_facts,
+    size_text,
+    sizes,
+)
 from _s3_servers import BUCKET, ministack, null_server, remove
 from _s3_stores import Boto3, Loopback, Obstore, OurPageStore, Ours, SeaweedFS
 from _store import Memory
@@ -35,7 +46,6 @@ if TYPE_CHECKING:
 
     StoreFactory: TypeAlias = Callable[[int, Memory, Memory], S3Store]
 
-KIB, MIB = 1 << 10, 1 << 20
 PAGES = {64 * KIB: 128, 1 * MIB: 128, 4 * MIB: 32}
 ROUNDS = {64 * KIB: 9, 1 * MIB: 5, 4 * MIB: 5}
 SERVERS = {"null": null_server, "ministack": ministack}
@@ -162,15 +172,11 @@ def used_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def size_text(nbytes: int) -> str:
-    return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--sizes",
-        type=lambda text: [int(part) * KIB for part in text.split(",")],
+        type=sizes,
         default=list(PAGES),
         metavar="KIB,KIB",
         help="page sizes in KiB (default: 64,1024,4096)",
