@@ -278,24 +278,35 @@ class HostCache:
         dirty: list[Entry] = []
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(wanted), timeout_s)
-            while len(got) + self._leaving < len(wanted):
+            while len(got) < len(wanted):
                 bits = wanted[len(got)]
                 slots = self._slots.take(bits)
                 if slots is not None:
                     got.append(slots)
-                elif not self._make_room(self._slots.exhausted(bits), dirty):
+                elif not self._make_room(
+                    self._slots.exhausted(bits), len(wanted) - len(got), dirty
+                ):
                     break
         return got, dirty
 
     def _has_room(self, wanted: Sequence[Bits]) -> bool:
-        if not wanted or not self._slots.exhausted(wanted[0]):
-            return True
-        return bool(self._idle) and self._leaving < len(wanted)
+        """Whether `_make_room` gets anywhere: who waits for it sleeps until it does."""
+        lacking = self._slots.exhausted(wanted[0]) if wanted else 0
+        if lacking & self.pool_set.every_page:
+            return self._can_evict(len(wanted))
+        return all(self._windows.has_spare(n, self._is_spare) for n in numbers(lacking))
 
-    def _make_room(self, lacking: Bits, dirty: list[Entry]) -> bool:
+    def _can_evict(self, pages: int) -> bool:
+        """Whether more should go than is on its way out, for `pages` pages to come."""
+        return bool(self._idle) and self._leaving < pages
+
+    def _make_room(self, lacking: Bits, pages: int, dirty: list[Entry]) -> bool:
         """Free a slot in the pools of `lacking`, one step of it; False where nothing can go."""
         if lacking & self.pool_set.every_page:
-            return self._evict(dirty)
+            if not self._can_evict(pages):
+                return False
+            self._evict(dirty)
+            return True
         for number in numbers(lacking):
             slot = self._windows.slot(number, self._is_spare)
             if slot is None:
@@ -303,10 +314,8 @@ class HostCache:
             self.pools[number].host.free([slot])
         return True
 
-    def _evict(self, dirty: list[Entry]) -> bool:
+    def _evict(self, dirty: list[Entry]) -> None:
         """Let the page go that was idle longest, by way of `dirty` where it must be written first."""
-        if not self._idle:
-            return False
         _, entry = self._idle.popitem(last=False)
         if self._write_back is None or not self._owed(entry):
             self._drop(entry)
@@ -316,7 +325,6 @@ class HostCache:
             entry.queued = entry.leaving = True
             self._leaving += 1
             dirty.append(entry)
-        return True
 
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.page_hash]

@@ -74,14 +74,19 @@ class Prefetcher:
 
     def finish_waiting(self) -> None:
         """Nobody will serve these any more."""
+        ends = 0
         while True:
             try:
                 prefetch = self._waiting.get_nowait()
             except queue.Empty:
-                return
-            if prefetch is not None:
+                break
+            if prefetch is None:
+                ends += 1  # a thread's, which may still be busy
+            else:
                 prefetch.findings.stopped = Reason.CLOSED
                 prefetch.finish()
+        for _ in range(ends):
+            self._waiting.put(None)
 
     def _work(self) -> None:
         while (prefetch := self._waiting.get()) is not None:

@@ -52,6 +52,10 @@ class Windows:
         entry.filled &= ~pools
         entry.stored &= ~pools
 
+    def has_spare(self, number: int, may_go: Callable[[Entry, int], bool]) -> bool:
+        """Whether some page's slot of a trailing pool may go."""
+        return any(may_go(entry, number) for entry in self._holders[number].values())
+
     def slot(self, number: int, may_go: Callable[[Entry, int], bool]) -> int | None:
         """A slot of a trailing pool: a free one, or that of the page used longest ago that may go."""
         host = self._pools[number].host

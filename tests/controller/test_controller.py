@@ -516,6 +516,17 @@ class TestLifecycle:
         with pytest.raises(StorageClosed):
             controller.prefetch("request", PROMPT)
 
+    def test_a_request_that_comes_while_it_closes_does_not_keep_its_threads(self) -> None:
+        """Whoever lets the waiting requests go on must not take the threads' word to end with them."""
+        controller = CacheController(None, cache_pools())
+        prefetcher = controller._prefetcher
+        prefetcher.stop()
+
+        prefetcher.finish_waiting()
+        prefetcher.start()
+
+        assert prefetcher.join(5)
+
     def test_closing_lets_waiting_requests_go_on(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:

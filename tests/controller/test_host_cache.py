@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from engines import cache_pools
+from engines import cache_pools, windowed
 from pages import hash_of
 
 from hicache_storage.controller.host_cache import HostCache
@@ -139,6 +139,21 @@ class TestAllocation:
 
         assert got == [1]
 
+    def test_it_sleeps_while_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There are idle pages, but none that could give its window away."""
+        cache = HostCache(windowed(4, window_slots=1))
+        everything = cache.pool_set.everything
+        (pinned,) = cache.allocate([everything])
+        cache.insert(A, pinned, filled=everything)
+        put(cache, B)
+        tries: list[int] = []
+        take = cache._slots.take
+        monkeypatch.setattr(cache._slots, "take", lambda bits: tries.append(bits) or take(bits))
+
+        assert not cache.allocate([everything], timeout_s=0.2)
+
+        assert len(tries) < 10
+
     def test_clear_drops_what_is_idle_and_counts_what_stays(self) -> None:
         pools = cache_pools(4)
         cache = HostCache(pools)
@@ -179,6 +194,16 @@ class TestDirtyPages:
         cache.allocate([BOTH] * 2)
 
         assert len(to_write) == 2
+
+    def test_a_free_slot_is_had_while_pages_are_on_their_way_out(self) -> None:
+        cache, _ = self.dirty(2)
+        self.put_dirty(cache, A)
+        free = cache.allocate([BOTH])
+        assert not cache.allocate([BOTH])  # A is being written
+
+        cache.free(free)
+
+        assert len(cache.allocate([BOTH])) == 1
 
     def test_a_page_that_could_not_be_written_can_go_all_the_same(self) -> None:
         cache, to_write = self.dirty(1)
