@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
     import argparse
@@ -220,6 +221,15 @@ def _number(knob: str, value: Any, *, whole: bool = False) -> float:
     return value
 
 
+def _seconds(knob: str, value: Any) -> float:
+    seconds = _number(knob, value)
+    if seconds > LONGEST_S:
+        raise ConfigError(
+            f"{_EXTRA_CONFIG}: {knob}: must be at most {LONGEST_S:.0f} seconds, not {value}"
+        )
+    return seconds
+
+
 def _flag(knob: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(
@@ -230,7 +240,7 @@ def _flag(knob: str, value: Any) -> bool:
 
 _KNOBS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "prefetch_threshold": ("prefetch_threshold_tokens", partial(_number, whole=True)),
-    "prefetch_timeout_base": ("prefetch_timeout_base_s", _number),
-    "prefetch_timeout_per_ki_token": ("prefetch_timeout_per_ki_token_s", _number),
+    "prefetch_timeout_base": ("prefetch_timeout_base_s", _seconds),
+    "prefetch_timeout_per_ki_token": ("prefetch_timeout_per_ki_token_s", _seconds),
     "hicache_storage_pass_prefix_keys": ("pass_prefix_keys", _flag),
 }

@@ -30,6 +30,7 @@ from hicache_storage.hit_policy import Pool, longest, usable_too
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.pace import Pace
 from hicache_storage.page import Page
+from hicache_storage.seconds import check_seconds
 from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.workers import Workers, when_all_done
 
@@ -74,10 +75,12 @@ class PageStoreSettings:
     def __post_init__(self) -> None:
         if self.checksum not in ("xxh3", "none"):
             raise ValueError(f"checksum must be 'xxh3' or 'none', not {self.checksum!r}")
-        for name in ("timeout_s", "parallelism", "breaker_failures", "breaker_cooldown_s"):
+        for name in ("parallelism", "breaker_failures"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be greater than 0, not {value}")
+        for name in ("timeout_s", "breaker_cooldown_s"):
+            check_seconds(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import pydantic
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr
 
 from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ByteSize", "Field", "PositiveSeconds", "SecretStr", "Settings"]
 
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 
 
 class Settings(BaseModel):

@@ -130,6 +130,7 @@ class TestStorageChoice:
             ("prefetch_threshold", -1),
             ("prefetch_timeout_base", None),
             ("prefetch_timeout_base", float("inf")),
+            ("prefetch_timeout_base", 1e300),
             ("prefetch_timeout_per_ki_token", [1]),
             ("hicache_storage_pass_prefix_keys", 1),
         ],

@@ -11,6 +11,7 @@ from hicache_storage.controller.entry import Entry
 from hicache_storage.controller.pool_set import PoolSet, numbers
 from hicache_storage.controller.slot_groups import SlotGroups
 from hicache_storage.controller.windows import Windows
+from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,7 +99,7 @@ class HostCache:
         Fewer where the rest is pinned or must be written first; with `timeout_s` it waits that long for
         the first of them.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + min(timeout_s, LONGEST_S)
         while True:
             left_s = deadline_s - time.monotonic()
             got, dirty = self._allocate_now(wanted, max(0.0, left_s))

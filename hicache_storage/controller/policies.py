@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from hicache_storage.seconds import check_seconds
+
 
 class PrefetchPolicy(enum.Enum):
     """How long a request waits for its pages; what has arrived by then is used."""
@@ -91,13 +93,12 @@ class ControllerSettings:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if not 0 < self.prefetch_capacity <= 1:
             raise ValueError(f"prefetch_capacity must be in (0, 1], not {self.prefetch_capacity}")
-        for name in (
-            "prefetch_threshold_tokens",
-            "prefetch_timeout_base_s",
-            "prefetch_timeout_per_ki_token_s",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, and is {getattr(self, name)}")
+        if self.prefetch_threshold_tokens < 0:
+            raise ValueError(
+                f"prefetch_threshold_tokens must be at least 0, not {self.prefetch_threshold_tokens}"
+            )
+        for name in ("prefetch_timeout_base_s", "prefetch_timeout_per_ki_token_s"):
+            check_seconds(name, getattr(self, name), zero=True)
 
     def patience_s(self, pages: int, page_tokens: int) -> float | None:
         """How long a request waits for `pages` pages from when it first asks; None: to the end."""

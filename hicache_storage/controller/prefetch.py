@@ -11,6 +11,7 @@ from hicache_storage.controller.findings import Findings
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
 from hicache_storage.hit_policy import longest
+from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ class Prefetch:
         """
         patience_s, left_s = self._patience_s, self.left_s()
         limits_s = [limit_s for limit_s in (patience_s, left_s) if limit_s is not None]
-        self._complete.wait(min(limits_s) if limits_s else None)
+        self._complete.wait(min(*limits_s, LONGEST_S) if limits_s else None)
         if not self._end():
             raise RuntimeError(f"prefetch of request {self.request_id!r} was ended before")
         filled = self.filled()

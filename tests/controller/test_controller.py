@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -226,6 +227,14 @@ class TestPatience:
             assert lease.pages == 4
             assert is_right(lease)
             gate.open()
+
+    def test_a_deadline_that_never_comes_is_one(
+        self, engine: Callable[..., CacheController]
+    ) -> None:
+        store_prompt(engine)
+
+        with engine().prefetch("request", PROMPT, deadline_s=math.inf).result() as lease:
+            assert lease.pages == 16
 
     def test_timeout_stops_waiting(
         self, storage: HookedStorage, engine: Callable[..., CacheController]

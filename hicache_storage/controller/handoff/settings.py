@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hicache_storage.seconds import check_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffSettings:
@@ -34,8 +36,7 @@ class HandoffSettings:
             "load_every_s",
             "stale_after_s",
         ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
+            check_seconds(name, getattr(self, name))
         if self.poll_max_s < self.poll_min_s:
             raise ValueError(
                 f"poll_max_s must be at least poll_min_s of {self.poll_min_s}, not {self.poll_max_s}"
