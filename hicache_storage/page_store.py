@@ -119,6 +119,7 @@ class PageStore:
             ValueError: The space has a frame already.
             UnsupportedOperation: Its pages are larger than the storage takes.
             StorageUnavailable, StorageTimeout: The store does not answer.
+            StorageClosed: This page store was closed, or its storage was.
         """
         Pool(space=space)
         framed = replace(space, frame_nbytes=self.frame_nbytes)
@@ -220,7 +221,7 @@ class PageStore:
             self._saving.workers.submit(partial(self._delete_part, framed, hashes[part]))
             for part in _cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes))
         ]
-        _await(futures, deadline_s)
+        self._await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
         deleted = [answer for answer in answers if not isinstance(answer, Verdict)]
         self.breaker.record(succeeded=len(deleted) == len(answers))
@@ -241,7 +242,7 @@ class PageStore:
         return {**self._counters.snapshot(), "breaker_opened": self.breaker.times_opened}
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the threads; the storage stays open. Idempotent."""
+        """End the threads; the storage stays open, and later calls fail at once. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -272,7 +273,7 @@ class PageStore:
             return self._turned_away(transfers, lane.name)
         blocks = [self._submit(transfer, piece, lane, deadline_s) for transfer in transfers]
         all_futures = [future for futures in blocks for _, future in futures]
-        _await(all_futures, deadline_s)
+        self._await(all_futures, deadline_s)
         verdicts = [
             [verdict for size, future in futures for verdict in _verdicts(future, size)]
             for futures in blocks
@@ -282,6 +283,17 @@ class PageStore:
         self._record(failures, timeout_s)
         self._count(lane.name, transfers, tallies)
         return Outcome(verdicts, when_all_done(all_futures))
+
+    def _await(self, futures: Sequence[Future[T]], deadline_s: float) -> None:
+        """Wait for all of them until the deadline; what has not begun by then never does."""
+        try:
+            wait(futures, max(0.0, deadline_s - time.monotonic()))
+        except BaseException:
+            self.breaker.dismiss()  # interrupted: a probe tells nothing, and others may follow
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
 
     def _record(self, failures: Collection[Verdict], timeout_s: float | None) -> None:
         """Tell the breaker, unless all that was wrong is that the caller did not wait."""
@@ -328,7 +340,7 @@ class PageStore:
             self._loading.workers.submit(partial(self._exists_part, framed, hashes[part]))
             for part in parts
         ]
-        _await(futures, deadline_s)
+        self._await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
         failed = [answer for answer in answers if isinstance(answer, Verdict)]
         self._record(failed, timeout_s)
@@ -464,12 +476,6 @@ def _gather(source: Page, target: memoryview) -> None:
 
 def _cuts(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-def _await(futures: Sequence[Future[T]], deadline_s: float) -> None:
-    """Wait for all of them until the deadline; what has not begun by then never does."""
-    for future in wait(futures, max(0.0, deadline_s - time.monotonic())).not_done:
-        future.cancel()
 
 
 def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:

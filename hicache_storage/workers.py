@@ -8,6 +8,8 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hicache_storage.errors import StorageClosed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -29,19 +31,31 @@ class Workers:
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
+        self._name = name
+        self._closed = False
+        self._closing = threading.Lock()
         for thread in self._threads:
             thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Run `task` on one of the threads. Cancelling works until it has begun."""
+        """Run `task` on one of the threads. Cancelling works until it has begun.
+
+        After `close` nobody would: the future has ended with StorageClosed.
+        """
         future: Future[T] = Future()
-        self._tasks.put((future, task))
+        with self._closing:
+            if not self._closed:
+                self._tasks.put((future, task))
+                return future
+        future.set_exception(StorageClosed(f"{self._name}: its threads have ended, it was closed"))
         return future
 
     def close(self, timeout_s: float) -> bool:
         """End the threads once their tasks are done; False where some still run after `timeout_s`."""
-        for _ in self._threads:
-            self._tasks.put(None)
+        with self._closing:
+            self._closed = True
+            for _ in self._threads:
+                self._tasks.put(None)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

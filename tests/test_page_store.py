@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,12 @@ import pytest
 from pages import hash_of, space
 from stores import Gate, HookedStorage, failing
 
-from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
+from hicache_storage.errors import (
+    StorageClosed,
+    StorageTimeout,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
 from hicache_storage.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.hit_policy import HitPolicy, Pool
 from hicache_storage.page import Page
@@ -569,6 +575,28 @@ class TestBreaker:
         assert store.breaker.state == "closed"
         gate.open()
 
+    def test_a_probe_that_is_interrupted_is_followed_by_another(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=1, breaker_cooldown_s=0.05)
+        storage.hooks["batch_set"] = failing(StorageUnavailable("down"))
+        store.save([transfer(filled(1))])
+        while store.breaker.state != "half_open":
+            pass
+        gate = Gate()
+
+        def interrupting(answer: Callable[[], Any]) -> Any:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return gate(answer)
+
+        storage.hooks["batch_set"] = interrupting
+        with pytest.raises(KeyboardInterrupt):
+            store.save([transfer(filled(1))])
+        gate.open()
+        storage.hooks.clear()
+
+        assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+
     def test_misses_and_refusals_do_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
@@ -610,6 +638,18 @@ class TestOpening:
         store.close()
 
         assert not set(threading.enumerate()) - before
+
+
+    def test_a_closed_store_keeps_nobody_waiting(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=1000)
+        store.close()
+
+        assert [[Verdict.ERROR]] == store.save([transfer(filled(1))]).verdicts
+        assert [Verdict.ERROR] == store.match(HASHES, [Pool(space=TARGET)]).failures
+        with pytest.raises(StorageClosed):
+            store.open_space(DRAFT)
 
 
 class TestDelete:

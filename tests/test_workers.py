@@ -7,6 +7,7 @@ from concurrent.futures import Future, wait
 
 import pytest
 
+from hicache_storage.errors import StorageClosed
 from hicache_storage.workers import Workers, when_all_done
 
 
@@ -68,6 +69,13 @@ def test_close_gives_up_on_a_task_that_hangs() -> None:
 
     go_on.set()
     assert workers.close(10)
+
+
+def test_a_task_that_comes_after_the_end_fails_at_once() -> None:
+    workers = Workers("test", 1)
+    assert workers.close(10)
+
+    assert isinstance(workers.submit(lambda: "never").exception(0), StorageClosed)
 
 
 def test_a_task_that_hangs_does_not_keep_the_interpreter_alive() -> None:

@@ -481,6 +481,13 @@ class TestLife:
             with pytest.raises(StorageClosed):
                 receiver.expect("request-1", PROMPT)
 
+    def test_a_closed_sender_publishes_nothing(self, storage: MemoryStorage) -> None:
+        with engine_rank(storage) as (controller, store):
+            sender = HandoffSender(controller, store, PATIENT)
+            sender.close()
+
+            assert isinstance(sender.publish("request-1", PROMPT).exception(5), StorageClosed)
+
     def test_a_result_is_taken_once(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         with receiving(storage) as receiver:
