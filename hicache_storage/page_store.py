@@ -171,7 +171,7 @@ class PageStore:
         check_page_hashes(hashes)
         if not pools:
             raise ValueError("a prefix needs at least one pool")
-        deadline_s = time.monotonic() + (timeout_s or self.settings.timeout_s)
+        deadline_s = self._deadline_s(timeout_s)
         usable = [True] * (len(hashes) + 1)
         present: list[list[bool]] = []
         failures: list[Verdict | None] = []
@@ -266,7 +266,7 @@ class PageStore:
         lane: _Lane,
         timeout_s: float | None,
     ) -> Outcome:
-        deadline_s = time.monotonic() + (timeout_s or self.settings.timeout_s)
+        deadline_s = self._deadline_s(timeout_s)
         for transfer in transfers:
             self._check(transfer)
         if not self.breaker.admit():
@@ -294,6 +294,9 @@ class PageStore:
         finally:
             for future in futures:
                 future.cancel()
+
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.settings.timeout_s if timeout_s is None else timeout_s)
 
     def _record(self, failures: Collection[Verdict], timeout_s: float | None) -> None:
         """Tell the breaker, unless all that was wrong is that the caller did not wait."""

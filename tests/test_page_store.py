@@ -597,6 +597,16 @@ class TestBreaker:
 
         assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
 
+    def test_who_has_no_time_is_not_given_the_settings_own(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=1000)
+        gate = Gate()
+        storage.hooks["batch_get"] = gate
+
+        assert [[Verdict.TIMEOUT]] == store.load([transfer(empty(1))], timeout_s=0).verdicts
+        gate.open()
+
     def test_misses_and_refusals_do_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:

@@ -92,7 +92,10 @@ class HandoffReceiver:
         with self._changed:
             self._waiting.append(incoming)
             self._expected += 1
+            closed = self._closed
             self._changed.notify_all()
+        if closed:  # meanwhile: nobody looks for its completions
+            incoming.give_up()
         return incoming
 
     def stats(self) -> dict[str, int]:
