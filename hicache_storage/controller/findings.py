@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from hicache_storage.transfer import Verdict
 
 
+_GONE = frozenset({Reason.VANISHED, Reason.CORRUPT})
+
+
 class Findings:
     """Written by the prefetching thread, read when the request ends: perhaps while it still works."""
 
@@ -25,6 +28,16 @@ class Findings:
         """Why nothing more was tried."""
         self.rank: int | None = None
         """The other rank that has least of the prefix."""
+
+    def forget_gone(self) -> bool:
+        """Leave out of `present` what storage turned out not to have; False where that is nothing more,
+        or the store failed in other ways too."""
+        if self.stopped or not _GONE.issuperset(self.troubles.values()):
+            return False
+        gone = [(page, pool) for page, pool in self.troubles if self.present[page] >> pool & 1]
+        for page, pool in gone:
+            self.present[page] &= ~(1 << pool)
+        return bool(gone)
 
     def why(self, page: int, pool: int, *, overtaken: Reason) -> Reason:
         """Why a page is missing from a pool; `overtaken` where nothing speaks against it yet."""

@@ -110,12 +110,26 @@ class Prefetcher:
         if agreed.pages < longest(usable):
             prefetch.findings.stopped = Reason.RANKS_LOST if agreed.lost else Reason.OTHER_RANK
             prefetch.findings.rank = agreed.rank
-        if tier is None:
-            return
-        wanted = self._to_load(prefetch, agreed.pages)
-        with tier.used() as may:
-            if may and any(wanted):
-                Loading(self._context, tier, prefetch).run(wanted)
+        if tier is not None:
+            with tier.used() as may:
+                if may:
+                    self._load(prefetch, tier, agreed.pages)
+
+    def _load(self, prefetch: Prefetch, tier: Tier, length: int) -> None:
+        """Bring a prefix of `length` pages; where some turn out to be gone, the longest without them.
+
+        That is a shorter one, whose window may not have been fetched. Several ranks would have to agree
+        on it again: they take what has arrived.
+        """
+        while any(wanted := self._to_load(prefetch, length)):
+            Loading(self._context, tier, prefetch).run(wanted)
+            if not (self._context.agreement.alone and prefetch.findings.forget_gone()):
+                return
+            length = longest(
+                self._context.cache.pool_set.usable(
+                    prefetch.findings.present, self._context.vital
+                )
+            )
 
     def _usable(self, prefetch: Prefetch, tier: Tier | None) -> list[bool]:
         """The prefix lengths that this rank can bring to L2, or has there."""

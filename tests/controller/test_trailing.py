@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from engines import PROMPT, compute, engine_on, free_slots, is_right, leaked, windowed
 from pages import hash_of
-from stores import HookedStorage
+from stores import HookedStorage, failing
 
 from hicache_storage.controller import Reason
+from hicache_storage.errors import StorageUnavailable
 
 
 @pytest.fixture
@@ -95,6 +96,44 @@ def test_a_window_that_vanishes_after_the_match_leaves_what_l2_can_use(
             assert is_right(lease)
         assert engine.explain("r").reason is Reason.VANISHED
         assert not leaked(engine)
+
+
+@pytest.mark.parametrize(
+    ("pool", "page", "why"),
+    [
+        ("swa", 14, (14, "swa", Reason.VANISHED)),
+        ("draft", 15, (15, "draft", Reason.VANISHED)),
+        ("kv", 12, (10, "swa", Reason.ABSENT)),  # 12 pages are left, and no window at their end
+    ],
+)
+def test_a_window_is_fetched_for_the_prefix_that_is_left_when_pages_vanish(
+    storage: HookedStorage, pool: str, page: int, why: tuple[int, str, Reason]
+) -> None:
+    def vanish(answer: Any) -> Any:
+        forget(storage, pool, page)
+        return answer()
+
+    storage.hooks["batch_get"] = vanish
+    with engine_on(storage, windowed()) as engine:
+        with engine.prefetch("r", PROMPT).result() as lease:
+            assert (lease.pages, lease.indices[2]) == (8, [6, 7])
+            assert is_right(lease)
+        explained = engine.explain("r")
+        assert why == (
+            explained.first_missing,
+            explained.pool,
+            explained.reason,
+        )
+        assert not leaked(engine)
+
+
+def test_no_shorter_window_is_fetched_from_a_store_that_fails(storage: HookedStorage) -> None:
+    storage.hooks["batch_get"] = failing(StorageUnavailable("down"))
+    with engine_on(storage, windowed(), batch_pages=16) as engine:
+        assert engine.prefetch("r", PROMPT).result().pages == 0
+        assert engine.explain("r").reason is Reason.UNAVAILABLE
+
+    assert storage.calls["batch_get"] == 3  # one a pool
 
 
 def test_a_window_is_loaded_for_pages_that_l2_has(storage: HookedStorage) -> None:
