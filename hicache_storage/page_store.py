@@ -30,12 +30,13 @@ from hicache_storage.hit_policy import Pool, longest, usable_too
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.pace import Pace
 from hicache_storage.page import Page
+from hicache_storage.questions import Question, asked_together, cuts
 from hicache_storage.seconds import check_seconds
 from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.workers import Workers, when_all_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future
     from typing import TypeAlias
 
@@ -162,7 +163,8 @@ class PageStore:
     ) -> Match:
         """The longest prefix of `hashes` that the storage says it has in every pool.
 
-        Pools are asked one after another, each only for the prefix that those before it left. `held`
+        Pools are asked one after another, each only for the prefix that those before it left; parts of
+        one pool, next to each other and of the same name, all at once behind the first of them. `held`
         tells for each pool and page what the caller has: it counts as present, and is not asked for.
 
         Raises:
@@ -175,17 +177,20 @@ class PageStore:
         usable = [True] * (len(hashes) + 1)
         present: list[list[bool]] = []
         failures: list[Verdict | None] = []
-        for number, pool in enumerate(pools):
-            there = [False] * len(hashes) if held is None else list(held[number])
-            asked = [page for page in range(longest(usable)) if not there[page]]
-            answers, failure = self._exists(
-                self.framed(pool.space), [hashes[page] for page in asked], deadline_s, timeout_s
-            )
-            for page, answer in zip(asked, answers, strict=True):
-                there[page] = answer
-            present.append(there)
-            failures.append(failure)
-            usable = usable_too(usable, pool, there)
+        for together in asked_together(pools):
+            questions = [
+                Question(
+                    self.framed(pools[number].space),
+                    hashes,
+                    [False] * len(hashes) if held is None else list(held[number]),
+                    longest(usable),
+                )
+                for number in together
+            ]
+            failures += self._exists(questions, deadline_s, timeout_s)
+            for number, question in zip(together, questions, strict=True):
+                present.append(question.there)
+                usable = usable_too(usable, pools[number], question.there)
         return Match(longest(usable), usable, present, failures)
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
@@ -219,7 +224,7 @@ class PageStore:
         deadline_s = time.monotonic() + self.settings.timeout_s
         futures = [
             self._saving.workers.submit(partial(self._delete_part, framed, hashes[part]))
-            for part in _cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes))
+            for part in cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes))
         ]
         self._await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
@@ -316,7 +321,7 @@ class PageStore:
         def block(part: slice) -> list[Verdict]:
             hashes, pages = transfer.hashes[part], transfer.pages[part]
             verdicts: list[Verdict] = []
-            for cut in _cuts(len(hashes), step):
+            for cut in cuts(len(hashes), step):
                 began_s = time.monotonic()
                 if began_s > deadline_s:  # nobody waits any more: let the pages go
                     return verdicts + [Verdict.TIMEOUT] * (len(hashes) - len(verdicts))
@@ -325,33 +330,42 @@ class PageStore:
             return verdicts
 
         pages = len(transfer.hashes)
-        cuts = _cuts(pages, self._block_pages(pages, lane.pace.least_pages(framed)))
+        parts = cuts(pages, self._block_pages(pages, lane.pace.least_pages(framed)))
         return [
-            (part.stop - part.start, lane.workers.submit(partial(block, part))) for part in cuts
+            (part.stop - part.start, lane.workers.submit(partial(block, part))) for part in parts
         ]
 
     def _exists(
-        self, framed: KeySpace, hashes: Sequence[str], deadline_s: float, timeout_s: float | None
-    ) -> tuple[list[bool], Verdict | None]:
-        """What is there, and why some of it could not be said."""
-        if not hashes:
-            return [], None
+        self, questions: Sequence[Question], deadline_s: float, timeout_s: float | None
+    ) -> list[Verdict | None]:
+        """Answer all `questions` at once; for each, why some of it could not be said."""
+        parts = [
+            (number, part)
+            for number, question in enumerate(questions)
+            for part in question.parts(self.storage.capabilities.max_batch)
+        ]
+        failures: list[Verdict | None] = [None] * len(questions)
+        if not parts:
+            return failures
         if not self.breaker.admit():
-            return [False] * len(hashes), Verdict.BREAKER_OPEN
-        parts = list(_cuts(len(hashes), self.storage.capabilities.max_batch or len(hashes)))
+            return [Verdict.BREAKER_OPEN if question.asked else None for question in questions]
         futures = [
-            self._loading.workers.submit(partial(self._exists_part, framed, hashes[part]))
-            for part in parts
+            self._loading.workers.submit(
+                partial(self._exists_part, questions[number].framed, questions[number].of(part))
+            )
+            for number, part in parts
         ]
         self._await(futures, deadline_s)
         answers = [_answer(future) for future in futures]
         failed = [answer for answer in answers if isinstance(answer, Verdict)]
         self._record(failed, timeout_s)
         self._counters.add("match_failed", len(failed))
-        there: list[bool] = []
-        for part, answer in zip(parts, answers, strict=True):
-            there += [False] * (part.stop - part.start) if isinstance(answer, Verdict) else answer
-        return there, failed[0] if failed else None
+        for (number, part), answer in zip(parts, answers, strict=True):
+            if isinstance(answer, Verdict):
+                failures[number] = failures[number] or answer
+            else:
+                questions[number].answer(part, answer)
+        return failures
 
     def _exists_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return _strict(self.storage.batch_exists(framed, hashes), len(hashes))
@@ -475,10 +489,6 @@ def _gather(source: Page, target: memoryview) -> None:
     for segment in source.segments:
         target[start : start + segment.nbytes] = segment
         start += segment.nbytes
-
-
-def _cuts(length: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:

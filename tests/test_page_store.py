@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from hicache_storage.errors import (
 )
 from hicache_storage.frame import FRAME_NBYTES, FramedPage
 from hicache_storage.hit_policy import HitPolicy, Pool
+from hicache_storage.keys import Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.storage import Capabilities
@@ -288,6 +290,31 @@ class TestMatch:
         store.match(HASHES, [Pool(space=TARGET), Pool(space=DRAFT)])
 
         assert [("batch_exists", 8), ("batch_exists", 3)] == storage.batches
+
+    def test_parts_of_one_pool_are_asked_at_once_behind_the_first(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The first tells what there may be; the others do not wait for each other."""
+        storage = HookedStorage(Capabilities(parallelism=3))
+        store = open_store(storage)
+        tiles = [replace(TARGET, shard=Shard(layers=(n, n + 1))) for n in range(4)]
+        for number, tile in enumerate(tiles):
+            store.open_space(tile)
+            store.save([Transfer(tile, HASHES[: 6 - number], filled(6 - number))])
+        storage.batches.clear()
+        meeting = threading.Barrier(3)
+        first = threading.Semaphore(1)
+
+        def together(answer: Callable[[], Any]) -> Any:
+            if not first.acquire(blocking=False):
+                meeting.wait(20)
+            return answer()
+
+        storage.hooks["batch_exists"] = together
+        match = store.match(HASHES, [Pool(space=tile) for tile in tiles])
+
+        assert match.pages == 3
+        assert [("batch_exists", 8), *[("batch_exists", 6)] * 3] == storage.batches
 
     def test_a_trailing_pool_needs_its_last_pages_only(
         self, open_store: Callable[..., PageStore]
@@ -648,7 +675,6 @@ class TestOpening:
         store.close()
 
         assert not set(threading.enumerate()) - before
-
 
     def test_a_closed_store_keeps_nobody_waiting(
         self, open_store: Callable[..., PageStore]

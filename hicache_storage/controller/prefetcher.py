@@ -126,9 +126,7 @@ class Prefetcher:
             if not (self._context.agreement.alone and prefetch.findings.forget_gone()):
                 return
             length = longest(
-                self._context.cache.pool_set.usable(
-                    prefetch.findings.present, self._context.vital
-                )
+                self._context.cache.pool_set.usable(prefetch.findings.present, self._context.vital)
             )
 
     def _usable(self, prefetch: Prefetch, tier: Tier | None) -> list[bool]:

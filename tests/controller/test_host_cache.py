@@ -148,7 +148,12 @@ class TestAllocation:
         put(cache, B)
         tries: list[int] = []
         take = cache._slots.take
-        monkeypatch.setattr(cache._slots, "take", lambda bits: tries.append(bits) or take(bits))
+
+        def counted(bits: int) -> PageSlots | None:
+            tries.append(bits)
+            return take(bits)
+
+        monkeypatch.setattr(cache._slots, "take", counted)
 
         assert not cache.allocate([everything], timeout_s=0.2)
 
