@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,6 +271,32 @@ class TestSharing:
 
             assert [True] * 8 == hits(storage, range(8))
 
+    def test_a_child_that_was_forked_during_a_call_gives_back_what_it_opened(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The parent's call never ends in the child, and must not be waited for there."""
+        writing, go_on, pwritev = threading.Event(), threading.Event(), os.pwritev
+
+        def held(*arguments: Any) -> int:
+            writing.set()
+            assert go_on.wait(60)
+            return pwritev(*arguments)
+
+        with opened(root) as storage:
+            monkeypatch.setattr(os, "pwritev", held)
+            caller = threading.Thread(target=stored, args=(storage, range(2)))
+            caller.start()
+            assert writing.wait(60)
+            forked = multiprocessing.get_context("fork").Process(
+                target=_use_and_close, args=(storage, root)
+            )
+            forked.start()
+            forked.join(60)
+            go_on.set()
+            caller.join(60)
+
+            assert 0 == forked.exitcode
+
     def test_it_works_after_spawn(self, root: Path) -> None:
         with opened(root) as storage:
             spawned = multiprocessing.get_context("spawn").Process(
@@ -280,6 +307,19 @@ class TestSharing:
 
             assert 0 == spawned.exitcode
             assert [True] * 4 == hits(storage, range(4))
+
+
+def _use_and_close(storage: Hf3fsStorage, root: Path) -> None:
+    before = _open_below(root)
+    hits(storage, range(2))
+    storage.close()
+    assert before >= _open_below(root)
+
+
+def _open_below(root: Path) -> int:
+    """Descriptors of this process to files of the store."""
+    names = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    return sum(name.startswith(str(root)) for name in names)
 
 
 def _store_in_a_new_process(root: Path) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
+from hicache_backends.hf3fs._calls import Calls
 from hicache_backends.hf3fs._index import Limits
 from hicache_backends.hf3fs._layout import Layout
 from hicache_backends.hf3fs._mount import SQLITE, Mount
@@ -93,8 +93,7 @@ class Hf3fsStorage(HiCacheStorage):
 
     def __init__(self, settings: Hf3fsSettings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
-        self._calls = 0
+        self._calls = PerProcess(Calls, close=lambda _: None)
         self._files: dict[KeySpace, SlotFiles] = {}
         self._layout = Layout(_made_root(settings.path))
         self._limits = Limits(
@@ -164,21 +163,19 @@ class Hf3fsStorage(HiCacheStorage):
         )
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-            idle = not closed and not self._calls
-        if idle:
-            self._mounts.close()
         super().close()
+        if self._calls.get().close():
+            self._mounts.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
     @contextmanager
     def _call(self) -> Generator[Mount, None, None]:
         """One call: what it uses stays until it ends, and the last one closes up after a `close`."""
-        with self._lock:
-            self.ensure_open()
-            self._calls += 1
+        self.ensure_open()
+        calls = self._calls.get()
+        if not calls.begin():
+            self.ensure_open()  # closed meanwhile: it says so
         try:
             yield self._mounts.get()
         except OSError as error:
@@ -188,10 +185,7 @@ class Hf3fsStorage(HiCacheStorage):
                 f"hf3fs: {self._layout.root} cannot be used: {error.strerror}"
             ) from error
         finally:
-            with self._lock:
-                self._calls -= 1
-                last = self._closed and not self._calls
-            if last:
+            if calls.end():
                 self._mounts.close()
 
     def _scan(self, space: KeySpace) -> Iterator[PageInfo]:
