@@ -7,6 +7,7 @@ Figures are read when they are scraped; nothing on the hot path knows of Prometh
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -17,28 +18,31 @@ from hicache_storage.storage import StorageStats
 from hicache_storage.transfer import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
     from hicache_storage.controller import CacheController
+    from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
     from hicache_storage.page_store import PageStore
 
 _BREAKER_STATES = ("closed", "open", "half_open")
 
 
 class CacheCollector(Collector):
-    """One page store, and the controller above it where there is one."""
+    """One page store, and the controller and the sides of hand-offs above it where there are any."""
 
     def __init__(
         self,
         store: PageStore,
         controller: CacheController | None = None,
         *,
+        handoffs: Sequence[HandoffSender | HandoffReceiver] = (),
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._store = store
         self._controller = controller
+        self._handoffs = handoffs
         self._labels = dict(labels or {})
 
     def collect(self) -> Iterator[Metric]:
@@ -50,6 +54,11 @@ class CacheCollector(Collector):
                 "hicache_controller",
                 "What the controller did, in pages unless the event's name says otherwise",
                 self._controller.stats(),
+            )
+        if self._handoffs:
+            counts = sum((Counter(side.stats()) for side in self._handoffs), Counter[str]())
+            yield self._events(
+                "hicache_handoff", "Requests handed over or awaited, by how they ended", counts
             )
 
     def _page_store(self) -> Iterator[Metric]:

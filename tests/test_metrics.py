@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from stores import HookedStorage
 
 from hicache_storage.controller import CacheController
+from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.metrics import CacheCollector
 from hicache_storage.page_store import PageStore
 
@@ -28,6 +29,23 @@ def test_a_scrape_shows_what_happened() -> None:
         )
         assert value("hicache_breaker_state", state="closed") == 1
         assert value("hicache_controller_events_total", event="written_pages") == 16
+
+
+def test_a_scrape_shows_how_hand_offs_ended() -> None:
+    registry = CollectorRegistry()
+    with (
+        PageStore(HookedStorage()) as store,
+        CacheController(store, cache_pools()) as controller,
+        HandoffSender(controller, store) as sender,
+        HandoffReceiver(controller, store) as receiver,
+    ):
+        registry.register(CacheCollector(store, controller, handoffs=[sender, receiver]))
+        compute(controller, PROMPT)
+        assert sender.publish("request-1", PROMPT).result(20) == len(PROMPT)
+        receiver.expect("request-2", PROMPT).cancel()
+
+        for event in ("published", "cancelled_requests"):
+            assert registry.get_sample_value("hicache_handoff_events_total", {"event": event}) == 1
 
 
 def test_a_closed_storage_does_not_break_the_scrape() -> None:

@@ -61,14 +61,46 @@ class Prefetch:
         """Whether nothing more will arrive."""
         return self._complete.is_set()
 
-    def result(self) -> Lease:
+    def result(self, *, earlier: Sequence[Lease] = ()) -> Lease:
         """Wait as the policy says, end the prefetch, and take what has arrived, pinned.
 
         With several ranks all of them take it, in the same order, and get the same number of pages.
+        What the leases of `earlier` looks at the same request have loaded counts as loaded for it.
 
         Raises:
             RuntimeError: It was taken or cancelled before.
         """
+        filled, usable, agreed = self._take()
+        lease = self._lease(filled, agreed.pages, earlier)
+        self._cache.use(lease.entries)
+        self._context.consider(lease.entries)
+        self._count(lease)
+        self._count_unused(agreed.pages)
+        self._explain_result(filled, usable, agreed, lease)
+        return lease
+
+    def look(self) -> Lease:
+        """As `result`, for a request that is asked for again: this is neither its use nor its end.
+
+        Raises:
+            RuntimeError: It was taken or cancelled before.
+        """
+        filled, _, agreed = self._take()
+        return self._lease(filled, agreed.pages)
+
+    def cancel(self) -> None:
+        """End the prefetch and let everything go. Idempotent; does nothing after `result`."""
+        if not self._end():
+            return
+        self._context.counters.add("cancelled_requests")
+        self._let_go(0)
+        self._count_unused(0)
+        self._explain(0, 0, first_missing=0, reason=Reason.CANCELLED)
+
+    # --- how it ends ---------------------------------------------------------------------------------
+
+    def _take(self) -> tuple[list[Bits], list[bool], Agreed]:
+        """Wait and end; the pools of each page, the lengths usable here, and what all ranks can use."""
         patience_s, left_s = self._patience_s, self.left_s()
         limits_s = [limit_s for limit_s in (patience_s, left_s) if limit_s is not None]
         self._complete.wait(min(*limits_s, LONGEST_S) if limits_s else None)
@@ -81,17 +113,7 @@ class Prefetch:
         except BaseException:
             self._let_go(0)
             raise
-        return self._lease(filled, usable, agreed)
-
-    def cancel(self) -> None:
-        """End the prefetch and let everything go. Idempotent; does nothing after `result`."""
-        if not self._end():
-            return
-        self._context.counters.add("cancelled_requests")
-        self._let_go(0)
-        self._explain(0, 0, first_missing=0, reason=Reason.CANCELLED)
-
-    # --- how it ends ---------------------------------------------------------------------------------
+        return filled, usable, agreed
 
     def _end(self) -> bool:
         """Whether it had not ended before. From here on nothing is added."""
@@ -106,26 +128,23 @@ class Prefetch:
     def _let_go(self, pages: int) -> None:
         """Unpin what lies behind a prefix of `pages` pages."""
         self._cache.unpin([entry for entry in self._table[pages:] if entry is not None])
-        unused = sum(page >= pages for page in self._loaded)
-        self._context.counters.add("loaded_unused_pages", unused)
 
-    def _lease(self, filled: list[Bits], usable: list[bool], agreed: Agreed) -> Lease:
-        pages = agreed.pages
+    def _lease(self, filled: list[Bits], pages: int, earlier: Sequence[Lease] = ()) -> Lease:
         self._let_go(pages)
-        entries = [entry for entry in self._table[:pages] if entry is not None]
-        lease = Lease(
+        loaded = self._loaded.union(*(lease.loaded for lease in earlier))
+        return Lease(
             self._cache,
-            entries,
-            sorted(page for page in self._loaded if page < pages),
+            [entry for entry in self._table[:pages] if entry is not None],
+            sorted(page for page in loaded if page < pages),
             filled[:pages],
             known=self.findings.present or filled,
             consider=self._context.consider,
         )
-        self._cache.use(entries)
-        self._context.consider(entries)
-        self._count(lease)
-        self._explain_result(filled, usable, agreed, lease)
-        return lease
+
+    def _count_unused(self, pages: int) -> None:
+        """Of what was loaded, what lies behind a prefix of `pages` pages."""
+        unused = sum(page >= pages for page in self._loaded)
+        self._context.counters.add("loaded_unused_pages", unused)
 
     def _count(self, lease: Lease) -> None:
         counters = self._context.counters

@@ -41,6 +41,7 @@ from hicache_storage.controller import (
 from hicache_storage.controller.handoff import (
     Completion,
     CompletionBoard,
+    HandoffReceiver,
     HandoffSender,
     HandoffSettings,
 )
@@ -159,6 +160,25 @@ class TestCompletions:
                 with incoming.result() as lease:
                     assert lease.loaded == list(range(len(PROMPT)))
                     assert is_right(lease)
+
+    def test_early_looks_are_no_requests_and_no_uses(self, storage: MemoryStorage) -> None:
+        """Every completion that comes makes for another look at what is there."""
+        with (
+            engine_rank(storage) as (decode, store),
+            HandoffReceiver(decode, store, PATIENT) as receiver,
+        ):
+            prefilled(storage)
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            while not incoming.poll():
+                wait_until(lambda: incoming._prefetch.complete)
+            with incoming.result() as lease:
+                assert {2} == {entry.uses for entry in lease.entries}  # it came, and it is used
+
+            counted = decode.stats()
+            assert (1, len(PROMPT)) == (counted["requests"], counted["l3_hit_pages"])
+            assert ("l2_hit_pages" in counted, "missed_pages" in counted) == (False, False)
+            assert decode.explain("request-1").l3_pages == len(PROMPT)
 
     def test_a_prompt_of_no_full_page_needs_none(self, storage: MemoryStorage) -> None:
         with receiving(storage) as receiver, sending(storage) as sender:

@@ -106,9 +106,7 @@ class Incoming:
             loading = not self._prefetch.complete
             self._news.wait(self._settings.poll_min_s if loading else self._settings.poll_max_s)
             self._news.clear()
-        lease = self._prefetch.result()
-        earlier = {index for held in self._leases for index in held.loaded if index < lease.pages}
-        lease.loaded = sorted(earlier.union(lease.loaded))
+        lease = self._prefetch.result(earlier=self._leases)
         self._end("timed_out_requests" if self.missing else "complete_requests")
         return lease
 
@@ -160,7 +158,7 @@ class Incoming:
         """Keep what the last prefetch has brought, and begin another."""
         self._looked_at = len(self._completions)
         self._next_look_s = time.monotonic() + self._settings.load_every_s
-        self._leases.append(self._prefetch.result())
+        self._leases.append(self._prefetch.look())
         self._prefetch = self._begin()
 
     def _begin(self) -> Prefetch:
