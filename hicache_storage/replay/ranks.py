@@ -15,7 +15,7 @@ import signal
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,8 @@ def _figures(
         if stop.is_set() and not told:
             told = True
             for rank in waiting:
-                rank.connection.send("stop")
+                with suppress(OSError):  # it has died, which is heard of next
+                    rank.connection.send("stop")
         for connection in multiprocessing.connection.wait(
             [rank.connection for rank in waiting], _POLL_S
         ):

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 import threading
 from copy import deepcopy
-from os import kill
+from os import _exit, kill
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +20,7 @@ from hicache_storage.replay.driver import ReplaySettings
 from hicache_storage.replay.models import KVShape, PoolShape
 from hicache_storage.replay.play import Play
 from hicache_storage.replay.rank_report import combined
-from hicache_storage.replay.ranks import play_ranks
+from hicache_storage.replay.ranks import _figures, _Rank, play_ranks
 from hicache_storage.replay.trace import synthetic_trace
 from hicache_storage.replay.trouble import Trouble
 from hicache_storage.topology import Topology
@@ -231,3 +231,18 @@ class TestReport:
         assert report["faults"] == {"plan": "p", "struck": {"a": 2}}
         assert (report["swap"]["attached"], report["swap"]["complaint"]) == (False, "down")
         assert report["swap"]["store"] == {"x": 2}
+
+
+def test_a_rank_that_dies_as_the_run_is_stopped_is_told_of() -> None:
+    """The word to stop cannot be passed on to it any more."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_exit, args=(3,))
+    process.start()
+    process.join(30)
+    theirs.close()
+    stop = threading.Event()
+    stop.set()
+
+    with ours, pytest.raises(HiCacheError, match="rank 0 died with exit code 3"):
+        _figures([_Rank(0, process, ours)], stop, lambda _: None)
