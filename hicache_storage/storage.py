@@ -66,6 +66,12 @@ class Capabilities:
     max_page_nbytes: int | None = None
     """The SDK refuses larger key spaces at `open_space`; None: no limit."""
 
+    def __post_init__(self) -> None:
+        for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"a storage cannot claim {name} {value}: the least is 1")
+
 
 @dataclass(frozen=True, slots=True)
 class PageInfo:
