@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from hicache_storage.errors import StorageClosed
+from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import StorageStats
 from hicache_storage.transfer import Verdict
 
@@ -84,6 +84,11 @@ class CacheCollector(Collector):
             stats.get("wrong_pages_deleted", 0),
         )
         yield self._counter(
+            "hicache_match_failed",
+            "Questions what the storage has that it could not answer",
+            stats.get("match_failed", 0),
+        )
+        yield self._counter(
             "hicache_breaker_opened", "Times the breaker opened", stats["breaker_opened"]
         )
         state = GaugeMetricFamily(
@@ -98,7 +103,7 @@ class CacheCollector(Collector):
     def _storage(self) -> Iterator[Metric]:
         try:
             stats = self._store.storage.stats()
-        except StorageClosed:
+        except HiCacheError:  # closed, or away: the other figures are still worth having
             stats = StorageStats()
         for name, value in (
             ("pages", stats.pages),

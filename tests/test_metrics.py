@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from engines import PROMPT, cache_pools, compute
 from prometheus_client import CollectorRegistry
-from stores import HookedStorage
+from stores import HookedStorage, failing
 
 from hicache_storage.controller import CacheController
 from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
+from hicache_storage.errors import StorageUnavailable
 from hicache_storage.metrics import CacheCollector
 from hicache_storage.page_store import PageStore
+
+if TYPE_CHECKING:
+    from hicache_storage.storage import StorageStats
 
 
 def test_a_scrape_shows_what_happened() -> None:
@@ -56,6 +62,22 @@ def test_a_closed_storage_does_not_break_the_scrape() -> None:
         storage.close()
 
         assert registry.get_sample_value("hicache_breaker_opened_total") == 0
+
+
+def test_a_storage_that_fails_does_not_break_the_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    storage = HookedStorage()
+    storage.hooks["batch_exists"] = failing(StorageUnavailable("gone"))
+
+    def gone() -> StorageStats:
+        raise StorageUnavailable("gone")
+
+    monkeypatch.setattr(storage, "stats", gone)
+    with PageStore(storage) as store, CacheController(store, cache_pools()) as controller:
+        registry.register(CacheCollector(store))
+        controller.prefetch("request", PROMPT).result().release()
+
+        assert registry.get_sample_value("hicache_match_failed_total") == 1
 
 
 @pytest.mark.parametrize("name", ["hicache_storage_pages", "hicache_storage_bytes"])
