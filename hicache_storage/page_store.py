@@ -134,6 +134,8 @@ class PageStore:
         try:
             future.result(self.settings.timeout_s)
         except TimeoutError as error:
+            if future.done():  # the storage's own, which says more
+                raise
             future.cancel()
             raise StorageTimeout(
                 f"the store did not open a key space within {self.settings.timeout_s} s"

@@ -676,6 +676,16 @@ class TestOpening:
 
         assert not set(threading.enumerate()) - before
 
+    def test_the_storages_own_word_on_why_a_space_was_not_opened_is_kept(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def late(_: Any) -> None:
+            raise StorageTimeout("redis at 127.0.0.1:1 did not answer within 2 s")
+
+        monkeypatch.setattr(storage, "open_space", late)
+        with PageStore(storage) as store, pytest.raises(StorageTimeout, match="within 2 s"):
+            store.open_space(TARGET)
+
     def test_a_closed_store_keeps_nobody_waiting(
         self, open_store: Callable[..., PageStore]
     ) -> None:
