@@ -47,6 +47,8 @@ from hicache_storage.controller.handoff import (
 )
 from hicache_storage.controller.handoff.completion import completion_hash
 from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.page_store import PageStore
+from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -187,6 +189,27 @@ class TestCompletions:
 
 
 class TestPrefillSide:
+    def test_what_cannot_be_published_is_told_and_pins_nothing(
+        self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody need look at what `publish` returns: here the sender was given another page store."""
+        aligned = HookedStorage(Capabilities(alignment=512))
+        with (
+            engine_rank(storage) as (controller, _),
+            PageStore(aligned) as other,
+            HandoffSender(controller, other, PATIENT) as sender,
+        ):
+            for pool in controller.cache.pools:
+                other.open_space(pool.space)
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+
+            published = sender.publish("request-1", PROMPT)
+
+            assert isinstance(published.exception(20), ValueError)
+            wait_until(lambda: "request 'request-1' was not published" in caplog.text)
+            assert controller.cache.clear() == 0
+
     @pytest.mark.parametrize("policy", WritePolicy, ids=lambda policy: policy.value)
     def test_pages_are_written_whatever_the_write_policy(
         self, storage: MemoryStorage, policy: WritePolicy

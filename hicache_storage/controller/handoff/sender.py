@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from hicache_storage.controller.handoff.board import CompletionBoard
@@ -72,7 +73,9 @@ class HandoffSender:
         """
         check_page_hashes(hashes)
         deadline_s = time.monotonic() + self.settings.timeout_s
-        return self._workers.submit(lambda: self._publish(request_id, hashes, deadline_s))
+        published = self._workers.submit(lambda: self._publish(request_id, hashes, deadline_s))
+        published.add_done_callback(partial(_log_failure, request_id))
+        return published
 
     def stats(self) -> dict[str, int]:
         """Requests published since the start, whole, in part or not at all."""
@@ -132,7 +135,11 @@ class HandoffSender:
         for entry, bits in zip(entries, owed, strict=True):
             if entry is not None:
                 traffic.add(entry.page_hash, entry.slots, entry.filled & bits)
-        outcome = self._store.save(traffic.transfers(), timeout_s=timeout_s)
+        try:
+            outcome = self._store.save(traffic.transfers(), timeout_s=timeout_s)
+        except BaseException:
+            cache.unpin(held)
+            raise
         self._counters.add("written_pages", sum(map(len, outcome.verdicts)))
         # A call that overran may still read these slots: they stay pinned until it is over.
         outcome.settled.add_done_callback(lambda _: cache.unpin(held))
@@ -188,3 +195,9 @@ class HandoffSender:
                 )
                 return False
             time.sleep(_LOOK_S)
+
+
+def _log_failure(request_id: str, published: Future[int]) -> None:
+    """Tell of it, as nobody need wait for what `publish` returns."""
+    if not published.cancelled() and (error := published.exception()):
+        logger.error("request %r was not published: %s", request_id, error, exc_info=error)
