@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.subject import Scratch, Subject
-from hicache_storage.registry import DYNAMIC, resolve
+from hicache_storage.cli.here import find_here
+from hicache_storage.registry import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,8 +33,7 @@ def deployed_store(
 
     Raises what `registry.open_storage` raises before it opens anything.
     """
-    if name == DYNAMIC:
-        _find_in_working_directory(config.get("module_path"))
+    find_here(name, config)
     storage_class, template = resolve(name, config)
     return storage_class, functools.partial(DeployedStore, storage_class, template)
 
@@ -52,16 +49,3 @@ def filled(template: Any, scratch: Scratch) -> Any:
         items = cast("list[object]", template)
         return [filled(value, scratch) for value in items]
     return template
-
-
-def _find_in_working_directory(module_path: object) -> None:
-    """Let `dynamic` name a module of the folder that the command was typed in.
-
-    An installed command, unlike `python -m`, does not look there.
-    """
-    here = str(Path.cwd())
-    if not isinstance(module_path, str) or here in sys.path:
-        return
-    top = module_path.partition(".")[0]
-    if top.isidentifier() and importlib.util.find_spec(top) is None:
-        sys.path.append(here)

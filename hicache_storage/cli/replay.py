@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_storage import config
+from hicache_storage.cli.here import find_here
 from hicache_storage.errors import ConfigError
 from hicache_storage.replay import trouble
 from hicache_storage.replay.models import (
@@ -134,6 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
     requests = _requests(arguments)
     settings = _settings(arguments, choice)
     troubles = trouble.Trouble.from_arguments(arguments, len(requests))
+    for storage in filter(None, (choice, troubles.swap)):
+        find_here(storage.backend, storage.config)
     from hicache_storage.replay.play import Play, play  # noqa: PLC0415 - wrong flags are refused at once
     from hicache_storage.replay.ranks import play_ranks  # noqa: PLC0415
 

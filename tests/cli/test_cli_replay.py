@@ -209,6 +209,28 @@ def _replayed_over(storage: str, *argv: str) -> int:
     )
 
 
+def test_dynamic_finds_a_module_of_the_working_directory(tmp_path: Path) -> None:
+    """As README says: from an empty file to a replay over it, by the installed command."""
+    (tmp_path / "mine.py").write_text("from hicache_backends.memory import MemoryStorage as Mine\n")
+    config = {"backend_name": "mine", "module_path": "mine", "class_name": "Mine"}
+
+    done = subprocess.run(
+        [
+            Path(sys.executable).parent / "hicache",
+            *("replay", "--hicache-storage-backend", "dynamic"),
+            *("--hicache-storage-backend-extra-config", json.dumps(config)),
+            *("--scale-bytes", "1/1024", "--host-size", "3MiB", "--requests", "1"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 @pytest.mark.usefixtures("strange_stores")
 def test_a_failing_store_is_one_line_and_no_failure(capfd: pytest.CaptureFixture[str]) -> None:
     code = _replayed_over("Failing", "--requests", "12")
