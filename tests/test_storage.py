@@ -307,8 +307,9 @@ def test_an_unknown_claim_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["alignment", "parallelism", "max_batch", "max_page_nbytes"])
 def test_a_limit_of_nothing_cannot_be_claimed(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=f"{name} 0"):
-        Capabilities(**{name: 0})
+        Capabilities(**nothing)
 
 
 def test_a_new_backend_claims_nothing_that_it_must_prove() -> None:
