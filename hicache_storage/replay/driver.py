@@ -17,6 +17,7 @@ from hicache_storage.replay.pools import cache_pools, rank_shape
 from hicache_storage.replay.report import Flow, Tally, figures
 from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
+from hicache_storage.seconds import LONGEST_S
 from hicache_storage.topology import Grid, Topology
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Replay:
             first_s = request.arrival_s if first_s is None else first_s
             if speed:
                 due_s = began_s + (request.arrival_s - first_s) / speed
-                stop.wait(max(0.0, due_s - time.monotonic()))
+                stop.wait(min(max(0.0, due_s - time.monotonic()), LONGEST_S))
             if stop.is_set():
                 break
             if self.swap is not None and number == swap_after:

@@ -238,6 +238,16 @@ class TestTime:
 
         assert replay.tally.requests == 1
 
+    def test_a_gap_longer_than_anything_can_wait_can_be_stopped(self) -> None:
+        stop = threading.Event()
+        stopper = threading.Timer(0.2, stop.set)
+        stopper.start()
+        with Replay(MemoryStorage(), _settings(speed=1e-12)) as replay:
+            replay.run([Request(0.0, 512, 1, (0,)), Request(1.0, 512, 1, (0,))], stop=stop)
+        stopper.join()
+
+        assert replay.tally.requests <= 1
+
 
 class TestSettings:
     def test_pages_must_fill_blocks(self) -> None:
