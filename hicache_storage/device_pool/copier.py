@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -127,7 +128,11 @@ class LayerCopier:
         """
         with self._lock:
             self._closed = True
-        stopped = [workers.close(timeout_s) for workers, _ in (self._loading, self._storing)]
+        deadline_s = time.monotonic() + timeout_s
+        stopped = [
+            workers.close(max(0.0, deadline_s - time.monotonic()))
+            for workers, _ in (self._loading, self._storing)
+        ]
         return all(stopped)
 
     def __enter__(self) -> Self:

@@ -22,6 +22,7 @@ from hicache_storage.device_pool import LayerCopier, LayeredPool, LayerTransferF
 from hicache_storage.device_pool.copier import LAYERS_AHEAD
 from hicache_storage.device_pool.streams import HostStream
 from hicache_storage.host_pool import LAYOUTS, PageShape
+from hicache_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -395,6 +396,27 @@ def test_closing_lets_what_was_begun_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(RuntimeError, match="were closed"):
         copier.load([[0]], [0])
+
+
+def test_closing_has_one_time_for_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool(MHA)
+    go_on = threading.Event()
+    hook(monkeypatch, lambda _: go_on.wait(TIMEOUT_S))
+    copier = LayerCopier([pool.layered])
+    copier.load([[0]], [0])
+    given: list[float] = []
+    close = Workers.close
+
+    def noted(workers: Workers, timeout_s: float) -> bool:
+        given.append(timeout_s)
+        return close(workers, timeout_s)
+
+    monkeypatch.setattr(Workers, "close", noted)
+    assert not copier.close(timeout_s=0.1)
+    go_on.set()
+    assert copier.close(TIMEOUT_S)
+
+    assert given[1] == 0
 
 
 def test_closing_leaves_no_thread() -> None:
