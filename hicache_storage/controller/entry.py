@@ -28,3 +28,7 @@ class Entry:
     """It is waiting to be written, or being written."""
     leaving: bool = False
     """It is being written so that it can be evicted."""
+
+    def owed(self, written: Bits) -> Bits:
+        """Of the pools that are `written` to L3, those of which it has not got the page."""
+        return self.filled & ~self.stored & written

@@ -147,13 +147,13 @@ class TestAllocation:
         cache.insert(A, pinned, filled=everything)
         put(cache, B)
         tries: list[int] = []
-        take = cache._slots.take
+        take = cache._room._slots.take
 
         def counted(bits: int) -> PageSlots | None:
             tries.append(bits)
             return take(bits)
 
-        monkeypatch.setattr(cache._slots, "take", counted)
+        monkeypatch.setattr(cache._room._slots, "take", counted)
 
         assert not cache.allocate([everything], timeout_s=0.2)
 
