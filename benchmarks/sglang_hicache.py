@@ -4,7 +4,8 @@
 
 `make bench-sglang` has the environment that it needs. A run is one operation of SGLang's: `backup` from
 `write_storage` to its acknowledgement, `prefetch` from the query to the last page in host memory. Ours
-checks a checksum of every page, SGLang's have none.
+checks a checksum of every page, SGLang's have none. Stores are emptied after every backup, but those of
+slots: they are full before the first, so that every backup takes the slots of others, as in service.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _harness import Report, Section, console, interleave, machine_facts
+from _harness import Report, Section, interleave, machine_facts
+from _hf3fs_metadata import Hf3fsMetadata
 from servers import MooncakeMaster, Rclone, load_mooncake
 from sglang_engine import Engine, PoolName, PoolPlan, engine_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    Pair: TypeAlias = dict[str, tuple[str, dict[str, Any]]]
+    """What SGLang's factory is given for each row: a backend's name, and its extra config."""
 
 PAGE_TOKENS = 64
 PLANS = {
@@ -39,16 +45,20 @@ OURS = {
     "class_name": "SGLangHiCacheStorage",
     "interface_v1": 1,
 }
+_FULL_NBYTES = 512 << 20
+"""What a store of slots holds."""
+_OF_SLOTS = frozenset({"hf3fs"})
 _prompts = itertools.count()
 
 
 class Backup:
-    """Writes a new prompt each time."""
+    """Writes a new prompt each time; the store is emptied after it, unless it is to be full."""
 
-    def __init__(self, name: str, engine: Engine, pages: int) -> None:
+    def __init__(self, name: str, engine: Engine, pages: int, *, full: bool = False) -> None:
         self.name = name
         self._engine = engine
         self._pages = pages
+        self._full = full
         self._tokens: list[int] = []
         self._written: Any = None
 
@@ -62,7 +72,8 @@ class Backup:
         if self._written.pages != self._pages:
             raise RuntimeError(f"{self.name} stored {self._written.pages} of {self._pages} pages")
         self._engine.host().free(self._written.places[PoolName.KV])
-        self._engine.storage.clear()
+        if not self._full:
+            self._engine.storage.clear()
 
 
 class Prefetch:
@@ -98,7 +109,7 @@ def prompt(pages: int) -> list[int]:
     return [next(_prompts), *range(1, pages * PAGE_TOKENS)]
 
 
-def file_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:  # noqa: ARG001
+def file_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
     ours = {**OURS, "backend_name": "file", "path": str(root / "ours")}
     return {
         "ours: file": ("dynamic", ours),
@@ -106,24 +117,28 @@ def file_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, An
     }
 
 
-def hf3fs_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+def hf3fs_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:
     """SGLang's with its mock client: plain reads and writes in place of 3FS's native ones."""
     config = root / "hf3fs.json"
-    fields = {"file_path_prefix": str(root / "theirs"), "file_size": 4 << 30}
-    config.write_text(json.dumps({**fields, "numjobs": 16, "entries": 8}))
+    fields: dict[str, Any] = {"file_path_prefix": str(root / "theirs"), "file_size": _FULL_NBYTES}
+    fields |= {"numjobs": 16, "entries": 8}
+    if plan.kind == "mla":  # it wants its server then, and keeps a dict else
+        server = stack.enter_context(Hf3fsMetadata(root / "metadata"))
+        fields["metadata_server_url"] = server.url
+    config.write_text(json.dumps(fields))
     os.environ["SGLANG_HICACHE_HF3FS_CONFIG_PATH"] = str(config)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):  # it takes them, and keeps them
         stack.callback(signal.signal, number, signal.getsignal(number))
-    ours = {**OURS, "backend_name": "hf3fs", "index": "sqlite"}
+    ours = {**OURS, "backend_name": "hf3fs", "index": "sqlite", "capacity_nbytes": _FULL_NBYTES}
     buffered, direct = root / "buffered", root / "direct"
     return {
         "ours: hf3fs": ("dynamic", {**ours, "path": str(buffered), "direct": False}),
-        "ours: hf3fs, direct": ("dynamic", {**ours, "path": str(direct)}),
+        "ours: hf3fs, direct": ("dynamic", {**ours, "path": str(direct), "direct": True}),
         "SGLang: hf3fs, mock": ("hf3fs", {"use_mock_hf3fs_client": True}),
     }
 
 
-def mooncake_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
     """A master and a segment of its own for each, over TCP on loopback."""
     load_mooncake()
     masters = [stack.enter_context(MooncakeMaster(root / name)) for name in ("ours", "theirs")]
@@ -137,7 +152,7 @@ def mooncake_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str
     }
 
 
-def s3_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+def s3_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
     """rclone's S3 server over a directory."""
     server = stack.enter_context(Rclone(root))
     keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
@@ -151,7 +166,7 @@ def s3_pair(stack: ExitStack, root: Path) -> dict[str, tuple[str, dict[str, Any]
     }
 
 
-PAIRS: dict[str, Callable[[ExitStack, Path], dict[str, tuple[str, dict[str, Any]]]]] = {
+PAIRS: dict[str, Callable[[ExitStack, Path, PoolPlan], Pair]] = {
     "file": file_pair,
     "hf3fs": hf3fs_pair,
     "mooncake": mooncake_pair,
@@ -165,7 +180,7 @@ def measure(report: Report, kind: str, model: str, options: argparse.Namespace) 
     root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, root)
-        pair = PAIRS[kind](stack, root)
+        pair = PAIRS[kind](stack, root, plan)
         engines = {
             name: stack.enter_context(
                 Engine(
@@ -177,18 +192,32 @@ def measure(report: Report, kind: str, model: str, options: argparse.Namespace) 
         for engine in engines.values():
             engine.fill(1)
         page_nbytes = next(iter(engines.values())).host().size_per_token * PAGE_TOKENS
-        for title, candidate in (("backup", Backup), ("prefetch", Prefetch)):
+        operation_nbytes = options.pages * page_nbytes
+        full = kind in _OF_SLOTS
+        if full:
+            fill_up(engines, options.pages, -(-_FULL_NBYTES // operation_nbytes))
+        for title, candidate in (("backup", partial(Backup, full=full)), ("prefetch", Prefetch)):
             makers = [partial(candidate, name, engine) for name, engine in engines.items()]
             seconds = interleave([make(options.pages) for make in makers], options.rounds)
             report.add(
                 Section(
                     title=f"{title}, {model}: {options.pages} pages of {page_nbytes / 1e6:.1f} MB",
                     unit="GB/s",
-                    work=options.pages * page_nbytes / 1e9,
+                    work=operation_nbytes / 1e9,
                     seconds=seconds,
                     baselines=[name for name in engines if name.startswith("SGLang")],
                 )
             )
+
+
+def fill_up(engines: dict[str, Engine], pages: int, operations: int) -> None:
+    """Write so much to each store that the next page takes another one's place."""
+    for name, engine in engines.items():
+        backup = Backup(name, engine, pages, full=True)
+        for turn in range(operations):
+            backup.prepare(turn)
+            backup.run()
+            backup.check()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -207,10 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.print_facts()
     with engine_world():
         for kind in options.only.split(","):
-            for model, plan in PLANS.items():
-                if kind == "hf3fs" and plan.kind == "mla":
-                    console.print("SGLang's hf3fs wants its metadata server for MLA: left out")
-                    continue
+            for model in PLANS:
                 measure(report, kind, model, options)
     if options.json:
         report.write(options.json)

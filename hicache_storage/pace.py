@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 # block pays where it keeps the store busy for longer than this. Measured with benchmarks/file.py, where
 # two threads are slower than one for pages of 64 KiB and quicker from 1 MiB on.
 _WORTH_A_THREAD_S = 0.006
+# However quick the store is: so many bytes are moved and hashed outside of that lock.
+_WORTH_A_THREAD_NBYTES = 8 << 20
 # Until a store has been seen at work: a plain copy at 1 GB/s.
 _FIRST_GUESS_S_PER_BYTE = 1e-9
 _WEIGHT = 0.2
@@ -36,4 +38,5 @@ class Pace:
 
     def least_pages(self, space: KeySpace) -> int:
         """The smallest block that is worth a thread of its own."""
-        return max(1, round(_WORTH_A_THREAD_S / max(self.s_per_page(space), 1e-9)))
+        by_time = round(_WORTH_A_THREAD_S / max(self.s_per_page(space), 1e-9))
+        return max(1, min(by_time, -(-_WORTH_A_THREAD_NBYTES // space.stored_nbytes)))

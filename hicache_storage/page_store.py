@@ -7,6 +7,7 @@ store did.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import Counter
@@ -36,7 +37,7 @@ from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.workers import Workers, when_all_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Future
     from typing import TypeAlias
 
@@ -52,9 +53,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A block goes to the storage in pieces: an overdue call ends soon, and bounce buffers stay bounded.
+# Pages go to the storage in pieces, which the threads take one after the other: while one thread hashes
+# its pages, another's are on their way. An overdue call ends soon, and bounce buffers stay bounded.
 _PIECE_NBYTES = 32 << 20
-
 
 _STORE_FAILED = frozenset({Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.ERROR})
 
@@ -316,26 +317,28 @@ class PageStore:
     def _submit(
         self, transfer: Transfer, piece: Piece, lane: _Lane, deadline_s: float
     ) -> list[tuple[int, Future[list[Verdict]]]]:
-        """Queue the blocks of one transfer: the number of pages of each, and its verdicts to come."""
+        """Queue the pieces of one transfer: the number of pages of each, and its verdicts to come."""
         framed = self.framed(transfer.space)
-        step = max(1, _PIECE_NBYTES // framed.stored_nbytes)
+        lost: list[Verdict] = []
 
-        def block(part: slice) -> list[Verdict]:
+        def run(part: slice) -> list[Verdict]:
             hashes, pages = transfer.hashes[part], transfer.pages[part]
-            verdicts: list[Verdict] = []
-            for cut in cuts(len(hashes), step):
-                began_s = time.monotonic()
-                if began_s > deadline_s:  # nobody waits any more: let the pages go
-                    return verdicts + [Verdict.TIMEOUT] * (len(hashes) - len(verdicts))
-                verdicts += piece(framed, hashes[cut], pages[cut])
-                lane.pace.note(framed, cut.stop - cut.start, time.monotonic() - began_s)
+            if lost:  # the store would not answer this piece either
+                return lost[:1] * len(hashes)
+            began_s = time.monotonic()
+            if began_s > deadline_s:  # nobody waits any more: let the pages go
+                return [Verdict.TIMEOUT] * len(hashes)
+            try:
+                verdicts = piece(framed, hashes, pages)
+            except (StorageUnavailable, StorageTimeout) as error:
+                lost.append(_blame(error))
+                raise
+            lane.pace.note(framed, len(hashes), time.monotonic() - began_s)
             return verdicts
 
         pages = len(transfer.hashes)
-        parts = cuts(pages, self._block_pages(pages, lane.pace.least_pages(framed)))
-        return [
-            (part.stop - part.start, lane.workers.submit(partial(block, part))) for part in parts
-        ]
+        parts = _even_cuts(pages, self._pieces(framed, pages, lane.pace.least_pages(framed)))
+        return [(part.stop - part.start, lane.workers.submit(partial(run, part))) for part in parts]
 
     def _exists(
         self, questions: Sequence[Question], deadline_s: float, timeout_s: float | None
@@ -450,10 +453,12 @@ class PageStore:
                     f" {wanted[1]}, not {len(page.header)} and {page.payload.nbytes}"
                 )
 
-    def _block_pages(self, pages: int, least: int) -> int:
-        """One block a thread, unless blocks would be too small or larger than the store takes."""
-        blocks = min(self._parallelism, max(1, pages // least))
-        return max(1, min(self.storage.capabilities.max_batch or pages, -(-pages // blocks)))
+    def _pieces(self, framed: KeySpace, pages: int, least: int) -> int:
+        """As many for each thread, and no more threads than have `least` pages to do."""
+        threads = min(self._parallelism, max(1, pages // least))
+        most = max(1, _PIECE_NBYTES // framed.stored_nbytes)
+        most = min(most, self.storage.capabilities.max_batch or most)
+        return min(pages, threads * -(-pages // (threads * most)))
 
     def _turned_away(self, transfers: Sequence[Transfer], counted_as: str) -> Outcome:
         verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for transfer in transfers]
@@ -491,6 +496,11 @@ def _gather(source: Page, target: memoryview) -> None:
     for segment in source.segments:
         target[start : start + segment.nbytes] = segment
         start += segment.nbytes
+
+
+def _even_cuts(length: int, pieces: int) -> Iterator[slice]:
+    ends = [length * number // pieces for number in range(pieces + 1)] if pieces else []
+    return (slice(start, end) for start, end in itertools.pairwise(ends))
 
 
 def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:

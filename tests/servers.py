@@ -69,6 +69,8 @@ class ServerProcess:
     It is what the kit's back door `server` asks for (`hicache_conformance.Server`). Not thread-safe.
     """
 
+    ready_limit_s = READY_LIMIT_S
+
     def __init__(self, directory: Path, port: int | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -104,7 +106,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        deadline_s = time.monotonic() + READY_LIMIT_S
+        deadline_s = time.monotonic() + self.ready_limit_s
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self.stop()

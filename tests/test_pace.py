@@ -26,9 +26,17 @@ def test_a_slow_store_is_worth_threads_for_small_pages() -> None:
 def test_a_store_that_turns_out_to_be_quick_is_not() -> None:
     pace = Pace()
     for _ in range(30):
+        pace.note(SMALL, pages=100, elapsed_s=0.001)
+
+    assert pace.least_pages(SMALL) > 500
+
+
+def test_some_megabytes_are_worth_a_thread_however_quick_the_store() -> None:
+    pace = Pace()
+    for _ in range(30):
         pace.note(LARGE, pages=100, elapsed_s=0.001)
 
-    assert pace.least_pages(LARGE) > 100
+    assert pace.least_pages(LARGE) == 2
 
 
 def test_key_spaces_have_paces_of_their_own() -> None:

@@ -431,6 +431,33 @@ class TestSplitting:
         assert [[Verdict.OK] * 24] == store.save([Transfer(large, hashes, pages)]).verdicts
         assert [("batch_set", 6)] * 4 == storage.batches
 
+    def test_a_thread_that_is_done_takes_what_is_left(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """One piece is stuck until all the others are through: they do not queue up behind it."""
+        large = space(page_nbytes=16 << 20)
+        storage = HookedStorage(Capabilities(parallelism=2))
+        left = threading.Semaphore(0)
+        first = threading.Lock()
+
+        def stuck(answer: Callable[[], Any]) -> Any:
+            if first.acquire(blocking=False):
+                for _ in range(5):
+                    assert left.acquire(timeout=20)
+            else:
+                left.release()
+            return answer()
+
+        storage.hooks["batch_set"] = stuck
+        store = open_store(storage, checksum="none")
+        store.open_space(large)
+        payload = Page(bytearray(16 << 20))
+        pages = [FramedPage(memoryview(bytearray(FRAME_NBYTES)), payload) for _ in range(6)]
+        hashes = [hash_of(number) for number in range(6)]
+
+        assert [[Verdict.OK] * 6] == store.save([Transfer(large, hashes, pages)]).verdicts
+        assert [("batch_set", 1)] * 6 == storage.batches
+
     def test_small_pages_of_a_slow_store_are_spread_once_it_is_known_to_be_slow(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
@@ -486,6 +513,40 @@ class TestFailures:
         assert [[verdict] * 2] == store.load([transfer(empty(2))]).verdicts
         assert [[verdict] * 2] == store.save([transfer(filled(2))]).verdicts
         assert store.stats()[f"load_{verdict.value}"] == 2
+
+    @pytest.mark.parametrize(
+        ("error", "verdict"),
+        [
+            (StorageUnavailable("refused"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+        ],
+    )
+    def test_a_store_that_is_gone_is_asked_for_one_piece_only(
+        self, open_store: Callable[..., PageStore], error: BaseException, verdict: Verdict
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=1))
+        storage.hooks["batch_get"] = failing(error)
+
+        assert [[verdict] * 8] == open_store(storage).load([transfer(empty())]).verdicts
+        assert storage.calls["batch_get"] == 1
+
+    def test_a_piece_that_fails_takes_no_other_with_it(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=4))
+        store = open_store(storage)
+        store.save([transfer(filled())])
+        bugs = iter([RuntimeError("bug")])
+
+        def fail_once(answer: Callable[[], Any]) -> Any:
+            for bug in bugs:
+                raise bug
+            return answer()
+
+        storage.hooks["batch_get"] = fail_once
+
+        verdicts = [Verdict.ERROR] * 4 + [Verdict.OK] * 4
+        assert [verdicts] == store.load([transfer(empty())]).verdicts
 
     @pytest.mark.parametrize("answers", [[], [True], [True] * 3, True])
     def test_answers_of_the_wrong_length_are_not_believed(
