@@ -107,7 +107,6 @@ test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
 
 $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
 	@$(PIP) install -r tests/requirements-mooncake.txt
-	@tests/get_servers.sh libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4
 	@touch $@
 
 # Native code that crashes or hangs must not take the other tests along.
@@ -125,7 +124,6 @@ $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | 
 	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-sglang.txt
 	@$(SGLANG)/bin/python -m pip -q install --no-deps --upgrade --target $(SGLANG)/.before \
 	  sglang==$(SGLANG_BEFORE)
-	@tests/get_servers.sh libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4
 	@touch $@
 
 SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang_*.py
