@@ -15,6 +15,10 @@ MOONCAKE_TESTS := tests/backends/mooncake_settings.py tests/backends/mooncake_st
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
+# What a test process has compiled, the next one need not: they are some hundreds, and SGLang's environment
+# is not compiled as a whole.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang test test-kit test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
@@ -120,9 +124,12 @@ conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
 $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(SGLANG)"
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
-	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
-	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-sglang.txt
-	@$(SGLANG)/bin/python -m pip -q install --no-deps --upgrade --target $(SGLANG)/.before \
+	@$(SGLANG)/bin/python -m pip -q install --no-compile -c constraints.txt -e '.[torch,redis]' pytest pytest-timeout
+	@$(SGLANG)/bin/python -m pip -q install --no-compile --no-deps -r tests/requirements-sglang.txt
+	@touch $@
+
+$(SGLANG)/.before/.done: $(SGLANG)/.done
+	@$(SGLANG)/bin/python -m pip -q install --no-compile --no-deps --upgrade --target $(@D) \
 	  sglang==$(SGLANG_BEFORE)
 	@touch $@
 
@@ -131,7 +138,7 @@ SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/s
 test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and radix tree
 	@$(SGLANG_TESTS) -m "not slow" $(BY_LINE)
 
-test-sglang-full: $(SGLANG)/.done ## the same in all layouts and the release before, too
+test-sglang-full: $(SGLANG)/.before/.done ## the same in all layouts and the release before, too
 	@$(SGLANG_TESTS)
 	@PYTHONPATH=$(SGLANG)/.before $(SGLANG_TESTS)
 
