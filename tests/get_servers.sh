@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
 # Fetch the servers that the tests run against from Debian, into .servers/, without installing them:
-# nothing is started, nothing outside this folder changes, and no root is needed. Packages that are
-# named as arguments are fetched in place of them.
+# nothing is started, nothing outside this folder changes, and no root is needed.
 #
-#   .servers/usr/bin/redis-server      Debian's redis
-#   .servers/usr/bin/valkey-server     Debian's backport of valkey
+#   .servers/usr/bin/redis-server                      Debian's redis
+#   .servers/usr/bin/valkey-server                     Debian's backport of valkey
+#   .servers/usr/lib/*-linux-gnu/libibverbs.so.1 ...   what Mooncake's client and master are linked to
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/.servers
 release=${DEBIAN_RELEASE:-bookworm}
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 packages=(redis-tools libjemalloc2 liblzf1 libatomic1 liblua5.1-0 lua-cjson lua-bitop
-          valkey-tools/"$release"-backports)
+          valkey-tools/"$release"-backports libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4)
 
-if [ $# -gt 0 ]; then
-  packages=("$@")
-elif [ -x "$root/usr/bin/valkey-server" ] && [ -x "$root/usr/bin/redis-server" ]; then
+if [ -x "$root/usr/bin/valkey-server" ] && [ -x "$root/usr/bin/redis-server" ] \
+  && compgen -G "$root/usr/lib/*-linux-gnu/libibverbs.so.1" > /dev/null; then
   exit 0
 fi
 if ! command -v apt-get > /dev/null || ! command -v dpkg-deb > /dev/null; then

@@ -46,7 +46,7 @@ def test_a_store_that_kills_the_process_fails_the_checks_in_which_it_does() -> N
 
 
 def test_the_checks_after_a_death_still_run() -> None:
-    wanted = ("KV-007", "KV-201")
+    wanted = ("KV-203", "KV-504")
     checks = [check for check in all_checks() if check.rule.id in wanted and check.quick]
 
     records = list(run_isolated("dynamic", odd("Exiting"), checks, RunOptions(quick=True)))
@@ -55,6 +55,7 @@ def test_the_checks_after_a_death_still_run() -> None:
     deaths = [record for record in records if "exit code 7" in record.message]
     assert deaths
     assert {Outcome.FAILED} == {record.outcome for record in deaths}
+    assert Outcome.NOT_DECLARED is records[-1].outcome
 
 
 def test_claims_are_those_of_an_open_instance() -> None:
@@ -91,7 +92,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_in_which_processes_die_leaves_nothing(temporary: Path) -> None:
-    assert Outcome.FAILED in outcomes("Exiting", "KV-007")["KV-007"]
+    assert Outcome.FAILED in outcomes("Exiting", "KV-203")["KV-203"]
 
     assert [] == list(temporary.iterdir())
 

@@ -279,7 +279,7 @@ class GoesDeep(DictStore):
         return [self._has(space, hashes[0]), *self._present(space, hashes[1:])]
 
 
-@caught_by("KV-204")
+@caught_by("KV-204", check="a_batch_of_many_bytes_is_set_and_read")
 class MessagesOfFourMegabytes(DictStore):
     """A batch is one message, of up to 4 MiB; a larger one is refused as a whole."""
 

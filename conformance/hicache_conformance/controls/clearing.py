@@ -98,7 +98,7 @@ class ClearsHashNames(Shelf):
         return removed
 
 
-@caught_by("KV-103")
+@caught_by("KV-103", check="clear_spares_another_stores_pages")
 class ClearsNextDoor(Shelf):
     """Clearing goes through all directories beside the store's own: other stores of one parent."""
 
@@ -168,7 +168,7 @@ class ClearBarsThePages(DictStore):
         return [info for info in names if self._key(space, info.page_hash) not in self._barred]
 
 
-@caught_by("KV-103")
+@caught_by("KV-103", check="clear_reaches_other_handles")
 class ClearIsForgotten(Shelf):
     """Clear hides the pages in this instance only: reopened, they are back."""
 
@@ -196,7 +196,7 @@ class ClearIsForgotten(Shelf):
         return [info for info in names if (space, info.page_hash) not in self._hidden]
 
 
-@caught_by("KV-103")
+@caught_by("KV-103", check="clear_reaches_other_handles")
 class ClearLeavesCopies(Shelf):
     """Pages that a handle has read stay in its memory when another handle clears them."""
 
@@ -215,7 +215,7 @@ class ClearLeavesCopies(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-103")
+@caught_by("KV-103", check="another_handle_clears_what_the_first_set")
 class ClearsItsOwnOnly(Shelf):
     """A handle clears the pages that it has set itself."""
 

@@ -55,7 +55,7 @@ class ListsWithoutEnd(DictStore):
         return chain.from_iterable(parts)
 
 
-@caught_by("KV-104")
+@caught_by("KV-104", check="a_page_that_is_being_set_is_listed_as_itself_or_not")
 class ListsTemporaryFiles(Shelf):
     """Files that are being written, piece by piece, are listed as pages."""
 

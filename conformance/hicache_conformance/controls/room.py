@@ -201,7 +201,7 @@ class WritesInPlace(Shelf):
         return self._path(space, page_hash).exists()
 
 
-@caught_by("KV-307")
+@caught_by("KV-307", check="refused_pages_leave_no_debris")
 class LeavesItsTrials(Shelf):
     """What it began to write when there was no room stays in the directory."""
 
@@ -241,7 +241,7 @@ class WritesWhenItReads(Shelf):
 # --- no descriptors ----------------------------------------------------------------------------------
 
 
-@caught_by("KV-307")
+@caught_by("KV-307", check="without_free_descriptors_nothing_breaks")
 class RaisesWithoutDescriptors(Shelf):
     """When the process has no descriptor left, a get is an OSError."""
 
@@ -252,7 +252,7 @@ class RaisesWithoutDescriptors(Shelf):
             return None
 
 
-@caught_by("KV-307")
+@caught_by("KV-307", check="without_free_descriptors_nothing_breaks")
 class OpensWithoutCare(Shelf):
     """When the process has no descriptor left, from_config is an OSError."""
 
@@ -261,7 +261,7 @@ class OpensWithoutCare(Shelf):
         super().__init__(settings)
 
 
-@caught_by("KV-307")
+@caught_by("KV-307", check="without_free_descriptors_nothing_breaks")
 class RemembersUnreadablePages(Shelf):
     """A page that could not be opened once is taken for damaged for ever."""
 
