@@ -172,9 +172,21 @@ class TestPages:
         assert [True] * count == storage.batch_get(key_space, hashes, targets)
         assert [one.tobytes() for one in sources] == [one.tobytes() for one in targets]
 
+    @pytest.mark.parametrize(("local", "alignment"), [(True, 1), (False, BLOCK_NBYTES)])
+    def test_the_page_cache_is_used_where_no_other_machine_writes_behind_it(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, *, local: bool, alignment: int
+    ) -> None:
+        def known(_: str) -> bool:
+            return local
+
+        monkeypatch.setattr("hicache_backends.hf3fs.is_local", known)
+
+        with opened(root) as storage:
+            assert storage.capabilities.alignment == alignment
+
     def test_direct_and_buffered_handles_see_each_other_s_pages(self, root: Path) -> None:
         key_space = space(page_nbytes=65536)
-        with opened(root) as direct, opened(root, direct=False) as buffered:
+        with opened(root, direct=True) as direct, opened(root, direct=False) as buffered:
             for number, (writer, reader) in enumerate([(direct, buffered), (buffered, direct)] * 3):
                 source, target = aligned(65536, number), aligned(65536)
                 assert [True] == writer.batch_set(key_space, [HASHES[number]], [source])
@@ -577,6 +589,6 @@ class TestSettings:
             assert Retention.UNTIL_DELETED is plain.capabilities.retention
             assert Durability.CRASH is plain.capabilities.durability
             assert (1, 2) == (plain.capabilities.alignment, plain.capabilities.parallelism)
-        with opened(tmp_path / "b", capacity_nbytes="1MiB") as narrow:
+        with opened(tmp_path / "b", capacity_nbytes="1MiB", direct=True) as narrow:
             assert Retention.UNTIL_PRESSURE is narrow.capabilities.retention
             assert BLOCK_NBYTES == narrow.capabilities.alignment

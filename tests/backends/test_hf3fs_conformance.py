@@ -72,6 +72,9 @@ class _InSlots(StorageConformance):
 class TestSqliteIndex(_InSlots):
     storage_class = Hf3fsStorage
 
+    def further(self, scratch: Scratch) -> dict[str, Any]:
+        return {"direct": True}
+
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

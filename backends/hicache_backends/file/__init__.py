@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from hicache_backends.file._filesystem import is_local, sync_directory
+from hicache_backends.file._filesystem import sync_directory
 from hicache_backends.file._layout import Layout
 from hicache_backends.file._page_file import (
     DIRECT_ALIGNMENT,
@@ -24,6 +24,7 @@ from hicache_backends.file._room import Limits
 from hicache_backends.file._saving import Saving
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.file_system import is_local
 from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
 from hicache_storage.storage import (

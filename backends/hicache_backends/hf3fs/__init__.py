@@ -21,6 +21,7 @@ from hicache_backends.hf3fs._slot import BLOCK_NBYTES, Geometry
 from hicache_backends.hf3fs._slot_files import DIRECT, SlotFiles
 from hicache_storage.counters import Counters
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
+from hicache_storage.file_system import is_local
 from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
 from hicache_storage.storage import (
@@ -58,8 +59,9 @@ class Hf3fsSettings(Settings):
     """The share of the capacity at which eviction begins, least recently used pages first."""
     low_watermark: float = Field(default=0.9, gt=0, le=1)
     """The share at which it ends."""
-    direct: bool = True
-    """Read and write around the page cache, where pages, memory and file system allow it."""
+    direct: bool | None = None
+    """Read and write around the page cache, where pages, memory and file system allow it. None: on every
+    file system that is not known to be this machine's alone."""
     usrbio: bool | None = None
     """Go around FUSE by 3FS's own client. None: where that is installed and `path` is on 3FS."""
     parallelism: int = Field(default=_PARALLELISM, ge=1)
@@ -101,7 +103,10 @@ class Hf3fsStorage(HiCacheStorage):
             high_watermark=settings.high_watermark,
             low_watermark=settings.low_watermark,
         )
-        self._direct = settings.direct and _takes_direct(self._layout)
+        wanted = settings.direct
+        if wanted is None:
+            wanted = not is_local(self._layout.root)
+        self._direct = wanted and _takes_direct(self._layout)
         self._mounts = PerProcess(self._mount_made, close=Mount.close, abandon=Mount.abandon)
         self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
         if settings.capacity_nbytes is not None:
