@@ -160,6 +160,12 @@ class TestGet:
         ):
             got(store)
 
+    def test_a_server_that_refuses_to_the_end_is_unavailable(self) -> None:
+        with ScriptedS3() as gone:
+            store = storage(gone, max_attempts=1000, timeout_s=0.5)
+        with store, pytest.raises(StorageUnavailable, match="cannot be reached"):
+            got(store)
+
 
 class TestExists:
     def test_the_size_must_be_right(self, server: ScriptedS3) -> None:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 _REQUESTS = 80
 _BETWEEN_FAULTS_NBYTES = 1 << 19
 _RESTARTS_AFTER = (2, 5)
-_SILENCE_S = 0.3
+_SILENCE_S = 0.9
 
 
 def _command(proxy: FaultProxy, report: Path) -> list[str]:
     config = {
         **config_of(Rclone(report.parent)),
         "endpoint_url": f"http://127.0.0.1:{proxy.address[1]}",
-        "timeout_s": 2.0,
-        "stall_timeout_s": 0.2,
+        "timeout_s": 3.0,
+        "stall_timeout_s": 0.6,
         "prefetch_threshold": 0,
     }
     trace = os.environ.get("HICACHE_TRACE")

@@ -150,6 +150,7 @@ class Client:
         """
         in_doubt = False
         pause_s = 0.0
+        refused: Lost | None = None
         for attempt in range(1, self._settings.max_attempts + 1):
             is_last = attempt == self._settings.max_attempts
             try:
@@ -161,7 +162,10 @@ class Client:
                 in_doubt = in_doubt or lost.was_sent
                 self.counters.add(lost.loss.value)
                 if is_last or lost.loss is Loss.LATE:
-                    raise Failed(self._error_of(lost), in_doubt=in_doubt) from lost
+                    raise Failed(
+                        self._error_of(_reason(lost, refused)), in_doubt=in_doubt
+                    ) from lost
+                refused = lost if lost.loss is Loss.UNREACHABLE else None
                 pause_s = _pause_s(attempt)
             else:
                 if not self._is_transient(reply) or is_last:
@@ -225,6 +229,13 @@ class Client:
         if lost.loss is Loss.UNREACHABLE:
             return StorageUnavailable(f"{where} cannot be reached: {lost}")
         return StorageUnavailable(f"{where} broke off: {lost}")
+
+
+def _reason(lost: Lost, refused: Lost | None) -> Lost:
+    """What ended a call: a refusal, where the time was up before another attempt got through."""
+    if lost.loss is Loss.LATE and not lost.was_sent and refused is not None:
+        return refused
+    return lost
 
 
 def _pause_s(attempt: int) -> float:
