@@ -19,7 +19,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 .PHONY: help demo demo-sglang test test-kit test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
-  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
+  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
+  field field-sglang-file
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -193,6 +194,19 @@ $(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constr
 
 bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
+
+# Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target.
+$(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'
+	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-field-sglang.txt
+	@touch $@
+
+FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
+
+field: field-sglang-file ## the whole kit on other people's stores, one after the other
+
+field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
+	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

@@ -128,6 +128,7 @@ def a_config_is_left_as_it_was(case: Case) -> None:
 
 def refusal(case: Case, config: Mapping[str, Any]) -> Exception | None:
     """What from_config raises; None where it opens a storage, which is closed again."""
+    case.require_present("from_config")
     number = case.trace.began(f"from_config({{{', '.join(config)}}})")
     try:
         storage = case.subject.storage_class.from_config(config)
