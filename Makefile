@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file
+  field field-sglang-file field-lmcache-fs field-lmcache-fs-native field-lmcache-resp
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -203,10 +203,27 @@ $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
 
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
 
-field: field-sglang-file ## the whole kit on other people's stores, one after the other
+field: field-sglang-file field-lmcache-fs field-lmcache-fs-native field-lmcache-resp ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
 	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
+
+$(VENV)-lmcache/.field: $(VENV)-lmcache/.done .servers/.done tests/requirements-field-lmcache.txt
+	@$(VENV)-lmcache/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'
+	@$(VENV)-lmcache/bin/python -m pip -q install --no-deps -r tests/requirements-field-lmcache.txt
+	@touch $@
+
+FIELD_LMCACHE = timeout -k 10 3600 $(VENV)-lmcache/bin/python -m pytest -q -W default --timeout 400 --show-capture no \
+  --hicache-report artifacts/field
+
+field-lmcache-fs: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs adapter
+	@$(FIELD_LMCACHE)/lmcache-fs tests/field/lmcache_fs.py::TestLMCacheFs; test $$? -le 1
+
+field-lmcache-fs-native: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs_native adapter
+	@$(FIELD_LMCACHE)/lmcache-fs-native tests/field/lmcache_fs.py::TestLMCacheFsNative; test $$? -le 1
+
+field-lmcache-resp: $(VENV)-lmcache/.field ## the whole kit on LMCache's resp adapter, over Redis
+	@$(FIELD_LMCACHE)/lmcache-resp tests/field/lmcache_resp.py; test $$? -le 1
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

@@ -61,3 +61,18 @@ def verdicts_of_batch(stored: bool, count: int) -> list[bool]:  # noqa: FBT001 -
     raise UnsupportedOperation(
         f"the store refused a batch of {count} pages without saying which: set one page a call"
     )
+
+
+def equal_part(part: tuple[int, int], total: int, what: str) -> tuple[int, int]:
+    """Which part of how many equal ones `part` is, as ranks hold them: its number, and how many.
+
+    Raises:
+        UnsupportedOperation: It is none.
+    """
+    start, end = part
+    width = end - start
+    if total % width or start % width or end > total:
+        raise UnsupportedOperation(
+            f"{what} {start} to {end} of {total} are none of equal parts, as ranks hold them"
+        )
+    return start // width, total // width

@@ -16,8 +16,8 @@ import types
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.field.peer import PeerStorage
-from hicache_storage.errors import BackendNotInstalled, UnsupportedOperation
+from hicache_conformance.field.peer import PeerStorage, equal_part
+from hicache_storage.errors import BackendNotInstalled
 from hicache_storage.keys import namespace_seed
 from hicache_storage.settings import Field, Settings
 
@@ -101,8 +101,10 @@ def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
         UnsupportedOperation: No equal cut of the model's layers and heads has this shard.
     """
     shard = space.shard
-    tp_rank, tp_size = _place(shard.heads, engine.total_heads, "heads") if shard.heads else (0, 1)
-    pp_rank, pp_size = _place(shard.layers, engine.total_layers, "layers")
+    tp_rank, tp_size = (
+        equal_part(shard.heads, engine.total_heads, "heads") if shard.heads else (0, 1)
+    )
+    pp_rank, pp_size = equal_part(shard.layers, engine.total_layers, "layers")
     cp_rank, cp_size = shard.context or (0, 1)
     return module("mem_cache.hicache_storage").HiCacheStorageConfig(
         tp_rank=tp_rank,
@@ -117,17 +119,6 @@ def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
         model_name=space.model,
         extra_config=dict(engine.extra_config),
     )
-
-
-def _place(part: tuple[int, int], total: int, what: str) -> tuple[int, int]:
-    """Which part of how many equal ones it is."""
-    start, end = part
-    width = end - start
-    if total % width or start % width or end > total:
-        raise UnsupportedOperation(
-            f"{what} {start} to {end} of {total} are none of equal parts, as SGLang's ranks hold them"
-        )
-    return start // width, total // width
 
 
 def page_key(space: KeySpace, page_hash: str) -> str:
