@@ -1,4 +1,4 @@
-"""The kit on LMCache's two file adapters, as they are in its wheel: `make field-lmcache-fs`, `-fs-native`."""
+"""The kit on LMCache's two file adapters, as in its wheel: `make field-lmcache-fs`, `-fs-native`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """LMCache's L2 adapters, as the storage manager of its MP mode uses them.
 
-They take tasks and signal by eventfds that some are done. Every load follows a lookup that locked the
-page, as in its prefetch controller; a page is stored by a task of its own, since the result is a task's.
+They take tasks and signal by eventfds that some are done. As in its prefetch controller, only that is
+loaded which a lookup found: the last `batch_exists`, or one that `batch_get` makes where there was none.
+A page is stored by a task of its own, since the result is a task's.
 
 Of a key space its engine passes on: the tokens of a page (in the chunk hash), model, the place of the
 shard (as one rank of all), pool (as the number of an object group) and tenant (as `cache_salt`). It
@@ -52,6 +53,8 @@ class LMCacheStorage(PeerStorage):
         self._engine = settings
         self._adapter = _l2_adapter(kind, {**settings.l2_adapter, **fields})
         self._tasks = Tasks(self._adapter)
+        self._found: set[Any] = set()
+        """What a lookup found and no load has asked for since."""
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -63,26 +66,25 @@ class LMCacheStorage(PeerStorage):
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        keys = self.object_keys(space, hashes)
-        there = self._locked(keys)
-        self._unlock(keys, there)
-        return there
+        return self._look_up(self.object_keys(space, hashes))
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
         keys = self.object_keys(space, hashes)
-        there = self._locked(keys)
-        places = [place for place, found in enumerate(there) if found]
-        verdicts = [False] * len(keys)
+        found = self._found.intersection(keys)
+        unknown = [key for key in keys if key not in found]
+        there = self._look_up(unknown)
+        found.update(key for key, ok in zip(unknown, there, strict=True) if ok)
+        places = [place for place, key in enumerate(keys) if key in found]
+        loaded: list[bool] = []
         if places:
             objects = [_memory_object(pages[place]) for place in places]
             loaded = self._tasks.load([keys[place] for place in places], objects).result()
-            for place, ok in zip(places, loaded, strict=True):
-                verdicts[place] = ok
-        self._unlock(keys, there)
-        return verdicts
+            self._found.difference_update(keys)
+        arrived = {place for place, ok in zip(places, loaded, strict=True) if ok}
+        return [place in arrived for place in range(len(keys))]
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -121,14 +123,19 @@ class LMCacheStorage(PeerStorage):
             for page_hash in hashes
         ]
 
-    def _locked(self, keys: list[Any]) -> list[bool]:
-        """Which of the pages are there: those are locked. Its controllers submit no empty task."""
-        return self._tasks.look_up(keys).result() if keys else []
+    def _look_up(self, keys: list[Any]) -> list[bool]:
+        """Which of the pages are there. Its controllers submit no empty task.
 
-    def _unlock(self, keys: list[Any], locked: list[bool]) -> None:
-        held = [key for key, there in zip(keys, locked, strict=True) if there]
-        if held:
-            self._adapter.submit_unlock(held)
+        The locks are given back at once: in these adapters nothing asks for them.
+        """
+        if not keys:
+            return []
+        there = self._tasks.look_up(keys).result()
+        found = [key for key, ok in zip(keys, there, strict=True) if ok]
+        self._adapter.submit_unlock(found)
+        self._found.difference_update(keys)
+        self._found.update(found)
+        return there
 
 
 def file_name(key: Any) -> str:
