@@ -2,7 +2,8 @@
 
 They take tasks and signal by eventfds that some are done. As in its prefetch controller, only that is
 loaded which a lookup found: the last `batch_exists`, or one that `batch_get` makes where there was none.
-A page is stored by a task of its own, since the result is a task's.
+A page is stored by a task of its own, since the result is a task's: one after the other, since its L1
+never has two objects of one key to store.
 
 Of a key space its engine passes on: the tokens of a page (in the chunk hash), model, the place of the
 shard (as one rank of all), pool (as the number of an object group) and tenant (as `cache_salt`). It
@@ -18,7 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.field.lmcache_tasks import Tasks
 from hicache_conformance.field.peer import PeerStorage, equal_part
-from hicache_storage.errors import BackendNotInstalled, UnsupportedOperation
+from hicache_storage.errors import (
+    BackendNotInstalled,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
 from hicache_storage.settings import Field, Settings
 
 if TYPE_CHECKING:
@@ -51,8 +56,11 @@ class LMCacheStorage(PeerStorage):
 
     def __init__(self, settings: LMCacheSettings, kind: str, fields: Mapping[str, Any]) -> None:
         self._engine = settings
-        self._adapter = _l2_adapter(kind, {**settings.l2_adapter, **fields})
-        self._tasks = Tasks(self._adapter)
+        try:
+            self._adapter = _l2_adapter(kind, {**settings.l2_adapter, **fields})
+            self._tasks = Tasks(self._adapter)
+        except (OSError, RuntimeError) as error:  # its server would not start
+            raise StorageUnavailable(f"the adapter {kind!r} can't be made: {error}") from error
         self._found: set[Any] = set()
         """What a lookup found and no load has asked for since."""
 
@@ -92,8 +100,10 @@ class LMCacheStorage(PeerStorage):
         self.ensure_open()
         keys = self.object_keys(space, hashes)
         objects = [_memory_object(page) for page in pages]
-        tasks = [self._tasks.store([key], [one]) for key, one in zip(keys, objects, strict=True)]
-        return [task.result() == [True] for task in tasks]
+        verdicts: list[bool] = []
+        for key, one in zip(keys, objects, strict=True):
+            verdicts += self._tasks.store([key], [one]).result()
+        return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Its eviction's `delete`. It has no result: True says that it returned."""

@@ -31,6 +31,7 @@ class Tasks:
             _LOOK_UP: adapter.query_lookup_and_lock_result,
             _LOAD: adapter.query_load_result,
         }
+        self._closed = False
         self._stop = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="lmcache-tasks", daemon=True)
         self._thread.start()
@@ -54,11 +55,12 @@ class Tasks:
         )
 
     def close(self) -> None:
-        """End the thread. Who still waits gets StorageClosed."""
+        """End the thread. Who still waits gets StorageClosed, as does who submits from now on."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._stop)
         with self._lock:
+            self._closed = True
             for future, _ in self._waiting.values():
                 future.set_exception(
                     StorageClosed("the adapter was closed before the task was done")
@@ -70,6 +72,8 @@ class Tasks:
     ) -> Future[list[bool]]:
         future: Future[list[bool]] = Future()
         with self._lock:  # not before it is known may its result be looked for
+            if self._closed:
+                raise StorageClosed("the adapter was closed: it takes no more tasks")
             self._waiting[kind, submit()] = future, objects
         return future
 
