@@ -41,7 +41,7 @@ from hicache_conformance.field.sglang import (
     storage_config,
 )
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.settings import Field
+from hicache_storage.settings import ByteSize, Field
 from hicache_storage.storage import Capabilities, Retention
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class SGLangHF3FSSettings(EngineSettings):
     """The directory of `file_path_prefix`."""
     slots: int = Field(default=12_000, ge=1)
     """Slots of a page each; `file_size` is so many times the slot."""
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """In place of `slots`: `file_size`."""
     numjobs: int = Field(default=4, ge=1)
     entries: int = Field(default=8, ge=1)
     flags_as_told: bool = False
@@ -273,11 +275,11 @@ def _started(space: KeySpace, settings: SGLangHF3FSSettings, host: _HostPool) ->
     if engine.is_mla_model:
         raise UnsupportedOperation("HiCacheHF3FS takes MLA models with a metadata server only")
     nbytes = host.get_ksize_per_token() if host.in_place else host.get_size_per_token()
-    slot_nbytes = max(host.get_size_per_token(), nbytes)
+    file_nbytes = settings.capacity_nbytes or settings.slots * space.stored_nbytes
     directory = Path(settings.path)
     fields = {
         "file_path_prefix": str(directory / f"pages{space.stored_nbytes}"),
-        "file_size": settings.slots * slot_nbytes,
+        "file_size": file_nbytes,
         "numjobs": settings.numjobs,
         "entries": settings.entries,
     }
