@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file field-lmcache-fs field-lmcache-fs-native field-lmcache-resp
+  field field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-known
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -203,10 +203,17 @@ $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
 
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
 
-field: field-sglang-file field-lmcache-fs field-lmcache-fs-native field-lmcache-resp ## the whole kit on other people's stores, one after the other
+field: field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp \
+  field-known ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
 	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
+
+field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
+	@$(FIELD_SGLANG)/sglang-hf3fs tests/field/sglang_hf3fs.py; test $$? -le 1
+
+field-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
+	@$(SGLANG)/bin/python -m pytest -q tests/field/sglang_known.py
 
 $(VENV)-lmcache/.field: $(VENV)-lmcache/.done .servers/.done tests/requirements-field-lmcache.txt
 	@$(VENV)-lmcache/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import records
 from hicache_conformance.checks import all_checks
+from hicache_conformance.controls.references import subject_of
 from hicache_conformance.operator import deployed_store
 from hicache_conformance.outcomes import Outcome, Verdict
 from hicache_conformance.runner import RunOptions, run_check
 from hicache_conformance.stores.shelf import Shelf
 from hicache_conformance.subject import Scratch, Subject
+from xxhash import xxh3_64_digest
 
 from hicache_storage.errors import UnsupportedOperation
 
@@ -127,3 +129,41 @@ def test_an_operator_need_not_say_it() -> None:
     _, make_subject = deployed_store("dynamic", class_of_it)
 
     assert {"batch_delete": WORDS} == make_subject().absent
+
+
+class ChecksItself(Shelf):
+    """A right store that is used without the page store: it keeps a digest with each page."""
+
+    absent = {"page_store": "its engine puts no checksum around pages"}  # noqa: RUF012 - as above
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        sealed = super()._read(space, page_hash)
+        if sealed is None or xxh3_64_digest(sealed[8:]) != sealed[:8]:
+            return None
+        return sealed[8:]
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._read(space, page_hash) is not None
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        return super()._write_whole(space, page_hash, xxh3_64_digest(data) + data)
+
+
+def test_a_store_used_without_the_page_store_may_find_flipped_bits_itself() -> None:
+    record = outcome_of(
+        subject_of(ChecksItself), "KV-404:a_flipped_bit_is_no_hit_without_the_page_store"
+    )
+
+    assert Outcome.PASSED is record.outcome
+
+
+def test_the_page_store_is_not_asked_for_pages_that_it_never_sees() -> None:
+    record = outcome_of(subject_of(ChecksItself), "KV-404:a_flipped_bit_is_a_miss_and_heals")
+
+    assert Outcome.NOT_VERIFIED is record.outcome
+
+
+def test_a_store_under_the_page_store_need_not_find_flipped_bits() -> None:
+    record = outcome_of(Declared, "KV-404:a_flipped_bit_is_no_hit_without_the_page_store")
+
+    assert Outcome.NOT_DECLARED is record.outcome

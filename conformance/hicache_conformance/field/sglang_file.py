@@ -2,7 +2,8 @@
 
 KV pages go the way of `_generic_page_get` and `_generic_page_set` of its cache controller: a fresh flat
 page for each to be read into, and one verdict for a batch that is set. Pages of other pools are read
-and written one by one under `hash.pool`, as its `batch_get_v2` and `batch_set_v2` do.
+and written one by one under `hash.pool`, as its `batch_get_v2` and `batch_set_v2` do. A page is deleted
+as its evictor deletes one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_conformance.field.peer import (
     CHECKS_NO_CONFIG,
-    DELETES_NOTHING,
+    HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
     ONE_VERDICT_A_SET,
     verdicts_of_batch,
@@ -29,6 +30,7 @@ from hicache_conformance.field.sglang import (
     module,
     pool_keys,
 )
+from hicache_storage.settings import ByteSize, Field
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
@@ -43,6 +45,10 @@ class SGLangFileSettings(EngineSettings):
 
     path: str
     """`file_storage_path` of its config."""
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """`max_size` of its config, for its evictor."""
+    strided: bool = False
+    """Read into tensors that are not contiguous, which its engine never does."""
 
 
 class SGLangFile(SGLangStorage):
@@ -50,7 +56,7 @@ class SGLangFile(SGLangStorage):
 
     absent: ClassVar[Mapping[str, str]] = {
         **CHECKS_NO_CONFIG,
-        **DELETES_NOTHING,
+        **HANDS_PAGES_OVER_BARE,
         **LISTS_NOTHING,
         **ONE_VERDICT_A_SET,
         **CUTS_EQUALLY,
@@ -65,10 +71,12 @@ class SGLangFile(SGLangStorage):
     )
 
     def __init__(self, settings: SGLangFileSettings) -> None:
+        if settings.capacity_nbytes is not None:
+            extra = {**settings.extra_config, "max_size": settings.capacity_nbytes}
+            settings = settings.model_copy(update={"extra_config": extra})
         super().__init__(settings)
-        self._directory = settings.path
-        evicts = {"max_size", "min_free_space"} & set(settings.extra_config)
-        if evicts:
+        self._directory, self._step = settings.path, 1 + settings.strided
+        if "max_size" in settings.extra_config:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
 
     @classmethod
@@ -87,11 +95,14 @@ class SGLangFile(SGLangStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
-        fresh = [_torch().zeros(page.nbytes, dtype=_torch().uint8) for page in pages]
+        fresh = [
+            _torch().zeros(page.nbytes * self._step, dtype=_torch().uint8)[:: self._step]
+            for page in pages
+        ]
         found = rank.batch_get(pool_keys(space, hashes), fresh)
         for page, data in zip(pages, found, strict=True):
             if data is not None:
-                page.copy_from(data.numpy())
+                page.copy_from(data.contiguous().numpy())
         return [data is not None for data in found]
 
     def batch_set(
@@ -102,6 +113,17 @@ class SGLangFile(SGLangStorage):
         if space.pool == KV:
             return verdicts_of_batch(rank.batch_set(keys, values), len(keys))
         return [rank.set(key, value) for key, value in zip(keys, values, strict=True)]
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """What its evictor does to a file that it has chosen: it has no delete that takes a key."""
+        rank = self.rank(space)
+        for page_hash in hashes:
+            path = self.path_of(space, page_hash)
+            if path.exists():
+                path.unlink(missing_ok=True)
+            if rank.metadata_cache is not None:
+                rank.metadata_cache.remove(path.stem)
+        return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
         """Its own `clear`, at this rank. It does not count; the adapter counts the files that went."""
