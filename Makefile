@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-known
+  field field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp field-known field-lmcache-known
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -204,7 +204,7 @@ $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
 
 field: field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp \
-  field-known ## the whole kit on other people's stores, one after the other
+  field-known field-lmcache-known ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
 	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
@@ -231,6 +231,9 @@ field-lmcache-fs-native: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs
 
 field-lmcache-resp: $(VENV)-lmcache/.field ## the whole kit on LMCache's resp adapter, over Redis
 	@$(FIELD_LMCACHE)/lmcache-resp tests/field/lmcache_resp.py; test $$? -le 1
+
+field-lmcache-known: $(VENV)-lmcache/.field ## that the kit finds what is known to be wrong with LMCache's adapters
+	@$(VENV)-lmcache/bin/python -m pytest -q -W default --show-capture no tests/field/lmcache_adapters.py tests/field/lmcache_known.py
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

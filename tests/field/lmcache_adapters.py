@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_conformance.field.lmcache_fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
 from hicache_conformance.field.lmcache_resp import LMCacheResp
+from servers import RedisServer
+
 from hicache_storage import KeySpace, Page, UnsupportedOperation
 from hicache_storage.keys import Shard
-from servers import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -15,10 +15,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_conformance.field.lmcache_tasks import Tasks
-from hicache_conformance.field.peer import PeerStorage, equal_part
+from hicache_conformance.field.peer import (
+    CHECKS_NO_CONFIG,
+    CLEARS_NOTHING,
+    HANDS_PAGES_OVER_BARE,
+    LISTS_NOTHING,
+    PeerStorage,
+    equal_part,
+)
 from hicache_storage.errors import (
     BackendNotInstalled,
     StorageUnavailable,
@@ -34,8 +41,6 @@ if TYPE_CHECKING:
 
 POOLS = ("kv", "draft", "draft_indexer", "draft_swa", "indexer", "mamba", "swa")
 """What an engine registers as object groups, in this order: 0, 1, 2, ..."""
-CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
-"""An entry for `PeerStorage.absent`."""
 _ADAPTERS = "lmcache.v1.distributed.l2_adapters"
 
 
@@ -53,6 +58,13 @@ class LMCacheStorage(PeerStorage):
     """One of LMCache's L2 adapters: one instance for all models and ranks, as in its server."""
 
     distribution = "lmcache"
+    absent: ClassVar[Mapping[str, str]] = {
+        **CHECKS_NO_CONFIG,
+        **CLEARS_NOTHING,
+        **HANDS_PAGES_OVER_BARE,
+        **LISTS_NOTHING,
+        "open_space": "its engine cuts layers and heads into equal parts, this is none",
+    }
 
     def __init__(self, settings: LMCacheSettings, kind: str, fields: Mapping[str, Any]) -> None:
         self._engine = settings

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_conformance.field.lmcache import (
-    CUTS_EQUALLY,
     LMCacheSettings,
     LMCacheStorage,
     file_name,
 )
-from hicache_conformance.field.peer import CHECKS_NO_CONFIG, CLEARS_NOTHING, LISTS_NOTHING
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
@@ -31,12 +29,6 @@ class LMCacheFiles(LMCacheStorage):
     """What both have in common."""
 
     kind: ClassVar[str]
-    absent: ClassVar[Mapping[str, str]] = {
-        **CHECKS_NO_CONFIG,
-        **LISTS_NOTHING,
-        **CLEARS_NOTHING,
-        **CUTS_EQUALLY,
-    }
 
     def __init__(self, settings: LMCacheFilesSettings) -> None:
         super().__init__(settings, self.kind, {"base_path": settings.path})

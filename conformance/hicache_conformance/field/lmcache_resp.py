@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hicache_conformance.field.lmcache import (
-    CUTS_EQUALLY,
     LMCacheSettings,
     LMCacheStorage,
     redis_key,
 )
-from hicache_conformance.field.peer import CHECKS_NO_CONFIG, CLEARS_NOTHING, LISTS_NOTHING
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
@@ -29,12 +27,6 @@ class LMCacheRespSettings(LMCacheSettings):
 class LMCacheResp(LMCacheStorage):
     """Its `LMCacheRedisClient`, wrapped by `NativeConnectorL2Adapter`; eight threads by default."""
 
-    absent: ClassVar[Mapping[str, str]] = {
-        **CHECKS_NO_CONFIG,
-        **LISTS_NOTHING,
-        **CLEARS_NOTHING,
-        **CUTS_EQUALLY,
-    }
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
         durability=Durability.CRASH,
