@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from hicache_conformance.checks import all_checks
-from hicache_conformance.field.lmcache_fs import LMCacheFs, LMCacheFsNative
+from hicache_conformance.field.lmcache_fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
 from hicache_conformance.field.lmcache_resp import LMCacheResp
 from hicache_conformance.outcomes import Outcome
 from hicache_conformance.runner import RunOptions, run_check
@@ -25,15 +25,18 @@ pytestmark = pytest.mark.timeout(400)
 CALL_LIMIT_S = 10.0
 
 
-class Fs(Subject):
-    storage_class = LMCacheFs
-    absent = LMCacheFs.absent
+class InFiles(Subject):
+    absent = LMCacheFiles.absent
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
         return {"path": str(scratch.path)}
 
 
-class FsNative(Fs):
+class Fs(InFiles):
+    storage_class = LMCacheFs
+
+
+class FsNative(InFiles):
     storage_class = LMCacheFsNative
 
 

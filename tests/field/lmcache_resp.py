@@ -24,6 +24,7 @@ class TestLMCacheResp(StorageConformance):
     storage_class = LMCacheResp
     absent = LMCacheResp.absent
     running: ClassVar[dict[str, RedisServer]]
+    fields: dict[str, Any]
     rooms: ClassVar[Path]
     stack: ClassVar[ExitStack]
 
@@ -61,7 +62,8 @@ class TestLMCacheResp(StorageConformance):
                 client.set(self._key(space, page_hash), data)
 
     def _client(self) -> Any:
-        return redis.Redis(port=self.fields["port"])
+        port: int = self.fields["port"]
+        return redis.Redis(port=port)
 
     def _key(self, space: KeySpace, page_hash: str) -> str:
         with LMCacheResp.from_config(self.fields) as store:
