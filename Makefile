@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file field-sglang-hf3fs field-known
+  field field-sglang-file field-sglang-hf3fs field-known field-matrix
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -213,6 +213,11 @@ field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend ov
 
 field-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
 	@$(SGLANG)/bin/python -m pytest -q tests/field/sglang_known.py
+
+field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
+	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \
+	  $(BIN)/hicache-conformance matrix docs/field/*.json && echo && \
+	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \
