@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # killed writers take their time
 
 
-class File(Subject):
-    storage_class = SGLangFile
-    absent = SGLangFile.absent
+class Peer(Subject):
     fields: ClassVar[Mapping[str, Any]] = {}
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
         return {"path": str(scratch.path), **self.fields}
+
+
+class File(Peer):
+    storage_class = SGLangFile
+    absent = SGLangFile.absent
 
 
 class FileWithMetadataCache(File):
@@ -40,7 +43,7 @@ class FileIntoStridedMemory(File):
     fields = {"strided": True}  # noqa: RUF012 - as above
 
 
-class HF3FS(File):
+class HF3FS(Peer):
     storage_class = SGLangHF3FS
     absent = SGLangHF3FS.absent
 
