@@ -23,7 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
-  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake
+  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
+  field field-sglang-file field-sglang-hf3fs field-known field-matrix field-lmcache-fs field-lmcache-fs-native field-lmcache-resp \
+  field-lmcache-known
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -204,6 +206,53 @@ $(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constr
 
 bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
+
+# Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target. Their
+# warnings are theirs.
+$(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'
+	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-field-sglang.txt
+	@touch $@
+
+FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default --hicache-report artifacts/field
+
+field: field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp \
+  field-known field-lmcache-known ## the whole kit on other people's stores, one after the other
+
+field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
+	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
+
+field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
+	@$(FIELD_SGLANG)/sglang-hf3fs tests/field/sglang_hf3fs.py; test $$? -le 1
+
+field-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
+	@$(SGLANG)/bin/python -m pytest -q -W default tests/field/sglang_adapters.py tests/field/sglang_known.py
+
+field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
+	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \
+	  $(BIN)/hicache-conformance matrix docs/field/*.json && echo && \
+	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
+
+$(VENV)-lmcache/.field: $(VENV)-lmcache/.done .servers/.done tests/requirements-field-lmcache.txt
+	@$(VENV)-lmcache/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'
+	@$(VENV)-lmcache/bin/python -m pip -q install --no-deps -r tests/requirements-field-lmcache.txt
+	@touch $@
+
+FIELD_LMCACHE = timeout -k 10 3600 $(VENV)-lmcache/bin/python -m pytest -q -W default --timeout 400 --show-capture no \
+  --hicache-report artifacts/field
+
+field-lmcache-fs: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs adapter
+	@$(FIELD_LMCACHE)/lmcache-fs tests/field/lmcache_fs.py::TestLMCacheFs; test $$? -le 1
+
+field-lmcache-fs-native: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs_native adapter
+	@$(FIELD_LMCACHE)/lmcache-fs-native tests/field/lmcache_fs.py::TestLMCacheFsNative; test $$? -le 1
+
+field-lmcache-resp: $(VENV)-lmcache/.field ## the whole kit on LMCache's resp adapter, over Redis
+	@$(FIELD_LMCACHE)/lmcache-resp tests/field/lmcache_resp.py; test $$? -le 1
+
+field-lmcache-known: $(VENV)-lmcache/.field ## that the kit finds what is known to be wrong with LMCache's adapters
+	@$(VENV)-lmcache/bin/python -m pytest -q -W default --show-capture no \
+	  tests/field/lmcache_adapters.py tests/field/lmcache_known.py
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

@@ -20,7 +20,7 @@ from hicache_conformance.instruments.child import Child
 from hicache_conformance.instruments.content import content, diagnose
 from hicache_conformance.instruments.leftovers import remove_tree
 from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.probe import Probe, Trace
+from hicache_conformance.probe import Probe, Trace, require_present
 from hicache_conformance.rules import CLAIMS, Need
 from hicache_conformance.subject import Scratch
 from hicache_storage.errors import StorageClosed, StorageUnavailable
@@ -120,7 +120,9 @@ class Case:
         storage = self.open_storage(config)
         self._opened += 1
         name = label or ("store" if self._opened == 1 else f"store{self._opened}")
-        return Probe(storage, self.trace, name, alive=self.alive, reluctant=self.refuses)
+        return Probe(
+            storage, self.trace, name, alive=self.alive, reluctant=self.refuses, absent=self.absent
+        )
 
     def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
         """The same, bare: for checks of calls that the contract lets fail.
@@ -149,7 +151,7 @@ class Case:
     def child(self, actor: Callable[..., None], *arguments: Any) -> Child:
         """A process that runs `actor(link, *arguments)` on this case's store; killed after the check."""
         return self._stack.enter_context(
-            Child(self.subject.storage_class, self.config, actor, *arguments)
+            Child(self.subject.storage_class, self.config, actor, *arguments, absent=self.absent)
         )
 
     def alive(self) -> bool:
@@ -228,6 +230,15 @@ class Case:
                 return self.subject.offers(need.value)
             case Need.ENDPOINT:
                 return True  # seen from the config, by the checks themselves
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Operations that it has not."""
+        return self.subject.absent
+
+    def require_present(self, operation: str) -> None:
+        """End the check where the store was not written for what it needs."""
+        require_present(operation, self.absent)
 
     @property
     def keeps(self) -> bool:

@@ -55,7 +55,7 @@ def refuses(case: Case, nbytes: int) -> bool:
     """
     fresh = copy.copy(case.subject).config(case.new_scratch())
     storage = case.open_storage({**fresh, **case.changed_fields})
-    pages = _Pages(case, Probe(storage, Trace()))
+    pages = _Pages(case, Probe(storage, Trace(), absent=case.absent))
     try:
         if not all(pages.set(size) for size in [*case.trace.footprint, nbytes]):
             return True
@@ -70,7 +70,9 @@ class _Pages:
 
     def __init__(self, case: Case, probe: Probe) -> None:
         self._case = case
-        self._probe = Probe(probe.storage, Trace(), probe.label)  # its calls are not the check's
+        self._probe = Probe(
+            probe.storage, Trace(), probe.label, absent=probe.absent
+        )  # its calls are not the check's
         self._spaces: dict[int, KeySpace] = {}
         self._set: list[tuple[KeySpace, str, bytes]] = []
 
@@ -83,14 +85,17 @@ class _Pages:
         space = self._spaces[nbytes]
         ((page_hash, data),) = case.contents(space, case.hashes(1)).items()
         taken = self._probe.set(space, {page_hash: data}) == [True]
-        if brief:
+        if brief and "batch_delete" not in self._probe.absent:
             self._probe.delete(space, [page_hash])
         elif taken:
             self._set.append((space, page_hash, data))
         return taken
 
     def delete(self) -> None:
-        """Leave none of them behind."""
+        """Leave none of them behind, where the store deletes."""
+        if "batch_delete" in self._probe.absent:
+            self._set.clear()
+            return
         for space in self._spaces.values():
             self._probe.delete(space, [h for home, h, _ in self._set if home is space])
         self._set.clear()

@@ -54,6 +54,8 @@ class RunFacts:
     storage_class: type[HiCacheStorage]
     claims: Capabilities | None
     """None where no storage could be opened."""
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Operations that the store was not written for: `Subject.absent`."""
     problem: str = ""
     """Why none could be opened."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -79,6 +81,9 @@ def judged(
         by_rule[check.name.partition(":")[0]].append(check)
     records = tuple(waived(_rule_record(r, by_rule[r.id]), waivers) for r in rules)
     verdict, reasons = _verdict(records, strict=facts.strict)
+    if facts.absent and verdict in (Verdict.CONFORMANT, Verdict.PARTIAL):
+        verdict = Verdict.PARTIAL
+        reasons += [f"{name}: {words}" for name, words in facts.absent.items()]
     if facts.problem:
         verdict, reasons = Verdict.INCONCLUSIVE, [facts.problem]
     record = Record(
@@ -176,7 +181,10 @@ def _run(facts: RunFacts) -> RunRecord:
 
 
 def _version_of(target: type) -> str:
-    """Of the distribution that the class came with; empty for a file of one's own."""
+    """Of the distribution that the class came with, or presents; empty for a file of one's own."""
+    presented = getattr(target, "distribution", "")
+    if presented:
+        return f"{presented} {metadata.version(presented)}"
     package = target.__module__.partition(".")[0]
     owners = metadata.packages_distributions().get(package, [])
     return f"{owners[0]} {metadata.version(owners[0])}" if owners else ""

@@ -20,6 +20,7 @@ class DeployedStore(Subject):
 
     def __init__(self, storage_class: type[HiCacheStorage], template: Mapping[str, Any]) -> None:
         self.storage_class = storage_class  # type: ignore[misc]  # an author's class has it as a class
+        self.absent = getattr(storage_class, "absent", {})  # type: ignore[misc]  # as above
         self._template = template
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:

@@ -147,6 +147,7 @@ class _Conformance:
             name=cls.storage_class.__name__,
             storage_class=cls.storage_class,
             claims=cls.storage_class.capabilities,
+            absent=cls.absent,
             started_at=dt.datetime.fromtimestamp(self.started_s, dt.UTC),
             elapsed_s=time.time() - self.started_s,
             seed=self.config.option.hicache_seed,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from types import GeneratorType
+from types import GeneratorType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hicache_conformance.instruments.memory import PageMemory
-from hicache_conformance.outcomes import Violation
+from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.trace import Trace
 from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
 from hicache_storage.keys import KeySpace
@@ -48,6 +48,7 @@ class Probe:
         *,
         alive: Callable[[], bool] = lambda: False,
         reluctant: Callable[[int], bool] = lambda _: False,
+        absent: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.storage = storage
         self.trace = trace
@@ -55,6 +56,8 @@ class Probe:
         self._alive = alive
         self._reluctant = reluctant
         """Whether the store refuses pages of so many bytes now and then: they are offered again."""
+        self.absent = absent
+        """Operations that the store may refuse: `Subject.absent`."""
 
     @property
     def max_batch(self) -> int:
@@ -161,7 +164,14 @@ class Probe:
         )
 
     def clear(self, space: KeySpace) -> int:
-        removed = self._called("clear", space, [], lambda: self.storage.clear(space))
+        removed = self.attempt("clear", space, [], lambda: self.storage.clear(space))
+        if isinstance(removed, UnsupportedOperation):
+            require_present("clear", self.absent)
+            if not self.storage.capabilities.enumerable:
+                raise NotDeclared("the store neither lists its pages nor clears its key spaces")
+            raise self.violation(
+                "a store that claims to be enumerable does not clear", got=_error_text(removed)
+            )
         if type(removed) is not int:
             raise self.violation(
                 "clear must return how many pages it removed", expected="an int", got=repr(removed)
@@ -257,6 +267,8 @@ class Probe:
             ) from error
         except Exception as error:
             self.trace.ended(number, f"raised {_error_text(error)}")
+            if isinstance(error, UnsupportedOperation):
+                require_present(operation, self.absent)
             raise self.violation(
                 f"{operation} raised {type(error).__name__} where the contract has no exception",
                 got=_error_text(error),
@@ -292,6 +304,17 @@ class Probe:
             raise self.violation(
                 f"{operation} wrote outside the pages that it was given (KV-004)", got=overrun
             )
+
+
+def require_present(operation: str, absent: Mapping[str, str]) -> None:
+    """End a check that needs an operation which the store has not.
+
+    Raises:
+        NotVerified: It is among those of `Subject.absent`.
+    """
+    name = operation.removeprefix("next of ")
+    if name in absent:
+        raise NotVerified(f"the store was not written for {name}: {absent[name]}")
 
 
 def _all(listing: Iterator[T]) -> list[T]:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 from hicache_conformance.outcomes import NotVerified
@@ -48,6 +49,15 @@ class Subject:
     """What the kit has to know of a store. One instance serves one test."""
 
     storage_class: ClassVar[type[HiCacheStorage]]
+
+    absent: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Operations of the interface that a store which was not written for it has not, or has in part,
+    and of each, in words, what is missing: `{"batch_delete": "it deletes no single page"}`.
+
+    Where it refuses one with UnsupportedOperation, the check that called it is `not_verified`, with
+    these words. `page_store` stands for the layer over a storage that finds flipped bits: a store that
+    is used without has to find them itself. The verdict on such a store is `partial` at best.
+    """
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
         """The config of a fresh, empty store; the same `scratch` gives the same store."""

@@ -285,7 +285,14 @@ def calls_that_fail_leave_nothing(case: Case) -> None:
     rounds = 20
     with (
         road(case, 64) as way,
-        Child(case.subject.storage_class, way.config, failing_calls, way.space, rounds) as child,
+        Child(
+            case.subject.storage_class,
+            way.config,
+            failing_calls,
+            way.space,
+            rounds,
+            absent=case.absent,
+        ) as child,
     ):
         heard(child)
         way.all(FaultProxy.refuse)

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     rules = selected(arguments.rules, arguments.spec or SPEC)
     waivers = _waivers(arguments.waivers)
     _check_directory(arguments.report)
-    storage_class, _ = deployed_store(choice.backend, choice.config)
+    storage_class, make_subject = deployed_store(choice.backend, choice.config)
     checks = [
         check
         for check in all_checks()
@@ -92,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=choice.backend,
         storage_class=storage_class,
         claims=claims,
+        absent=make_subject().absent,
         problem=problem,
         config=choice.config,
         started_at=started_at,

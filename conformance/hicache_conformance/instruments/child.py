@@ -23,9 +23,10 @@ import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from hicache_conformance.outcomes import Unknown, Violation
+from hicache_conformance.outcomes import NotVerified, Unknown, Violation
 from hicache_conformance.probe import Probe, Trace
 from hicache_conformance.subject import ClassReference
 
@@ -47,6 +48,7 @@ class _Order:
     module: str
     actor: str
     arguments: tuple[Any, ...]
+    absent: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class _Failed:
     """What a child says last when its actor raised."""
 
     error: str
-    violation: Violation | None = None
+    cause: Violation | NotVerified | None = None
 
 
 @dataclass
@@ -64,11 +66,12 @@ class Link:
     connection: Connection
     reference: ClassReference | None
     config: dict[str, Any]
+    absent: Mapping[str, str] = field(default_factory=dict[str, str])
     trace: Trace = field(default_factory=Trace)
 
     def open(self) -> Probe:
         """A handle on the case's store. The actor closes it, or dies with it."""
-        return Probe(self.open_storage(), self.trace, f"process{os.getpid()}")
+        return Probe(self.open_storage(), self.trace, f"process{os.getpid()}", absent=self.absent)
 
     def open_storage(self) -> HiCacheStorage:
         """The same, bare."""
@@ -91,6 +94,7 @@ class Child:
         config: Mapping[str, Any],
         actor: Callable[..., None],
         *arguments: Any,
+        absent: Mapping[str, str] = MappingProxyType({}),
         temporary: str | None = None,
         leads: bool = False,
     ) -> None:
@@ -101,6 +105,7 @@ class Child:
             actor.__module__,
             actor.__qualname__,
             arguments,
+            dict(absent),
         )
         self._connection, theirs = Pipe()
         environment = {
@@ -138,7 +143,7 @@ class Child:
 
         Raises:
             EOFError: It died without another word.
-            Violation: Its actor raised one.
+            Violation, NotVerified: Its actor raised one.
             Unknown: It said nothing in time, or its actor raised something else.
         """
         if not self._connection.poll(limit_s):
@@ -148,8 +153,8 @@ class Child:
         except ConnectionResetError as error:
             raise EOFError from error
         if isinstance(said, _Failed):
-            if said.violation is not None:
-                raise said.violation
+            if said.cause is not None:
+                raise said.cause
             raise Unknown(f"in another process: {said.error}")
         return said
 
@@ -183,7 +188,12 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     order: _Order = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the parent, over a pipe
     actor: Callable[..., None] = getattr(importlib.import_module(order.module), order.actor)
-    act(Link(connection, order.storage, order.config), os.getppid(), actor, *order.arguments)
+    act(
+        Link(connection, order.storage, order.config, order.absent),
+        os.getppid(),
+        actor,
+        *order.arguments,
+    )
 
 
 def act(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) -> None:
@@ -191,8 +201,8 @@ def act(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) ->
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     try:
         actor(link, *arguments)
-    except Violation as violation:
-        link.say(_Failed(str(violation), violation))
+    except (Violation, NotVerified) as cause:
+        link.say(_Failed(str(cause), cause))
     except (EOFError, BrokenPipeError):
         pass  # the parent has gone, or ended the conversation
     except Exception as error:  # noqa: BLE001 - it is told to the parent

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hicache_conformance.probe import space_text
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_conformance.probe import require_present, space_text
+from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +50,7 @@ def attempted(
 
     Raises:
         Violation: It has not come back after `limit_s`. Its thread is left to itself.
+        NotVerified: The store refuses it, since it was not written for it.
     """
     number = probe.trace.began(f"{probe.label}.{operation}({detail})")
     began_s = time.monotonic()
@@ -70,6 +71,8 @@ def attempted(
     thread.join(limit_s)
     if not made:
         raise hang(probe, operation, time.monotonic() - began_s)
+    if isinstance(made[0].error, UnsupportedOperation):
+        require_present(operation, probe.absent)
     return made[0]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from hicache_conformance.instruments.memory import PageMemory
 from hicache_conformance.outcomes import Unknown
 from hicache_conformance.probe import Probe
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
 from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
     from hicache_storage.storage import Capabilities, PageInfo
 
+_TOLD = (StorageTimeout, StorageUnavailable, UnsupportedOperation)
+"""What is raised here as it was raised there."""
 _ANSWER_LIMIT_S = 120.0
 """Longer than a call of the store may take: who watches the calls finds a hang first."""
 
@@ -132,7 +134,7 @@ class RemoteStorage(HiCacheStorage):
             with suppress(EOFError):
                 self._child.hear()  # until it has died
         if answer.raised:
-            kinds = {kind.__name__: kind for kind in (StorageTimeout, StorageUnavailable)}
+            kinds = {kind.__name__: kind for kind in _TOLD}
             raise kinds.get(answer.raised, RaisedElsewhere)(f"{answer.raised}: {answer.error}")
         return answer
 
@@ -148,7 +150,7 @@ def remote(case: Case, label: str, process: Talker | None = None) -> Probe:
     except EOFError:
         raise Unknown("another process ended before it had opened the store") from None
     storage = RemoteStorage(process, case.claims)
-    return Probe(storage, case.trace, label, alive=case.alive)
+    return Probe(storage, case.trace, label, alive=case.alive, absent=case.absent)
 
 
 def die_after_next_call(probe: Probe) -> None:

@@ -82,7 +82,7 @@ class Road:
 
     def caller_of(self, storage: HiCacheStorage, label: str = "store") -> Caller:
         """The calls of a handle, which has not opened the key space."""
-        probe = Probe(storage, self.case.trace, label)
+        probe = Probe(storage, self.case.trace, label, absent=self.case.absent)
         return Caller(probe, self.space, self.limit_s + _HANGS_AFTER_S)
 
     def planted(self, caller: Caller, count: int) -> dict[str, bytes]:

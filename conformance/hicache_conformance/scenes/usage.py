@@ -81,7 +81,7 @@ class _Here(Link):
 
     def __init__(self, case: Case) -> None:
         self._ours, theirs = Pipe()
-        super().__init__(theirs, None, case.config)
+        super().__init__(theirs, None, case.config, case.absent)
         self._case = case
 
     def open_storage(self) -> HiCacheStorage:
@@ -120,7 +120,8 @@ def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None
     if probe.storage.capabilities.enumerable:
         probe.scan(space)
         probe.spaces()
-    probe.delete(space, hashes)
+    if "batch_delete" not in probe.absent:
+        probe.delete(space, hashes)
 
 
 def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
