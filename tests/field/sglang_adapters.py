@@ -41,7 +41,13 @@ def place_of(space: KeySpace) -> dict[str, Any]:
 
 
 def test_a_shard_is_the_rank_that_holds_it() -> None:
-    expected = {"tp_rank": 1, "tp_size": 4, "pp_rank": 0, "pp_size": 2, "attn_cp_rank": 0}
+    expected: dict[str, Any] = {
+        "tp_rank": 1,
+        "tp_size": 4,
+        "pp_rank": 0,
+        "pp_size": 2,
+        "attn_cp_rank": 0,
+    }
     expected |= {"attn_cp_size": 1, "is_mla_model": False, "model_name": "org/model"}
 
     assert expected == place_of(SPACE)

@@ -229,7 +229,7 @@ class _HostPool:
             halves and self._page_nbytes % 2
         )
         self.layout = space.layout if self.in_place else "layer_first"
-        self._parts = 2 if halves else 1
+        self._parts = 2 if halves and self._page_nbytes > 1 else 1
         self._pages: dict[int, Page] = {}
         self._numbers = itertools.count()
 
