@@ -49,7 +49,7 @@ class SGLangStorage(PeerStorage):
 
     def __init__(self, settings: EngineSettings) -> None:
         self._engine = settings
-        self._ranks: dict[tuple[str, Shard, bool], Any] = {}
+        self._ranks: dict[tuple[str, Shard, bool, int], Any] = {}
         self._replicated: set[str] = set()
         self._starting = threading.Lock()
 
@@ -68,12 +68,20 @@ class SGLangStorage(PeerStorage):
             if space.pool == KV and space.shard.heads is None:
                 self._replicated.add(space.model)
             beside = space.pool != KV and space.model in self._replicated
-            place = (space.model, space.shard, beside)
+            place = (space.model, space.shard, beside, self.apart(space))
             if place not in self._ranks:
                 config = storage_config(space, self._engine)
                 config.is_mla_model |= beside
-                self._ranks[place] = self.start(config)
+                self._ranks[place] = self.begin(space, config)
             return self._ranks[place]
+
+    def apart(self, space: KeySpace) -> int:  # noqa: ARG002 - nothing, here
+        """What else of a key space takes an engine of its own."""
+        return 0
+
+    def begin(self, space: KeySpace, config: Any) -> Any:  # noqa: ARG002 - for who has a host pool
+        """What `rank` gives for a rank that is new: the instance, alone here."""
+        return self.start(config)
 
     def start(self, config: Any) -> Any:
         """A new instance of the backend; `config` is SGLang's `HiCacheStorageConfig`."""

@@ -1,0 +1,145 @@
+"""What the adapters of SGLang's zero-copy backends share.
+
+KV pages go the way of `_page_get_zero_copy` and `_page_set_zero_copy` of its cache controller
+(`batch_get_v1`, `batch_set_v1`), pages of other pools that of its sidecar pools (`batch_get_v2`,
+`batch_set_v2`). The host pool, that of the engine otherwise, is a bounce buffer here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.field.peer import (
+    CHECKS_NO_CONFIG,
+    DELETES_NOTHING,
+    LISTS_NOTHING,
+    verdicts_of_prefixes,
+)
+from hicache_conformance.field.sglang import (
+    BATCH_PAGES,
+    CUTS_EQUALLY,
+    KV,
+    SGLangStorage,
+    module,
+    page_key,
+)
+from hicache_conformance.field.sglang_host_pool import HostPool, host_pool
+from hicache_storage.storage import Capabilities, Durability, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class Rank:
+    """One process of an engine: an instance of the backend, and its host pool."""
+
+    def __init__(self, backend: Any, pool: HostPool) -> None:
+        self.backend, self.pool = backend, pool
+        self._known: set[str] = set()
+        self._telling = threading.Lock()
+        backend.register_mem_pool_host(pool)
+
+    def know(self, name: Any) -> None:
+        """Tell the backend of a pool beside KV; it has the pages' memory in common with KV here."""
+        with self._telling:
+            if name not in self._known:
+                self.backend.register_mem_host_pool_v2(self.pool, name)
+                self._known.add(name)
+
+    def close(self) -> None:
+        """As the controller detaches a backend: `close` where it has one, and it is forgotten."""
+        if hasattr(self.backend, "close"):
+            self.backend.close()
+        del self.backend
+
+
+class ZeroCopyStorage(SGLangStorage):
+    """A backend that reads and writes the engine's host pool. Its `rank` gives a `Rank`."""
+
+    absent = CHECKS_NO_CONFIG | DELETES_NOTHING | LISTS_NOTHING | CUTS_EQUALLY
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        scatter_gather=False,
+        max_batch=BATCH_PAGES,
+    )
+
+    def apart(self, space: KeySpace) -> int:
+        """The size of a page, of which an engine has one."""
+        return space.stored_nbytes
+
+    def begin(self, space: KeySpace, config: Any) -> Rank:
+        pool = host_pool(space.stored_nbytes, replicated=space.shard.heads is None)
+        return Rank(self.start(config), pool)
+
+    def rank(self, space: KeySpace) -> Rank:
+        rank: Rank = super().rank(space)
+        if space.pool != KV:
+            rank.know(pool_name(space))
+        return rank
+
+    def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
+        """Whether pages of a pool beside KV are there.
+
+        `batch_exists_v2` tells it only of pages that have their KV page as well. So what it asks about
+        the pool is asked, without that.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no present(self, backend, space, keys)")
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        backend, keys = self.rank(space).backend, _keys(space, hashes)
+        if space.pool == KV:
+            return verdicts_of_prefixes(backend.batch_exists, keys)
+        return self.present(backend, space, keys)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        rank = self.rank(space)
+        with rank.pool.lend(len(pages)) as slots:
+            found = _transferred(rank.backend, "get", space, _keys(space, hashes), slots)
+            for hit, slot, page in zip(found, slots, pages, strict=False):
+                if hit:
+                    rank.pool.read(slot, page)
+        return found
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        rank = self.rank(space)
+        with rank.pool.lend(len(pages)) as slots:
+            for slot, page in zip(slots, pages, strict=True):
+                rank.pool.fill(slot, page)
+            return _transferred(rank.backend, "set", space, _keys(space, hashes), slots)
+
+
+def pool_name(space: KeySpace) -> Any:
+    """The pool as SGLang names it: one of its `PoolName`, or text."""
+    names = module("mem_cache.hicache_storage").PoolName
+    return names(space.pool) if space.pool in {one.value for one in names} else space.pool
+
+
+def _keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
+    return [page_key(space, page_hash) for page_hash in hashes]
+
+
+def _transferred(
+    backend: Any, verb: str, space: KeySpace, keys: list[str], slots: list[int]
+) -> list[bool]:
+    """What `batch_{verb}_v1` or `_v2` says of each page."""
+    torch: Any = importlib.import_module("torch")
+    indices = torch.tensor(slots, dtype=torch.int64)
+    if space.pool == KV:
+        zero_copy: Callable[..., list[bool]] = getattr(backend, f"batch_{verb}_v1")
+        return zero_copy(keys, indices, None)
+    name = pool_name(space)
+    transfer = module("mem_cache.hicache_storage").PoolTransfer
+    wanted = transfer(name=name, host_indices=indices, keys=keys)
+    answers: dict[Any, list[bool]] = getattr(backend, f"batch_{verb}_v2")([wanted], extra_info=None)
+    return answers[name]
