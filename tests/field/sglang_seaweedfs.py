@@ -1,6 +1,6 @@
 """The kit on SGLang's S3 backend, as it is in its wheel: `make field-sglang-seaweedfs`.
 
-Its server is rclone's, which checks signatures.
+Its server is ministack, which has S3's semantics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from hicache_conformance import Scratch, StorageConformance
 from hicache_conformance.field.sglang_seaweedfs import SGLangSeaweedFS
 from s3_kit import BUCKET, make_ready, plain_client
-from servers import Rclone, S3Server
+from servers import Ministack, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -34,7 +34,7 @@ class TestSGLangSeaweedFS(StorageConformance):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def serve(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        with Rclone(tmp_path_factory.mktemp("server")) as server:
+        with Ministack(tmp_path_factory.mktemp("server")) as server:
             cls.shared_server = server
             make_ready(server)
             yield
@@ -48,7 +48,7 @@ class TestSGLangSeaweedFS(StorageConformance):
 
     @contextmanager
     def server(self) -> Generator[S3Server, None, None]:
-        with tempfile.TemporaryDirectory() as directory, Rclone(Path(directory)) as server:
+        with tempfile.TemporaryDirectory() as directory, Ministack(Path(directory)) as server:
             self.own_server = server
             make_ready(server)
             yield server
