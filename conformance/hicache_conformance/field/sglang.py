@@ -21,7 +21,7 @@ from hicache_storage.keys import namespace_seed
 from hicache_storage.settings import Field, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.keys import KeySpace, Shard
 
@@ -172,3 +172,15 @@ def module(name: str) -> Any:
         if importlib.util.find_spec("triton") is None:
             sys.modules["triton"] = types.ModuleType("triton")
     return importlib.import_module(f"sglang.srt.{name}")
+
+
+def stand_in(unused: Mapping[str, Sequence[str]]) -> None:
+    """Put modules with empty classes in place of some of SGLang's that a backend imports.
+
+    For those that a backend names in annotations only, and that import half of an engine.
+    """
+    module("environ")
+    for name, classes in unused.items():
+        empty = types.ModuleType(f"sglang.srt.{name}")
+        vars(empty).update({each: type(each, (), {}) for each in classes})
+        sys.modules.setdefault(empty.__name__, empty)

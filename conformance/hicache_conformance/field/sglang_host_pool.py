@@ -30,11 +30,11 @@ class HostPool:
     pin_memory = False
 
     def __init__(self, page_nbytes: int, part_nbytes: Sequence[int]) -> None:
-        self._page_nbytes, self._parts = page_nbytes, tuple(part_nbytes)
+        self._page_nbytes, self.part_nbytes = page_nbytes, tuple(part_nbytes)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        self._memory = mmap.mmap(-1, SLOTS * sum(self._parts), flags=flags)
+        self._memory = mmap.mmap(-1, SLOTS * sum(self.part_nbytes), flags=flags)
         self.kv_buffer = _torch().frombuffer(self._memory, dtype=_torch().uint8)
-        self._starts = [SLOTS * sum(self._parts[:part]) for part in range(len(self._parts))]
+        self._starts = [SLOTS * sum(self.part_nbytes[:part]) for part in range(len(self.part_nbytes))]
         self._free = list(reversed(range(SLOTS)))
         self._returned = threading.Condition()
 
@@ -53,7 +53,7 @@ class HostPool:
 
     def fill(self, slot: int, page: Page) -> None:
         """Copy a page into its slot."""
-        data = page.tobytes().ljust(sum(self._parts), b"\0")
+        data = page.tobytes().ljust(sum(self.part_nbytes), b"\0")
         done = 0
         for address, nbytes in self._places(slot):
             self._memory[address : address + nbytes] = data[done : done + nbytes]
@@ -74,7 +74,7 @@ class HostPool:
         """The buffers, to be registered."""
         return [
             self.kv_buffer[start : start + SLOTS * nbytes]
-            for start, nbytes in zip(self._starts, self._parts, strict=True)
+            for start, nbytes in zip(self._starts, self.part_nbytes, strict=True)
         ]
 
     def get_data_page(self, index: int, flat: bool = True) -> Any:  # noqa: FBT001, FBT002, ARG002 - theirs
@@ -84,7 +84,7 @@ class HostPool:
 
     def get_dummy_flat_data_page(self) -> Any:
         """Room for a flat page."""
-        return _torch().zeros(sum(self._parts), dtype=_torch().uint8)
+        return _torch().zeros(sum(self.part_nbytes), dtype=_torch().uint8)
 
     def set_from_flat_data_page(self, index: int, data_page: Any) -> None:
         """Copy a flat page into a slot."""
@@ -95,18 +95,18 @@ class HostPool:
 
     def get_ksize_per_token(self) -> int:
         """Bytes of the K half."""
-        return self._parts[0]
+        return self.part_nbytes[0]
 
     def is_stride_page_aligned(self, page_size_bytes: int = 4096) -> bool:
         """Whether every buffer of every page begins at a multiple of `page_size_bytes`."""
-        places = (self.kv_buffer.data_ptr(), *self._starts, *self._parts)
+        places = (self.kv_buffer.data_ptr(), *self._starts, *self.part_nbytes)
         return all(place % page_size_bytes == 0 for place in places)
 
     def _places(self, slot: int) -> list[tuple[int, int]]:
         """Offset and size of each part of a slot."""
         return [
             (start + slot * nbytes, nbytes)
-            for start, nbytes in zip(self._starts, self._parts, strict=True)
+            for start, nbytes in zip(self._starts, self.part_nbytes, strict=True)
         ]
 
 
