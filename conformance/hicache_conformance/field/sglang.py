@@ -174,13 +174,13 @@ def module(name: str) -> Any:
     return importlib.import_module(f"sglang.srt.{name}")
 
 
-def stand_in(unused: Mapping[str, Sequence[str]]) -> None:
-    """Put modules with empty classes in place of some of SGLang's that a backend imports.
+def stand_in(unused: Mapping[str, Mapping[str, type]]) -> None:
+    """Put other classes in place of some of SGLang's that a backend imports and does not construct.
 
-    For those that a backend names in annotations only, and that import half of an engine.
+    For those whose modules import half of an engine, and that are named in annotations, or told apart.
     """
     module("environ")
     for name, classes in unused.items():
         empty = types.ModuleType(f"sglang.srt.{name}")
-        vars(empty).update({each: type(each, (), {}) for each in classes})
+        vars(empty).update(classes)
         sys.modules.setdefault(empty.__name__, empty)

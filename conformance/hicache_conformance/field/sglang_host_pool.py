@@ -110,6 +110,13 @@ class HostPool:
         ]
 
 
+class WholeHostPool(HostPool):
+    """A page in one piece, as of MLA."""
+
+    def __init__(self, page_nbytes: int) -> None:
+        super().__init__(page_nbytes, (page_nbytes,))
+
+
 class HalvedHostPool(HostPool):
     """K and V apart. No half is empty: a page of one byte lies in two, as SGLang's has two buffers."""
 
@@ -128,7 +135,7 @@ class HalvedHostPool(HostPool):
 
 def host_pool(page_nbytes: int, *, replicated: bool) -> HostPool:
     """What holds pages of this size: replicated ones are of MLA, whose page is one buffer."""
-    return HostPool(page_nbytes, (page_nbytes,)) if replicated else HalvedHostPool(page_nbytes)
+    return WholeHostPool(page_nbytes) if replicated else HalvedHostPool(page_nbytes)
 
 
 def _torch() -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_conformance.field.sglang import KV, EngineSettings, module, page_key, stand_in
+from hicache_conformance.field.sglang_host_pool import HostPool
 from hicache_conformance.field.sglang_zero_copy import Rank, ZeroCopyStorage, pool_name
 from hicache_storage.storage import Retention
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-_ONLY_FOR_ANNOTATIONS = {"mem_cache.pool_host": ("HostKVCache",)}
+_FOR_ANNOTATIONS = {"mem_cache.pool_host": {"HostKVCache": HostPool}}
 
 
 class SGLangNixlSettings(EngineSettings):
@@ -40,7 +41,7 @@ class SGLangNixl(ZeroCopyStorage):
 
     def start(self, config: Any) -> Any:
         os.environ.pop("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", None)  # it wins over the argument
-        stand_in(_ONLY_FOR_ANNOTATIONS)
+        stand_in(_FOR_ANNOTATIONS)
         return module("mem_cache.storage.nixl.hicache_nixl").HiCacheNixl(config, self._directory)
 
     def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
@@ -53,7 +54,7 @@ class SGLangNixl(ZeroCopyStorage):
         rank = self.rank(space)
         before = self._files()
         rank.backend.clear()
-        return (before - self._files()) // _buffers(rank)
+        return (before - self._files()) // _buffers(rank, space)
 
     def paths_of(self, space: KeySpace, page_hash: str) -> list[tuple[Path, int]]:
         """A page's files and how many bytes each has, by its own naming: for back doors."""
@@ -61,15 +62,15 @@ class SGLangNixl(ZeroCopyStorage):
         backend = rank.backend
         names = _names(backend, key) if space.pool == KV else _sidecar_names(backend, space, [key])[0]
         paths = [Path(backend.file_manager.get_file_path(name)) for name in names]
-        return list(zip(paths, rank.pool.part_nbytes, strict=True))
+        return list(zip(paths, rank.pool(space).part_nbytes, strict=True))
 
     def _files(self) -> int:
         return sum(path.is_file() for path in Path(self._directory).rglob("*"))
 
 
-def _buffers(rank: Rank) -> int:
+def _buffers(rank: Rank, space: KeySpace) -> int:
     """How many files a page has."""
-    return len(rank.pool.part_nbytes)
+    return len(rank.pool(space).part_nbytes)
 
 
 def _names(backend: Any, key: str) -> list[str]:

@@ -36,20 +36,22 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """One process of an engine: an instance of the backend, and its host pool."""
+    """One process of an engine: an instance of the backend, and the engine's host pools."""
 
-    def __init__(self, backend: Any, pool: HostPool) -> None:
-        self.backend, self.pool = backend, pool
-        self._known: set[str] = set()
+    def __init__(self, backend: Any, space: KeySpace) -> None:
+        self.backend = backend
+        self._pools = {KV: _pool_for(space)}
         self._telling = threading.Lock()
-        backend.register_mem_pool_host(pool)
+        backend.register_mem_pool_host(self._pools[KV])
 
-    def know(self, name: Any) -> None:
-        """Tell the backend of a pool beside KV; it has the pages' memory in common with KV here."""
+    def pool(self, space: KeySpace) -> HostPool:
+        """The host pool of these pages; those beside KV are told of when they are first used."""
         with self._telling:
-            if name not in self._known:
-                self.backend.register_mem_host_pool_v2(self.pool, name)
-                self._known.add(name)
+            if space.pool not in self._pools:
+                pool = _pool_for(space)
+                self.backend.register_mem_host_pool_v2(pool, pool_name(space))
+                self._pools[space.pool] = pool
+            return self._pools[space.pool]
 
     def close(self) -> None:
         """As the controller detaches a backend: `close` where it has one, and it is forgotten."""
@@ -75,14 +77,7 @@ class ZeroCopyStorage(SGLangStorage):
         return space.stored_nbytes
 
     def begin(self, space: KeySpace, config: Any) -> Rank:
-        pool = host_pool(space.stored_nbytes, replicated=space.shard.heads is None)
-        return Rank(self.start(config), pool)
-
-    def rank(self, space: KeySpace) -> Rank:
-        rank: Rank = super().rank(space)
-        if space.pool != KV:
-            rank.know(pool_name(space))
-        return rank
+        return Rank(self.start(config), space)
 
     def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
         """Whether pages of a pool beside KV are there.
@@ -93,30 +88,37 @@ class ZeroCopyStorage(SGLangStorage):
         raise NotImplementedError(f"{type(self).__name__} has no present(self, backend, space, keys)")
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        backend, keys = self.rank(space).backend, _keys(space, hashes)
+        rank, keys = self.rank(space), _keys(space, hashes)
         if space.pool == KV:
-            return verdicts_of_prefixes(backend.batch_exists, keys)
-        return self.present(backend, space, keys)
+            return verdicts_of_prefixes(rank.backend.batch_exists, keys)
+        rank.pool(space)
+        return self.present(rank.backend, space, keys)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
-        with rank.pool.lend(len(pages)) as slots:
+        pool = rank.pool(space)
+        with pool.lend(len(pages)) as slots:
             found = _transferred(rank.backend, "get", space, _keys(space, hashes), slots)
             for hit, slot, page in zip(found, slots, pages, strict=False):
                 if hit:
-                    rank.pool.read(slot, page)
+                    pool.read(slot, page)
         return found
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
-        with rank.pool.lend(len(pages)) as slots:
+        pool = rank.pool(space)
+        with pool.lend(len(pages)) as slots:
             for slot, page in zip(slots, pages, strict=True):
-                rank.pool.fill(slot, page)
+                pool.fill(slot, page)
             return _transferred(rank.backend, "set", space, _keys(space, hashes), slots)
+
+
+def _pool_for(space: KeySpace) -> HostPool:
+    return host_pool(space.stored_nbytes, replicated=space.shard.heads is None)
 
 
 def pool_name(space: KeySpace) -> Any:
