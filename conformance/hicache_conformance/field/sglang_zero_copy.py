@@ -54,10 +54,9 @@ class Rank:
             return self._pools[space.pool]
 
     def close(self) -> None:
-        """As the controller detaches a backend: `close` where it has one, and it is forgotten."""
+        """As the controller detaches a backend: `close` where it has one."""
         if hasattr(self.backend, "close"):
             self.backend.close()
-        del self.backend
 
 
 class ZeroCopyStorage(SGLangStorage):
@@ -75,6 +74,12 @@ class ZeroCopyStorage(SGLangStorage):
     def apart(self, space: KeySpace) -> int:
         """The size of a page, of which an engine has one."""
         return space.stored_nbytes
+
+    def close(self) -> None:
+        """As the controller detaches a backend: closed, it is forgotten; the calls that run go on."""
+        super().close()
+        with self._starting:
+            self._ranks.clear()
 
     def begin(self, space: KeySpace, config: Any) -> Rank:
         return Rank(self.start(config), space)
