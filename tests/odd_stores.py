@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_backends.memory import MemoryStorage
 
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import StorageUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,16 @@ class Exiting(MemoryStorage):
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         os._exit(7)
+
+
+class Undeleting(MemoryStorage):
+    """A store that was written for an interface without delete."""
+
+    absent: ClassVar[dict[str, str]] = {"batch_delete": "it deletes no single page"}
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self.ensure_open()
+        raise UnsupportedOperation("no delete")
 
 
 class Down(MemoryStorage):

@@ -8,7 +8,7 @@ from types import GeneratorType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hicache_conformance.instruments.memory import PageMemory
-from hicache_conformance.outcomes import NotVerified, Violation
+from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.trace import Trace
 from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
 from hicache_storage.keys import KeySpace
@@ -164,7 +164,14 @@ class Probe:
         )
 
     def clear(self, space: KeySpace) -> int:
-        removed = self._called("clear", space, [], lambda: self.storage.clear(space))
+        removed = self.attempt("clear", space, [], lambda: self.storage.clear(space))
+        if isinstance(removed, UnsupportedOperation):
+            require_present("clear", self.absent)
+            if not self.storage.capabilities.enumerable:
+                raise NotDeclared("the store neither lists its pages nor clears its key spaces")
+            raise self.violation(
+                "a store that claims to be enumerable does not clear", got=_error_text(removed)
+            )
         if type(removed) is not int:
             raise self.violation(
                 "clear must return how many pages it removed", expected="an int", got=repr(removed)

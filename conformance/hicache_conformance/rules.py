@@ -157,7 +157,6 @@ RULES: dict[str, Rule] = {
             " data in the same directory, bucket or database survive.",
             "Clearing one model's cache deletes other teams' caches, or files that are no cache.",
             _EXTENDED,
-            (Need.ENUMERABLE,),
         ),
         Rule(
             "KV-104",

@@ -55,7 +55,8 @@ class Subject:
     and of each, in words, what is missing: `{"batch_delete": "it deletes no single page"}`.
 
     Where it refuses one with UnsupportedOperation, the check that called it is `not_verified`, with
-    these words. The verdict on such a store is `partial` at best.
+    these words. `page_store` stands for the layer over a storage that finds flipped bits: a store that
+    is used without has to find them itself. The verdict on such a store is `partial` at best.
     """
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:

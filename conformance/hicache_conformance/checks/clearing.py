@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SAMPLE = 64
 
 
-@check("KV-103")
+@check("KV-103", Need.ENUMERABLE)
 def clear_removes_every_page(case: Case) -> None:
     """After clear a key space is empty, however many pages it held."""
     store = case.open()

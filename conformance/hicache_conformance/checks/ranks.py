@@ -65,6 +65,33 @@ def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
 
 
 @check("KV-106")
+def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
+    """Where the target's pool is replicated, ranks with a sharded draft pool keep bytes of their own."""
+    store = case.open()
+    target = _replicated(case)
+    hashes = case.hashes(2)
+    set_in(case, store, target, *hashes)
+    for pool in ("draft", "swa"):
+        shards = [Shard(layers=(0, 16), heads=(first, first + 2)) for first in range(0, 8, 2)]
+        ranks = [
+            case.space(fitting(case, 256), model=target.model, pool=pool, shard=shard)
+            for shard in shards
+        ]
+        for rank in ranks:
+            store.open_space(rank)
+            case.must_miss(
+                store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}"
+            )
+            set_in(case, store, rank, *hashes)
+        for rank in ranks:
+            with about(
+                f"pool {pool!r} of the rank with {_rectangle(rank)}, beside a replicated pool"
+            ):
+                case.must_hold(store, rank, case.contents(rank, hashes))
+    case.must_hold(store, target, case.contents(target, hashes))
+
+
+@check("KV-106")
 def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
     """Ranks that make equal key spaces of a replicated pool each find what the others set."""
     store = case.open()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.instruments.files import InSharedFiles, OwnObject, at_rest
-from hicache_conformance.outcomes import NotVerified, Violation
+from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.rules import Need
 from hicache_conformance.scenes.aftermath import left_open, reopened
-from hicache_conformance.scenes.framed import FramedStore, framed_space
+from hicache_conformance.scenes.framed import PAGE_STORE, FramedStore, framed_space
 from hicache_conformance.scenes.planting import about, fitting
 from hicache_storage.transfer import Verdict
 
@@ -37,13 +37,31 @@ _DAMAGES: dict[str, Damage] = {
     "doubled": lambda raw, _: raw + raw,
     "removed": lambda _raw, _: None,
 }
+_EXTENDED = ("extended by a byte", "extended by another page", "doubled")
+_REMOVED = "removed"
 
 
 @check("KV-403")
 def a_damaged_object_is_a_miss(case: Case) -> None:
     """A page whose object was cut, emptied, extended or removed is a miss, and no other page is."""
+    _must_be_missed(case, _damages(case))
+
+
+@check("KV-403")
+def an_extended_object_is_a_miss(case: Case) -> None:
+    """A page whose object is longer than it is a miss: nobody knows which of its bytes are meant."""
+    _must_be_missed(case, {words: _DAMAGES[words] for words in _EXTENDED})
+
+
+@check("KV-403")
+def a_removed_object_heals_when_it_is_set_unseen(case: Case) -> None:
+    """A page whose object was removed by somebody else is there again when it was set."""
+    _must_heal(case, {_REMOVED: _DAMAGES[_REMOVED]}, looks_first=False)
+
+
+def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
     store, space = _opened(case)
-    for words, damage in _damages(case).items():
+    for words, damage in damages.items():
         pages, victim = _damaged(case, store, space, damage)
         with about(f"its object was {words}"):
             if _is_cached(case, store, space, pages, victim):
@@ -60,13 +78,13 @@ def a_damaged_object_is_a_miss(case: Case) -> None:
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_after_a_miss(case: Case) -> None:
     """A page whose object was damaged is there again, in new handles too, when it was got and set."""
-    _must_heal(case, looks_first=True)
+    _must_heal(case, _damages(case), looks_first=True)
 
 
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_unseen(case: Case) -> None:
     """A page whose object was damaged is there again when it was set without having been got."""
-    _must_heal(case, looks_first=False)
+    _must_heal(case, _damages(case), looks_first=False)
 
 
 @check("KV-403", Need.ENUMERABLE)
@@ -122,6 +140,28 @@ def a_flipped_bit_is_a_miss_and_heals(case: Case) -> None:
         _found(case, store.stored_space, stored, page_hash).flip(offset, bit)
     store = _missed_by_page_store(case, store, space, payloads, set(payloads))
     _must_be_healed(case, store, space, payloads)
+
+
+@check("KV-404")
+def a_flipped_bit_is_no_hit_without_the_page_store(case: Case) -> None:
+    """A store that is used without the page store finds a flipped bit itself, and the next set heals."""
+    store, space = _opened(case)
+    first = case.stored(store, space, 1)
+    _found(case, space, first, next(iter(first)))
+    if PAGE_STORE not in case.absent:
+        raise NotDeclared("the page store finds flipped bits in the pages of this store")
+    for bit, offset in enumerate((0, _PAGE_NBYTES // 2, _PAGE_NBYTES - 1)):
+        pages = case.stored(store, space, 3)
+        victim = list(pages)[1]
+        at = min(offset, space.stored_nbytes - 1)
+        _found(case, space, pages, victim).flip(at, bit)
+        with about(f"bit {bit} of its byte {at} was flipped"):
+            if _is_cached(case, store, space, pages, victim):
+                store = _another(case, store, space)
+                _is_cached(case, store, space, pages, victim)
+            page = {victim: pages[victim]}
+            case.must_set(store, space, page)
+            case.must_hold(store, space, page)
 
 
 @check("KV-404")
@@ -207,9 +247,9 @@ def _is_cached(
     return found[victim] is not None
 
 
-def _must_heal(case: Case, *, looks_first: bool) -> None:
+def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) -> None:
     store, space = _opened(case)
-    for words, damage in _damages(case).items():
+    for words, damage in damages.items():
         pages, victim = _damaged(case, store, space, damage)
         with about(f"its object was {words}"):
             if looks_first and _is_cached(case, store, space, pages, victim):

@@ -147,6 +147,7 @@ def subject_of(storage_class: type[HiCacheStorage]) -> type[Subject]:
     """A subject for a store that derives from a reference store."""
     for reference in REFERENCES:
         if issubclass(storage_class, reference.storage_class):
-            fields = {"storage_class": storage_class, "__module__": __name__}
+            absent = getattr(storage_class, "absent", {})
+            fields = {"storage_class": storage_class, "absent": absent, "__module__": __name__}
             return type(f"{storage_class.__name__}Subject", (reference,), fields)
     raise TypeError(f"{storage_class.__name__} derives from no reference store: give its subject")

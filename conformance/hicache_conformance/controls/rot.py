@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import xxhash
 
 from hicache_conformance.controls import caught_by
+from hicache_conformance.scenes.framed import PAGE_STORE
 from hicache_conformance.stores.shelf import Shelf, ShelfSettings
 from hicache_storage.errors import CorruptPage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
@@ -33,6 +34,13 @@ class ServesLonger(Shelf):
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
         data = super()._read(space, page_hash)
         return None if data is None else data[: space.stored_nbytes]
+
+
+@caught_by("KV-404")
+class ServesRot(Shelf):
+    """Nothing finds a flipped bit, neither the store nor what is above it (seen in two backends)."""
+
+    absent: ClassVar[Mapping[str, str]] = {PAGE_STORE: "its engine puts no checksum around pages"}
 
 
 @caught_by("KV-403")

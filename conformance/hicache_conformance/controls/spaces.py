@@ -166,6 +166,21 @@ class HeadsNoneIsAll(_Confused):
         return _resharded(space, heads=space.shard.heads or (0, 8))
 
 
+@caught_by("KV-106", check="ranks_of_a_sharded_draft_share_nothing")
+class RanklessBesideReplicated(_Confused):
+    """Where a model's KV is the same on all ranks, no pool of it has a rank in its keys (SGLang)."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._replicated: set[str] = set()
+
+    def _seen(self, space: KeySpace) -> Hashable:
+        if space.pool == "kv" and space.shard.heads is None:
+            self._replicated.add(space.model)
+        rankless = space.pool != "kv" and space.model in self._replicated
+        return _resharded(space, heads=None) if rankless else space
+
+
 @caught_by("KV-106")
 class ContextOfHeadsOnly(_Confused):
     """Without heads, the rank in context parallelism is taken to be of no importance."""

@@ -2,7 +2,8 @@
 
 KV pages go the way of `_generic_page_get` and `_generic_page_set` of its cache controller: a fresh flat
 page for each to be read into, and one verdict for a batch that is set. Pages of other pools are read
-and written one by one under `hash.pool`, as its `batch_get_v2` and `batch_set_v2` do.
+and written one by one under `hash.pool`, as its `batch_get_v2` and `batch_set_v2` do. A page is deleted
+as its evictor deletes one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_conformance.field.peer import (
     CHECKS_NO_CONFIG,
-    DELETES_NOTHING,
+    HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
     ONE_VERDICT_A_SET,
     verdicts_of_batch,
@@ -50,7 +51,7 @@ class SGLangFile(SGLangStorage):
 
     absent: ClassVar[Mapping[str, str]] = {
         **CHECKS_NO_CONFIG,
-        **DELETES_NOTHING,
+        **HANDS_PAGES_OVER_BARE,
         **LISTS_NOTHING,
         **ONE_VERDICT_A_SET,
         **CUTS_EQUALLY,
@@ -102,6 +103,17 @@ class SGLangFile(SGLangStorage):
         if space.pool == KV:
             return verdicts_of_batch(rank.batch_set(keys, values), len(keys))
         return [rank.set(key, value) for key, value in zip(keys, values, strict=True)]
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """What its evictor does to a file that it has chosen: it has no delete that takes a key."""
+        rank = self.rank(space)
+        for page_hash in hashes:
+            path = self.path_of(space, page_hash)
+            if path.exists():
+                path.unlink(missing_ok=True)
+            if rank.metadata_cache is not None:
+                rank.metadata_cache.remove(path.stem)
+        return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
         """Its own `clear`, at this rank. It does not count; the adapter counts the files that went."""

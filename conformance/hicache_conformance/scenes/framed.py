@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hicache_conformance.probe import Probe
     from hicache_storage.keys import KeySpace
 
+PAGE_STORE = "page_store"
+"""In `Subject.absent`: nothing puts a frame with a checksum around the pages of this store."""
 _TIMEOUT_S = 60.0
 # Damaged pages are what is wanted here: nobody has to be warned of them on the terminal.
 logging.getLogger("hicache_storage.page_store").addHandler(logging.NullHandler())
@@ -29,8 +31,10 @@ def framed_space(case: Case, nbytes: int) -> KeySpace:
     """A key space whose pages have `nbytes`, or as many as fit beside the header.
 
     Raises:
-        NotVerified: The store takes no page that is large enough for a header and a few bytes.
+        NotVerified: The store takes no page that is large enough for a header and a few bytes, or is
+            used without the page store.
     """
+    case.require_present(PAGE_STORE)
     claims = case.claims
     limit = claims.max_page_nbytes
     room = nbytes if limit is None else min(nbytes, limit - frame_nbytes(claims.alignment))
