@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Self
+import urllib.request
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hicache_conformance.field.peer import CHECKS_NO_CONFIG, DELETES_NOTHING, LISTS_NOTHING
 from hicache_conformance.field.sglang import KV, EngineSettings, module, page_key, stand_in
 from hicache_conformance.field.sglang_host_pool import HalvedHostPool, HostPool, WholeHostPool
 from hicache_conformance.field.sglang_zero_copy import ZeroCopyStorage, pool_name
@@ -40,10 +40,8 @@ class SGLangMooncake(ZeroCopyStorage):
     outlive an engine that lends no memory (a `global_segment_size` of 0) on a cluster where others do.
     """
 
-    absent = {
-        **CHECKS_NO_CONFIG,
-        **DELETES_NOTHING,
-        **LISTS_NOTHING,
+    absent: ClassVar[Mapping[str, str]] = {
+        **ZeroCopyStorage.absent,
         "open_space": "its engine cuts layers and heads into equal parts, and has pools of fixed names",
     }
     capabilities = Capabilities(
@@ -80,9 +78,12 @@ class SGLangMooncake(ZeroCopyStorage):
         return [all(there[i : i + buffers]) for i in range(0, len(there), buffers)]
 
     def clear(self, space: KeySpace) -> int:
-        """Its own `clear`, which tells nobody how many objects there were; the adapter can't count."""
-        self.rank(space).backend.clear()
-        return 0
+        """Its own `clear`, at this rank. It does not count; the adapter asks the master for its keys."""
+        rank = self.rank(space)
+        before = _objects(rank.backend)
+        rank.backend.clear()
+        names = self.objects_of(space, "0" * 64)
+        return (before - _objects(rank.backend)) // len(names)
 
     def objects_of(self, space: KeySpace, page_hash: str) -> list[tuple[str, int]]:
         """The names of a page's objects and how many bytes each has, by its own naming: for back doors."""
@@ -98,6 +99,15 @@ class SGLangMooncake(ZeroCopyStorage):
             names, _ = _sidecar_names(rank.backend, space, [key])
         sizes = pool.part_nbytes if len(names) > 1 else [sum(pool.part_nbytes)]
         return list(zip(names, sizes, strict=True))
+
+
+def _objects(backend: Any) -> int:
+    """How many objects of this model, and tag, the cluster has."""
+    host = backend.config.master_server_address.partition(":")[0]
+    url = f"http://{host}:{backend.config.master_metrics_port}/get_all_keys"
+    with urllib.request.urlopen(url) as answer:  # noqa: S310 - http only
+        names = answer.read().decode().split()
+    return sum(name.startswith(f"{backend.config_prefix}_") for name in names)
 
 
 def _sidecar_names(backend: Any, space: KeySpace, keys: Sequence[str]) -> tuple[list[str], int]:

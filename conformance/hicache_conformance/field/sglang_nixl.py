@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from hicache_conformance.field.peer import DELETES_NOTHING
 from hicache_conformance.field.sglang import KV, EngineSettings, module, page_key, stand_in
 from hicache_conformance.field.sglang_host_pool import HostPool
 from hicache_conformance.field.sglang_zero_copy import Rank, ZeroCopyStorage, pool_name
@@ -29,6 +30,12 @@ class SGLangNixlSettings(EngineSettings):
 class SGLangNixl(ZeroCopyStorage):
     """`sglang.srt.mem_cache.storage.nixl.hicache_nixl.HiCacheNixl`."""
 
+    absent: ClassVar[Mapping[str, str]] = {
+        operation: why
+        for operation, why in ZeroCopyStorage.absent.items()
+        if operation not in DELETES_NOTHING
+    }
+
     def __init__(self, settings: SGLangNixlSettings) -> None:
         super().__init__(settings)
         self._directory = settings.path
@@ -48,6 +55,14 @@ class SGLangNixl(ZeroCopyStorage):
         names, buffers = _sidecar_names(backend, space, keys)
         found: list[bool] = backend._query_keys_exist(names)  # noqa: SLF001 - as its v2 does
         return [all(found[i : i + buffers]) for i in range(0, len(found), buffers)]
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        """What its cleaner does to the files of a page that it has chosen: no delete takes a key."""
+        unlink = module("mem_cache.storage.nixl.nixl_cleaner")._safe_unlink  # noqa: SLF001
+        paths = [path for each in hashes for path, _ in self.paths_of(space, each)]
+        for path in paths:
+            unlink(str(path))
+        return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
         """Its own `clear`, at this rank. It does not count; the adapter counts the files that went."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_conformance.field.peer import (
     CHECKS_NO_CONFIG,
     DELETES_NOTHING,
+    HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
     verdicts_of_prefixes,
 )
@@ -29,7 +30,7 @@ from hicache_conformance.field.sglang_host_pool import HostPool, host_pool
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
@@ -62,7 +63,13 @@ class Rank:
 class ZeroCopyStorage(SGLangStorage):
     """A backend that reads and writes the engine's host pool. Its `rank` gives a `Rank`."""
 
-    absent = CHECKS_NO_CONFIG | DELETES_NOTHING | LISTS_NOTHING | CUTS_EQUALLY
+    absent: ClassVar[Mapping[str, str]] = {
+        **CHECKS_NO_CONFIG,
+        **CUTS_EQUALLY,
+        **DELETES_NOTHING,
+        **HANDS_PAGES_OVER_BARE,
+        **LISTS_NOTHING,
+    }
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
         durability=Durability.CRASH,
