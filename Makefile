@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file
+  field field-sglang-file field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -197,16 +197,25 @@ bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against s
 
 # Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target.
 $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
-	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
 	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-field-sglang.txt
 	@touch $@
 
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
 
-field: field-sglang-file ## the whole kit on other people's stores, one after the other
+field: field-sglang-file field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
 	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
+
+field-sglang-seaweedfs: $(SGLANG)/.field ## the whole kit on SGLang's S3 backend
+	@$(FIELD_SGLANG)/sglang-seaweedfs tests/field/sglang_seaweedfs.py; test $$? -le 1
+
+field-sglang-nixl: $(SGLANG)/.field ## the whole kit on SGLang's NIXL backend, over files
+	@$(FIELD_SGLANG)/sglang-nixl tests/field/sglang_nixl.py; test $$? -le 1
+
+field-sglang-mooncake: $(SGLANG)/.field .servers/.done ## the whole kit on SGLang's Mooncake backend
+	@$(FIELD_SGLANG)/sglang-mooncake tests/field/sglang_mooncake.py; test $$? -le 1
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

@@ -34,7 +34,9 @@ class HostPool:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
         self._memory = mmap.mmap(-1, SLOTS * sum(self.part_nbytes), flags=flags)
         self.kv_buffer = _torch().frombuffer(self._memory, dtype=_torch().uint8)
-        self._starts = [SLOTS * sum(self.part_nbytes[:part]) for part in range(len(self.part_nbytes))]
+        self._starts = [
+            SLOTS * sum(self.part_nbytes[:part]) for part in range(len(self.part_nbytes))
+        ]
         self._free = list(reversed(range(SLOTS)))
         self._returned = threading.Condition()
 

@@ -64,7 +64,9 @@ class SGLangMooncake(ZeroCopyStorage):
 
     def open_space(self, space: KeySpace) -> None:
         if pool_name(space) == space.pool and type(pool_name(space)) is str:
-            raise UnsupportedOperation(f"SGLang has no pool {space.pool!r}, and MooncakeStore no key")
+            raise UnsupportedOperation(
+                f"SGLang has no pool {space.pool!r}, and MooncakeStore no key"
+            )
         super().open_space(space)
 
     def start(self, config: Any) -> Any:
@@ -86,7 +88,7 @@ class SGLangMooncake(ZeroCopyStorage):
         return (before - _objects(rank.backend)) // len(names)
 
     def objects_of(self, space: KeySpace, page_hash: str) -> list[tuple[str, int]]:
-        """The names of a page's objects and how many bytes each has, by its own naming: for back doors."""
+        """The names of a page's objects and the bytes of each, by its own naming: for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         pool = rank.pool(space)
         if space.pool == KV:
@@ -105,7 +107,7 @@ def _objects(backend: Any) -> int:
     """How many objects of this model, and tag, the cluster has."""
     host = backend.config.master_server_address.partition(":")[0]
     url = f"http://{host}:{backend.config.master_metrics_port}/get_all_keys"
-    with urllib.request.urlopen(url) as answer:  # noqa: S310 - http only
+    with urllib.request.urlopen(url) as answer:
         names = answer.read().decode().split()
     return sum(name.startswith(f"{backend.config_prefix}_") for name in names)
 

@@ -75,7 +75,9 @@ class SGLangNixl(ZeroCopyStorage):
         """A page's files and how many bytes each has, by its own naming: for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         backend = rank.backend
-        names = _names(backend, key) if space.pool == KV else _sidecar_names(backend, space, [key])[0]
+        names = (
+            _names(backend, key) if space.pool == KV else _sidecar_names(backend, space, [key])[0]
+        )
         paths = [Path(backend.file_manager.get_file_path(name)) for name in names]
         return list(zip(paths, rank.pool(space).part_nbytes, strict=True))
 

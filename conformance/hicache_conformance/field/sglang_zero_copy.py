@@ -97,7 +97,9 @@ class ZeroCopyStorage(SGLangStorage):
         `batch_exists_v2` tells it only of pages that have their KV page as well. So what it asks about
         the pool is asked, without that.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no present(self, backend, space, keys)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no present(self, backend, space, keys)"
+        )
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         rank, keys = self.rank(space), _keys(space, hashes)
