@@ -135,8 +135,22 @@ class HalvedHostPool(HostPool):
         return self.get_hybrid_pool_buffer()[1]
 
 
-def host_pool(page_nbytes: int, *, replicated: bool) -> HostPool:
+class StateHostPool(HostPool):
+    """The state of Mamba: one temporal part and one of convolution, of which none is empty."""
+
+    def __init__(self, page_nbytes: int) -> None:
+        temporal_nbytes = max(1, page_nbytes // 2)
+        super().__init__(page_nbytes, (temporal_nbytes, max(1, page_nbytes - temporal_nbytes)))
+
+    @property
+    def conv_buffer(self) -> list[Any]:
+        return self.get_hybrid_pool_buffer()[1:]
+
+
+def host_pool(page_nbytes: int, *, pool: str = "kv", replicated: bool) -> HostPool:
     """What holds pages of this size: replicated ones are of MLA, whose page is one buffer."""
+    if pool == "mamba":
+        return StateHostPool(page_nbytes)
     return WholeHostPool(page_nbytes) if replicated else HalvedHostPool(page_nbytes)
 
 

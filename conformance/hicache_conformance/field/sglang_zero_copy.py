@@ -132,7 +132,8 @@ class ZeroCopyStorage(SGLangStorage):
 
 
 def _pool_for(space: KeySpace) -> HostPool:
-    return host_pool(space.stored_nbytes, replicated=space.shard.heads is None)
+    replicated = space.shard.heads is None
+    return host_pool(space.stored_nbytes, pool=space.pool, replicated=replicated)
 
 
 def pool_name(space: KeySpace) -> Any:
