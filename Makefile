@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake
+  field field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake field-known field-matrix
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -203,7 +203,7 @@ $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
 
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
 
-field: field-sglang-file field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake ## the whole kit on other people's stores, one after the other
+field: field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake field-known ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
 	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
@@ -216,6 +216,17 @@ field-sglang-nixl: $(SGLANG)/.field ## the whole kit on SGLang's NIXL backend, o
 
 field-sglang-mooncake: $(SGLANG)/.field .servers/.done ## the whole kit on SGLang's Mooncake backend
 	@$(FIELD_SGLANG)/sglang-mooncake tests/field/sglang_mooncake.py; test $$? -le 1
+
+field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
+	@$(FIELD_SGLANG)/sglang-hf3fs tests/field/sglang_hf3fs.py; test $$? -le 1
+
+field-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
+	@$(SGLANG)/bin/python -m pytest -q tests/field/sglang_known.py
+
+field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
+	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \
+	  $(BIN)/hicache-conformance matrix docs/field/*.json && echo && \
+	  sed -n '/<!-- end of matrix -->/,$$p' docs/field-report.md; } > $$page && cat $$page > docs/field-report.md && rm $$page
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

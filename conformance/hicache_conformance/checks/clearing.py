@@ -134,8 +134,9 @@ def clear_spares_other_programs_files(case: Case) -> None:
     if not any(inner.path.iterdir()):
         raise NotDeclared("the store keeps nothing in the test's directory")
     foreign = _foreign_files(inner.path, case.hashes(1)[0])
-    _must_count(case, store, space, len(hashes), "three pages were set")
+    removed = store.clear(space)
     _must_be_untouched(store, foreign, "clear removed or changed a file that is not the store's")
+    _must_have_counted(case, store, removed, len(hashes), "three pages were set")
     case.must_hold(store, other, case.contents(other, hashes))
     store.close()
     again = case.open(config, label="reopened")
@@ -190,7 +191,10 @@ def what_was_cleared_stays_cleared(case: Case) -> None:
 
 def _must_count(case: Case, store: Probe, space: KeySpace, pages: int, why: str) -> None:
     """Clear, and hold the answer against the number of pages; a store may have forgotten some."""
-    answer = store.clear(space)
+    _must_have_counted(case, store, store.clear(space), pages, why)
+
+
+def _must_have_counted(case: Case, store: Probe, answer: int, pages: int, why: str) -> None:
     right = range(pages if case.keeps else 0, pages + 1)
     if answer not in right:
         raise store.violation(

@@ -79,6 +79,7 @@ def a_missing_field_is_a_config_error(case: Case) -> None:
 
 def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None:
     """`config` is made wrong beyond doubt, so that no store is opened where there are defaults."""
+    case.require_present("from_config")
     poisons: list[dict[str, Any]] = [{_UNKNOWN: 1}]
     if accepts(case, {_TIMEOUT: 5.0}):
         poisons.append({_TIMEOUT: -1})
@@ -128,7 +129,6 @@ def a_config_is_left_as_it_was(case: Case) -> None:
 
 def refusal(case: Case, config: Mapping[str, Any]) -> Exception | None:
     """What from_config raises; None where it opens a storage, which is closed again."""
-    case.require_present("from_config")
     number = case.trace.began(f"from_config({{{', '.join(config)}}})")
     try:
         storage = case.subject.storage_class.from_config(config)
@@ -148,6 +148,7 @@ def accepts(case: Case, more: Mapping[str, Any]) -> bool:
 
 def must_refuse(case: Case, config: Mapping[str, Any], name: str, what: str) -> None:
     """Hold what from_config makes of a config whose field `name` is wrong against the rule."""
+    case.require_present("from_config")
     error = refusal(case, config)
     if isinstance(error, ConfigError) and name in str(error):
         return

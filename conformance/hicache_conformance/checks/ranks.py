@@ -170,7 +170,7 @@ def _rank_actor(
 
 
 def _replicated(case: Case) -> KeySpace:
-    return case.space(fitting(case, 576), shard=Shard(layers=(0, 27)), pool="kv")
+    return case.space(fitting(case, 576), shard=Shard(layers=(0, 32)), pool="kv")
 
 
 def _made_again(space: KeySpace) -> KeySpace:

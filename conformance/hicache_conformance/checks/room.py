@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.checks.configs import accepts
 from hicache_conformance.outcomes import NotDeclared, NotVerified
+from hicache_conformance.scenes.planting import about
+from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
     from hicache_conformance.case import Case
@@ -141,6 +143,35 @@ def setting_a_present_page_takes_no_more_room(case: Case) -> None:
         room.must_take(present)
     again, _ = room.filled()
     _must_be_as_many(room, first, {**again, **present}, "had the same pages set often")
+
+
+@check("KV-307")
+def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
+    """Batches in which each page occurs twice take no more room than their pages, and give it back."""
+    if case.claims.retention is Retention.BEST_EFFORT:
+        raise NotDeclared("the store may forget pages at any time, not for want of room alone")
+    room = _room(case)
+    first = _kept_when_filled(room)
+    for _ in range(2 * room.pages):
+        (page,) = case.contents(room.space, case.hashes(1)).items()
+        room.probe.set_items(room.space, [page, page])
+        room.probe.delete(room.space, [page[0]])
+    with about("after as many batches of a page twice as would fill it two times"):
+        again = _kept_when_filled(room)
+    if len(again) < len(first) // 2:  # one that evicts does not keep as many each time
+        raise room.probe.violation(
+            "a store that was given pages twice in a batch has lost room",
+            expected=f"about {len(first)} pages have room, as at first",
+            got=f"{len(again)} pages",
+        )
+
+
+def _kept_when_filled(room: _Room) -> dict[str, bytes]:
+    """What can be read when twice the capacity was offered; all of it is deleted."""
+    taken, _ = room.filled()
+    found = room.probe.get(room.space, list(taken))
+    room.probe.delete(room.space, list(taken))
+    return {one: taken[one] for one, data in zip(taken, found, strict=True) if data is not None}
 
 
 def _room(case: Case) -> _Room:

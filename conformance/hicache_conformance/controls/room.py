@@ -18,9 +18,23 @@ if TYPE_CHECKING:
     from hicache_conformance.stores.dict_store import Stored
     from hicache_conformance.stores.shelf import ShelfSettings
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
 
 
 # --- full by its own count ---------------------------------------------------------------------------
+
+
+@caught_by("KV-307", check="a_page_twice_in_a_batch_takes_room_once")
+class PaysTwice(DictStore):
+    """A page that occurs twice in a batch gets two places, one of which is never given back (SGLang)."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        verdicts = super().batch_set(space, hashes, pages)
+        with self._lock:
+            self._nbytes += space.stored_nbytes * (len(hashes) - len(set(hashes)))
+        return verdicts
 
 
 @caught_by("KV-307")

@@ -30,6 +30,7 @@ from hicache_conformance.field.sglang import (
     module,
     pool_keys,
 )
+from hicache_storage.settings import ByteSize, Field
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class SGLangFileSettings(EngineSettings):
 
     path: str
     """`file_storage_path` of its config."""
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """`max_size` of its config, for its evictor."""
+    strided: bool = False
+    """Read into tensors that are not contiguous, which its engine never does."""
 
 
 class SGLangFile(SGLangStorage):
@@ -66,10 +71,12 @@ class SGLangFile(SGLangStorage):
     )
 
     def __init__(self, settings: SGLangFileSettings) -> None:
+        if settings.capacity_nbytes is not None:
+            extra = {**settings.extra_config, "max_size": settings.capacity_nbytes}
+            settings = settings.model_copy(update={"extra_config": extra})
         super().__init__(settings)
-        self._directory = settings.path
-        evicts = {"max_size", "min_free_space"} & set(settings.extra_config)
-        if evicts:
+        self._directory, self._step = settings.path, 1 + settings.strided
+        if "max_size" in settings.extra_config:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
 
     @classmethod
@@ -88,11 +95,14 @@ class SGLangFile(SGLangStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
-        fresh = [_torch().zeros(page.nbytes, dtype=_torch().uint8) for page in pages]
+        fresh = [
+            _torch().zeros(page.nbytes * self._step, dtype=_torch().uint8)[:: self._step]
+            for page in pages
+        ]
         found = rank.batch_get(pool_keys(space, hashes), fresh)
         for page, data in zip(pages, found, strict=True):
             if data is not None:
-                page.copy_from(data.numpy())
+                page.copy_from(data.contiguous().numpy())
         return [data is not None for data in found]
 
     def batch_set(

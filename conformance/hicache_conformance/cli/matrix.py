@@ -1,0 +1,28 @@
+"""`hicache-conformance matrix A.json B.json ...`: what came of each rule on several stores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+SUMMARY = "Show several runs side by side, a rule a row, as a table of Markdown."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    parser.add_argument(
+        "records", type=Path, nargs="+", metavar="FILE", help="result.json of a run"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table; 0, whatever is in it."""
+    from hicache_conformance.report.matrix import matrix  # noqa: PLC0415
+    from hicache_conformance.report.record import Record  # noqa: PLC0415
+
+    sys.stdout.write(matrix([Record.read(path) for path in arguments.records]))
+    return 0
