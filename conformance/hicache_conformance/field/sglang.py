@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BATCH_PAGES = 128
 """So many pages SGLang's controller hands over in one call: `STORAGE_BATCH_SIZE`."""
 KV = "kv"
+_LOADING = threading.Lock()
 CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
 """An entry for `PeerStorage.absent`."""
 
@@ -159,6 +160,13 @@ def module(name: str) -> Any:
     Raises:
         BackendNotInstalled: There is no wheel.
     """
+    with _LOADING:
+        _find_wheel()
+    return importlib.import_module(f"sglang.srt.{name}")
+
+
+def _find_wheel() -> None:
+    """Put `sglang` and `triton` in place; once a process."""
     if "sglang" not in sys.modules:
         try:
             found = metadata.distribution("sglang").locate_file("sglang")
@@ -172,7 +180,6 @@ def module(name: str) -> Any:
         sys.modules["sglang"] = package
         if importlib.util.find_spec("triton") is None:
             sys.modules["triton"] = types.ModuleType("triton")
-    return importlib.import_module(f"sglang.srt.{name}")
 
 
 def stand_in(unused: Mapping[str, Mapping[str, type]]) -> None:
