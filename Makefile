@@ -195,13 +195,14 @@ $(VENV)-lmcache/.done: benchmarks/requirements-lmcache.txt pyproject.toml constr
 bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against sockets, redis-py and LMCache
 	@$(VENV)-lmcache/bin/python benchmarks/redis_backend.py
 
-# Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target.
+# Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target. Their
+# warnings are theirs.
 $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
 	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
 	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-field-sglang.txt
 	@touch $@
 
-FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q --hicache-report artifacts/field
+FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default --hicache-report artifacts/field
 
 field: field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake field-known ## the whole kit on other people's stores, one after the other
 
@@ -221,7 +222,7 @@ field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend ov
 	@$(FIELD_SGLANG)/sglang-hf3fs tests/field/sglang_hf3fs.py; test $$? -le 1
 
 field-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
-	@$(SGLANG)/bin/python -m pytest -q tests/field/sglang_known.py
+	@$(SGLANG)/bin/python -m pytest -q -W default tests/field/sglang_adapters.py tests/field/sglang_known.py
 
 field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
 	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \

@@ -313,11 +313,15 @@ def _off_main_thread() -> Generator[None]:
         yield
         return
     theirs, real = _hf3fs(), importlib.import_module("signal")
-    theirs.signal = types.SimpleNamespace(**{**vars(real), "signal": lambda *_: None})
+    theirs.signal = types.SimpleNamespace(**{**vars(real), "signal": _set_nothing})
     try:
         yield
     finally:
         theirs.signal = real
+
+
+def _set_nothing(*_: object) -> None:
+    """In place of `signal.signal`."""
 
 
 def _keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
