@@ -19,13 +19,16 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # is not compiled as a whole.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Stores of other engines that the kit is run on: one target each, and one record in docs/field.
+FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglang-nixl field-sglang-mooncake \
+  field-lmcache-fs field-lmcache-fs-native field-lmcache-resp
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
   format selftest rules-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
-  field field-sglang-file field-sglang-hf3fs field-known field-matrix field-lmcache-fs field-lmcache-fs-native field-lmcache-resp \
-  field-lmcache-known
+  field field-known field-sglang-known field-lmcache-known field-records field-matrix $(FIELD)
 
 help: ## what there is to make
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -210,23 +213,40 @@ bench-redis: $(VENV)-lmcache/.done .servers/.done ## the redis backend against s
 # Other people's stores under the kit. A rule that is broken is the finding, not a failure of the target. Their
 # warnings are theirs.
 $(SGLANG)/.field: $(SGLANG)/.done tests/requirements-field-sglang.txt
-	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,conformance]'
+	@$(SGLANG)/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3,conformance]' ministack pytest-timeout
 	@$(SGLANG)/bin/python -m pip -q install --no-deps -r tests/requirements-field-sglang.txt
 	@touch $@
 
 FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default --hicache-report artifacts/field
 
-field: field-sglang-file field-sglang-hf3fs field-lmcache-fs field-lmcache-fs-native field-lmcache-resp \
-  field-known field-lmcache-known ## the whole kit on other people's stores, one after the other
+field: $(FIELD) ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
 	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
 
+field-sglang-seaweedfs: $(SGLANG)/.field ## the whole kit on SGLang's S3 backend
+	@$(FIELD_SGLANG)/sglang-seaweedfs tests/field/sglang_seaweedfs.py; test $$? -le 1
+
+field-sglang-nixl: $(SGLANG)/.field ## the whole kit on SGLang's NIXL backend, over files
+	@$(FIELD_SGLANG)/sglang-nixl tests/field/sglang_nixl.py; test $$? -le 1
+
+field-sglang-mooncake: $(SGLANG)/.field .servers/.done ## the whole kit on SGLang's Mooncake backend
+	@$(FIELD_SGLANG)/sglang-mooncake tests/field/sglang_mooncake.py; test $$? -le 1
+
 field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
 	@$(FIELD_SGLANG)/sglang-hf3fs tests/field/sglang_hf3fs.py; test $$? -le 1
 
-field-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
-	@$(SGLANG)/bin/python -m pytest -q -W default tests/field/sglang_adapters.py tests/field/sglang_known.py
+field-known: field-sglang-known field-lmcache-known ## that the kit finds what is known to be wrong with stores of other engines
+
+field-sglang-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
+	@$(SGLANG)/bin/python -m pytest -q -W default tests/field/sglang_adapters.py tests/field/sglang_host_pool.py \
+	  tests/field/sglang_known.py
+
+field-records: ## keep the records of the last runs in docs/field, and write the table
+	@for store in $(FIELD:field-%=%); do \
+	  for record in artifacts/field/$$store/*/result.json; do \
+	    if [ -e $$record ]; then cp $$record docs/field/$$store.json; fi; done; done
+	@$(MAKE) --no-print-directory field-matrix
 
 field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
 	@page=$$(mktemp) && { sed '/<!-- matrix -->/q' docs/field-report.md && echo && \

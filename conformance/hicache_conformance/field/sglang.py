@@ -22,13 +22,14 @@ from hicache_storage.keys import namespace_seed
 from hicache_storage.settings import Field, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.keys import KeySpace, Shard
 
 BATCH_PAGES = 128
 """So many pages SGLang's controller hands over in one call: `STORAGE_BATCH_SIZE`."""
 KV = "kv"
+_LOADING = threading.Lock()
 CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
 """An entry for `PeerStorage.absent`."""
 
@@ -50,7 +51,7 @@ class SGLangStorage(PeerStorage):
 
     def __init__(self, settings: EngineSettings) -> None:
         self._engine = settings
-        self._ranks: dict[tuple[str, Shard, bool], Any] = {}
+        self._ranks: dict[tuple[str, Shard, bool, int], Any] = {}
         self._replicated: set[str] = set()
         self._starting = threading.Lock()
 
@@ -69,12 +70,20 @@ class SGLangStorage(PeerStorage):
             if space.pool == KV and space.shard.heads is None:
                 self._replicated.add(space.model)
             beside = space.pool != KV and space.model in self._replicated
-            place = (space.model, space.shard, beside)
+            place = (space.model, space.shard, beside, self.apart(space))
             if place not in self._ranks:
                 config = storage_config(space, self._engine)
                 config.is_mla_model |= beside
-                self._ranks[place] = self.start(config)
+                self._ranks[place] = self.begin(space, config)
             return self._ranks[place]
+
+    def apart(self, space: KeySpace) -> int:  # noqa: ARG002 - nothing, here
+        """What else of a key space takes an engine of its own."""
+        return 0
+
+    def begin(self, space: KeySpace, config: Any) -> Any:  # noqa: ARG002 - for who has a host pool
+        """What `rank` gives for a rank that is new: the instance, alone here."""
+        return self.start(config)
 
     def start(self, config: Any) -> Any:
         """A new instance of the backend; `config` is SGLang's `HiCacheStorageConfig`."""
@@ -142,6 +151,13 @@ def module(name: str) -> Any:
     Raises:
         BackendNotInstalled: There is no wheel.
     """
+    with _LOADING:
+        _find_wheel()
+    return importlib.import_module(f"sglang.srt.{name}")
+
+
+def _find_wheel() -> None:
+    """Put `sglang` and `triton` in place; once a process."""
     if "sglang" not in sys.modules:
         try:
             found = metadata.distribution("sglang").locate_file("sglang")
@@ -155,4 +171,15 @@ def module(name: str) -> Any:
         sys.modules["sglang"] = package
         if importlib.util.find_spec("triton") is None:
             sys.modules["triton"] = types.ModuleType("triton")
-    return importlib.import_module(f"sglang.srt.{name}")
+
+
+def stand_in(unused: Mapping[str, Mapping[str, type]]) -> None:
+    """Put other classes in place of some of SGLang's that a backend imports and does not construct.
+
+    For those whose modules import half of an engine, and that are named in annotations, or told apart.
+    """
+    module("environ")
+    for name, classes in unused.items():
+        empty = types.ModuleType(f"sglang.srt.{name}")
+        vars(empty).update(classes)
+        sys.modules.setdefault(empty.__name__, empty)
