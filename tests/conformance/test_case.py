@@ -61,3 +61,11 @@ def test_a_store_that_takes_names_for_paths_leaves_nothing(temporary: Path) -> N
     assert "outside its directory" in said["a_model_name_leads_to_no_other_directory"]
     assert [temporary] == list(temporary.parent.iterdir())
     assert [] == list(temporary.iterdir())
+
+
+def test_no_pages_are_missed_without_a_call() -> None:
+    with Case(DictSubject()) as case:
+        store, space = case.open(), case.space()
+        case.must_miss(store, space, [], "was never set")
+
+        assert not [line for line in case.trace.sequence() if "batch_" in line]

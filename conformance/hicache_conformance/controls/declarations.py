@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.controls import caught_by
 from hicache_conformance.stores.dict_store import DictStore
@@ -160,10 +160,10 @@ class ClaimsInADict(DictStore):
 
 
 @caught_by("KV-901")
-class NoParallelism(DictStore):
-    """It claims a parallelism of 0: no call at all would be made."""
+class HalfACall(DictStore):
+    """It claims a parallelism of 2.5: no number of threads is that."""
 
-    capabilities = replace(DictStore.capabilities, parallelism=0)
+    capabilities = replace(DictStore.capabilities, parallelism=cast("int", 2.5))
 
 
 # --- KV-902: what is not claimed is half done ------------------------------------------------------
