@@ -55,8 +55,23 @@ class Declared(Undeclared):
     absent = KeepsAll.absent
 
 
+class DeclaredWithoutClear(Undeclared):
+    absent = {**KeepsAll.absent, "clear": "nor does it clear"}  # noqa: RUF012 - as above
+
+
 class DeclaredAndReadsNothing(Declared):
     storage_class = KeepsAllAndReadsNothing
+
+
+class SetsNothing(Shelf):
+    """A store whose interface has no set either."""
+
+    absent = {"batch_set": "it is written by another program"}  # noqa: RUF012 - as above
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        raise UnsupportedOperation("no set")
 
 
 class ConfigIsItsEngines(Undeclared):
@@ -167,3 +182,20 @@ def test_a_store_under_the_page_store_need_not_find_flipped_bits() -> None:
     record = outcome_of(Declared, "KV-404:a_flipped_bit_is_no_hit_without_the_page_store")
 
     assert Outcome.NOT_DECLARED is record.outcome
+
+
+SEQUENCES = "KV-002:any_sequence_of_calls_agrees_with_a_dict"
+
+
+def test_a_sequence_of_calls_leaves_out_what_is_absent() -> None:
+    record = outcome_of(DeclaredWithoutClear, SEQUENCES)
+
+    assert (Outcome.PASSED, "") == (record.outcome, record.message)
+    assert int(record.evidence["sequences"]) >= 1
+
+
+def test_a_sequence_that_cannot_do_without_is_not_verified() -> None:
+    record = outcome_of(subject_of(SetsNothing), SEQUENCES)
+
+    assert Outcome.NOT_VERIFIED is record.outcome
+    assert "it is written by another program" in record.message

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hicache_conformance.outcomes import Violation
+from hicache_conformance.outcomes import NotVerified, Violation
 from hicache_conformance.scenes.twins import PAGES, SPACES, Step, Twins
 
 if TYPE_CHECKING:
@@ -50,12 +50,14 @@ class Hunt:
         self._limit_s = limit_s
         self._until_s = time.monotonic() + limit_s
         self._found: tuple[Violation, list[Step]] | None = None
+        self._undecided: NotVerified | None = None
 
     def run(self, sequences: int) -> None:
         """Try that many.
 
         Raises:
             Violation: What the shortest sequence comes to that was found.
+            NotVerified: The store was not written for one of the calls.
         """
 
         @seed(self.case.random.getrandbits(64))
@@ -68,6 +70,8 @@ class Hunt:
             with _at_home_in(self.case.scratch.path / "hypothesis"), with_reporter(_mute):
                 run_state_machine_as_test(factory, settings=_settings(sequences))
         except Exception:
+            if self._undecided is not None:
+                raise self._undecided from None
             if self._found is None:
                 raise
         if self._found is not None:
@@ -84,6 +88,10 @@ class Hunt:
     def note(self, violation: Violation, steps: Sequence[Step]) -> None:
         """These steps ended in a disagreement."""
         self._found = violation, list(steps)
+
+    def give_up(self, reason: NotVerified) -> None:
+        """A call that the store was not written for; Hypothesis would take it for a failure."""
+        self._undecided = reason
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until_s
@@ -149,6 +157,9 @@ class _Machine(RuleBasedStateMachine):
     def enumerable(self) -> bool:
         return self._hunt.case.claims.enumerable
 
+    def has(self, operation: str) -> bool:
+        return operation not in self._hunt.case.absent
+
     @property
     def lasts(self) -> bool:
         return Twins.last(self._hunt.case)
@@ -169,6 +180,7 @@ class _Machine(RuleBasedStateMachine):
     def exists(self, where: _Where, pages: list[int]) -> None:
         self._do("exists", where, pages)
 
+    @precondition(lambda self: self.has("batch_delete"))
     @rule(where=_WHERE, pages=_BATCH)
     def delete(self, where: _Where, pages: list[int]) -> None:
         self._do("delete", where, pages)
@@ -177,12 +189,12 @@ class _Machine(RuleBasedStateMachine):
     def open(self, where: _Where) -> None:
         self._do("open", where)
 
-    @precondition(lambda self: self.enumerable)
+    @precondition(lambda self: self.enumerable and self.has("clear"))
     @rule(where=_WHERE)
     def clear(self, where: _Where) -> None:
         self._do("clear", where)
 
-    @precondition(lambda self: self.enumerable)
+    @precondition(lambda self: self.enumerable and self.has("scan"))
     @rule(where=_WHERE)
     def scan(self, where: _Where) -> None:
         self._do("scan", where)
@@ -216,6 +228,9 @@ class _Machine(RuleBasedStateMachine):
             twins.do(Step(kind, handle % twins.handles, space % self._spaces, tuple(few)))
         except Violation as violation:
             self._hunt.note(violation, twins.steps)
+            raise
+        except NotVerified as reason:
+            self._hunt.give_up(reason)
             raise
         self._failed = False
 
