@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from hicache_storage.storage import Capabilities
 from hicache_storage.transfer import Transfer, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 NBYTES = 96
 TARGET = space(page_nbytes=NBYTES)
@@ -52,6 +53,16 @@ def empty(count: int = 8) -> list[FramedPage]:
 
 def transfer(pages: list[FramedPage], hashes: list[str] | None = None) -> Transfer:
     return Transfer(TARGET, HASHES[: len(pages)] if hashes is None else hashes, pages)
+
+
+@contextmanager
+def interruptible() -> Generator[None, None, None]:
+    """Ctrl-C as at a terminal: a shell has jobs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -678,7 +689,7 @@ class TestBreaker:
             return gate(answer)
 
         storage.hooks["batch_set"] = interrupting
-        with pytest.raises(KeyboardInterrupt):
+        with interruptible(), pytest.raises(KeyboardInterrupt):
             store.save([transfer(filled(1))])
         gate.open()
         storage.hooks.clear()
