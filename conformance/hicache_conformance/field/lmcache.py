@@ -21,6 +21,7 @@ from hicache_conformance.field.lmcache_tasks import Tasks
 from hicache_conformance.field.peer import (
     CHECKS_NO_CONFIG,
     CLEARS_NOTHING,
+    CUTS_EQUALLY,
     HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
     PeerStorage,
@@ -62,8 +63,8 @@ class LMCacheStorage(PeerStorage):
         **CHECKS_NO_CONFIG,
         **CLEARS_NOTHING,
         **HANDS_PAGES_OVER_BARE,
+        **CUTS_EQUALLY,
         **LISTS_NOTHING,
-        "open_space": "its engine cuts layers and heads into equal parts, this is none",
     }
 
     def __init__(self, settings: LMCacheSettings, kind: str, fields: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -62,11 +63,4 @@ class LMCacheFsNative(LMCacheFiles):
     """Its `LMCacheFSClient`, wrapped by `NativeConnectorL2Adapter`; four threads by default."""
 
     kind = "fs_native"
-    capabilities = Capabilities(
-        retention=Retention.UNTIL_DELETED,
-        durability=Durability.CRASH,
-        shared=True,
-        overwrites=False,
-        scatter_gather=False,
-        parallelism=4,
-    )
+    capabilities = replace(LMCacheFs.capabilities, parallelism=4)

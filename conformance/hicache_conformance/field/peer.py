@@ -20,6 +20,7 @@ DELETES_NOTHING = {"batch_delete": "it deletes no single page"}
 CLEARS_NOTHING = {"clear": "it removes no pages by key space"}
 CHECKS_NO_CONFIG = {"from_config": "its engine checks its config, and here the adapter"}
 HANDS_PAGES_OVER_BARE = {"page_store": "its engine puts no checksum around pages"}
+CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
 ONE_VERDICT_A_SET = {"batch_set": "it gives one verdict for a batch, not one a page"}
 """Entries for `PeerStorage.absent`."""
 

@@ -30,8 +30,6 @@ BATCH_PAGES = 128
 """So many pages SGLang's controller hands over in one call: `STORAGE_BATCH_SIZE`."""
 KV = "kv"
 _LOADING = threading.Lock()
-CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
-"""An entry for `PeerStorage.absent`."""
 
 
 class EngineSettings(Settings):
@@ -136,10 +134,15 @@ def page_key(space: KeySpace, page_hash: str) -> str:
     return hashlib.sha256(f"{seed}|{space.page_tokens}|{page_hash}".encode()).hexdigest()
 
 
+def page_keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
+    """The same of many."""
+    return [page_key(space, page_hash) for page_hash in hashes]
+
+
 def pool_keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
     """What its v2 interface names pages of a pool: `hash`, and `hash.pool` beside the KV pool."""
     end = "" if space.pool == KV else f".{space.pool}"
-    return [page_key(space, page_hash) + end for page_hash in hashes]
+    return [key + end for key in page_keys(space, hashes)]
 
 
 def module(name: str) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_conformance.field.peer import (
     CHECKS_NO_CONFIG,
+    CUTS_EQUALLY,
     HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
     ONE_VERDICT_A_SET,
@@ -23,7 +24,6 @@ from hicache_conformance.field.peer import (
 )
 from hicache_conformance.field.sglang import (
     BATCH_PAGES,
-    CUTS_EQUALLY,
     KV,
     EngineSettings,
     SGLangStorage,

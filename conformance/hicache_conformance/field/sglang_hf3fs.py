@@ -16,7 +16,6 @@ import importlib
 import itertools
 import json
 import os
-import sys
 import threading
 import types
 from contextlib import contextmanager
@@ -37,7 +36,8 @@ from hicache_conformance.field.sglang import (
     KV,
     EngineSettings,
     module,
-    page_key,
+    page_keys,
+    stand_in,
     storage_config,
 )
 from hicache_storage.errors import UnsupportedOperation
@@ -51,11 +51,10 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 _PACKAGE = "mem_cache.storage.hf3fs"
-_NAMES_ONLY = {
-    "mem_cache.pool_host": "HostKVCache",
-    "observability.metrics_collector": "StorageMetrics",
+_FOR_ANNOTATIONS = {
+    "mem_cache.pool_host": {"HostKVCache": type("HostKVCache", (), {})},
+    "observability.metrics_collector": {"StorageMetrics": type("StorageMetrics", (), {})},
 }
-"""Imported by it for annotations and figures: the modules would load the whole engine."""
 _CONFIG_PATH = "SGLANG_HICACHE_HF3FS_CONFIG_PATH"
 _STARTING = threading.Lock()
 """It takes its config from an environment variable."""
@@ -109,23 +108,23 @@ class SGLangHF3FS(PeerStorage):
         self._rank(space)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        return self._rank(space).exists(_keys(space, hashes))
+        return self._rank(space).exists(page_keys(space, hashes))
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        return self._rank(space).get(_keys(space, hashes), pages)
+        return self._rank(space).get(page_keys(space, hashes), pages)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        flags = self._rank(space).set(_keys(space, hashes), pages)
+        flags = self._rank(space).set(page_keys(space, hashes), pages)
         if self._settings.flags_as_told or space.pool != KV:
             return flags
         return verdicts_of_batch(all(flags), len(hashes))
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        self._rank(space).delete(_keys(space, hashes))
+        self._rank(space).delete(page_keys(space, hashes))
         return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
@@ -295,11 +294,7 @@ def _started(space: KeySpace, settings: SGLangHF3FSSettings, host: _HostPool) ->
 
 
 def _hf3fs() -> Any:
-    module("mem_cache.hicache_storage")
-    for name, needed in _NAMES_ONLY.items():
-        stand_in = types.ModuleType(f"sglang.srt.{name}")
-        vars(stand_in)[needed] = type(needed, (), {})
-        sys.modules.setdefault(stand_in.__name__, stand_in)
+    stand_in(_FOR_ANNOTATIONS)
     return module(f"{_PACKAGE}.storage_hf3fs")
 
 
@@ -322,10 +317,6 @@ def _off_main_thread() -> Generator[None]:
 
 def _set_nothing(*_: object) -> None:
     """In place of `signal.signal`."""
-
-
-def _keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    return [page_key(space, page_hash) for page_hash in hashes]
 
 
 def _torch() -> Any:

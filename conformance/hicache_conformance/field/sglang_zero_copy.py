@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_conformance.field.peer import (
     CHECKS_NO_CONFIG,
+    CUTS_EQUALLY,
     DELETES_NOTHING,
     HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
@@ -20,11 +21,10 @@ from hicache_conformance.field.peer import (
 )
 from hicache_conformance.field.sglang import (
     BATCH_PAGES,
-    CUTS_EQUALLY,
     KV,
     SGLangStorage,
     module,
-    page_key,
+    page_keys,
 )
 from hicache_conformance.field.sglang_host_pool import HostPool, host_pool
 from hicache_storage.storage import Capabilities, Durability, Retention
@@ -102,7 +102,7 @@ class ZeroCopyStorage(SGLangStorage):
         )
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        rank, keys = self.rank(space), _keys(space, hashes)
+        rank, keys = self.rank(space), page_keys(space, hashes)
         if space.pool == KV:
             return verdicts_of_prefixes(rank.backend.batch_exists, keys)
         rank.pool(space)
@@ -114,7 +114,7 @@ class ZeroCopyStorage(SGLangStorage):
         rank = self.rank(space)
         pool = rank.pool(space)
         with pool.lend(len(pages)) as slots:
-            found = _transferred(rank.backend, "get", space, _keys(space, hashes), slots)
+            found = _transferred(rank.backend, "get", space, page_keys(space, hashes), slots)
             for hit, slot, page in zip(found, slots, pages, strict=False):
                 if hit:
                     pool.read(slot, page)
@@ -128,7 +128,7 @@ class ZeroCopyStorage(SGLangStorage):
         with pool.lend(len(pages)) as slots:
             for slot, page in zip(slots, pages, strict=True):
                 pool.fill(slot, page)
-            return _transferred(rank.backend, "set", space, _keys(space, hashes), slots)
+            return _transferred(rank.backend, "set", space, page_keys(space, hashes), slots)
 
 
 def _pool_for(space: KeySpace) -> HostPool:
@@ -140,10 +140,6 @@ def pool_name(space: KeySpace) -> Any:
     """The pool as SGLang names it: one of its `PoolName`, or text."""
     names = module("mem_cache.hicache_storage").PoolName
     return names(space.pool) if space.pool in {one.value for one in names} else space.pool
-
-
-def _keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    return [page_key(space, page_hash) for page_hash in hashes]
 
 
 def _transferred(
