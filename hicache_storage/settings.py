@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pydantic
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from hicache_storage.errors import ConfigError, did_you_mean
 from hicache_storage.seconds import LONGEST_S
+from hicache_storage.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 __all__ = ["ByteSize", "Field", "PositiveSeconds", "SecretStr", "Settings"]
+
+ByteSize = Annotated[int, BeforeValidator(parse_nbytes)]
+"""A size in bytes: an int, or text as `hicache_storage.sizes` reads it."""
 
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 

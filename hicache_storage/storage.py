@@ -65,6 +65,9 @@ class Capabilities:
     """The SDK splits larger batches; None: any size."""
     max_page_nbytes: int | None = None
     """The SDK refuses larger key spaces at `open_space`; None: no limit."""
+    bounded: bool = False
+    """Every call returns within `timeout_s` plus a second, whatever the store does, and touches no page
+    afterwards. Memory of an engine is lent to bounded storages only."""
 
     def __post_init__(self) -> None:
         for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
@@ -214,7 +217,14 @@ class HiCacheStorage(abc.ABC):
         """
         narrowed = replace(self.capabilities, **claims)
         widest = type(self).capabilities
-        for claim in ("retention", "durability", "shared", "enumerable", "scatter_gather"):
+        for claim in (
+            "retention",
+            "durability",
+            "shared",
+            "enumerable",
+            "scatter_gather",
+            "bounded",
+        ):
             if getattr(narrowed, claim) > getattr(widest, claim):
                 raise ValueError(f"an instance may not widen {claim} beyond its class's")
         for limit in ("max_batch", "max_page_nbytes"):

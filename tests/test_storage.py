@@ -334,5 +334,6 @@ def test_capabilities_are_told_in_single_words() -> None:
         "parallelism": "4",
         "max_batch": "64",
         "max_page_nbytes": "1048576",
+        "bounded": "no",
     } == told
     assert "unlimited" == describe(Capabilities())["max_batch"]

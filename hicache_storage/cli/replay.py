@@ -24,6 +24,7 @@ from hicache_storage.replay.models import (
     parse_pool,
     parse_scale,
 )
+from hicache_storage.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -241,13 +242,11 @@ def _scale(text: str) -> float:
 
 
 def _nbytes(text: str) -> int:
-    from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415
-
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except (ValidationError, OverflowError):
+        return parse_nbytes(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"must be a size like 512MiB or 2GiB, not {text!r}"
+            f"must be a size like 512MiB or 2GiB, not {text!r}: {error}"
         ) from None
 
 

@@ -57,7 +57,7 @@ class FileSettings(Settings):
     """The directory; made if it is missing. Everything that shares it shares its pages."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
     """What all page files together may take; the least recently used go first. None: no limit."""
-    min_free_nbytes: ByteSize = Field(default=ByteSize(0), ge=0)
+    min_free_nbytes: ByteSize = Field(default=0, ge=0)
     """What the pages leave free on the file system."""
     durability: Literal["crash", "power"] = "crash"
     """"power": bytes and names are on the disk before a set returns True."""

@@ -67,10 +67,9 @@ class RedisIndex(Index):
     def reserve(self, files: SlotFiles, count: int) -> list[Place]:
         stamps = [self._writer.stamp() for _ in range(count)]
         limits, geometry = self._limits, files.geometry
-        # hiredis takes no subclass of int, as ByteSize is
         arguments = [
             *(geometry.space.id, geometry.slot_nbytes, count),
-            -1 if limits.capacity_nbytes is None else int(limits.capacity_nbytes),
+            -1 if limits.capacity_nbytes is None else limits.capacity_nbytes,
             *(limits.high_watermark, limits.low_watermark, self._lease_ms),
             *(stamp.hex() for stamp in stamps),
         ]

@@ -103,7 +103,7 @@ class S3Settings(Settings):
 
     conditional_puts: bool = True
     """Ask the store to keep a page that is there, with If-None-Match."""
-    head_first_nbytes: ByteSize = Field(default=ByteSize(1 << 20), ge=0)
+    head_first_nbytes: ByteSize = Field(default=1 << 20, ge=0)
     """Pages from this size on are looked up before they are sent."""
     checksum: Literal["none", "crc32"] = "none"
     """Have the store check what it takes, and check what it returns."""

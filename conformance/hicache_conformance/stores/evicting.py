@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class EvictingSettings(Settings):
     """The config of `EvictingStore`."""
 
-    capacity_nbytes: ByteSize = Field(default=ByteSize(64 << 10), gt=0)
+    capacity_nbytes: ByteSize = Field(default=64 << 10, gt=0)
     """Bytes to hold, and the largest page."""
     timeout_s: PositiveSeconds = 30.0
     """Every store has it; nothing here can take long."""

@@ -1,0 +1,38 @@
+"""One deadline for one call, however many steps the call takes."""
+
+from __future__ import annotations
+
+import time
+
+from hicache_storage.errors import StorageTimeout
+
+
+class Deadline:
+    """The moment at which a call must end. Made where the call begins, handed through every step.
+
+    A step that waits takes `remaining_s()` as its limit. A wait that a signal interrupts asks again, and
+    gets what is left, so that signals never lengthen a call (KV-304). Immutable, and thread-safe.
+    """
+
+    __slots__ = ("_end_s", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end_s = time.monotonic() + timeout_s
+
+    def remaining_s(self) -> float:
+        """Return the seconds that are left, 0.0 when the deadline has passed."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def passed(self) -> bool:
+        """Return True when no time is left."""
+        return self.remaining_s() == 0.0
+
+    def check(self, step: str) -> None:
+        """Raise when no time is left for `step`, a noun phrase such as "the name look-up".
+
+        Raises:
+            StorageTimeout: The deadline has passed. The message names the step and the time limit.
+        """
+        if self.passed():
+            raise StorageTimeout(f"{step} did not end within {self.timeout_s:g} s")
