@@ -36,8 +36,14 @@ _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags, with SGLang's names, defaults and meaning, in a group of their own."""
+def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = True) -> None:
+    """Add the flags, with SGLang's names, defaults and meaning, in a group of their own.
+
+    A program that only opens the storage leaves the engine's flags (policies, layout, page size, model)
+    out of its help. It takes them all the same: an engine's command line can be pasted.
+    """
+    import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
+
     add = parser.add_argument_group("storage, as in SGLang").add_argument
     add(_BACKEND, metavar="NAME", help="where pages are stored; `hicache backends` lists the names")
     add(
@@ -45,31 +51,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON|@FILE",
         help="the backend's config: JSON, or @ and a .json, .toml, .yaml or .yml file",
     )
-    add(
-        "--hicache-storage-prefetch-policy",
-        choices=PREFETCH_POLICIES,
-        default="timeout",
-        help="how long a request waits for its pages (default: %(default)s)",
-    )
-    add(
-        "--hicache-write-policy",
-        choices=WRITE_POLICIES,
-        default="write_through",
-        help="when a page is written to the storage (default: %(default)s)",
-    )
-    add(
-        "--hicache-mem-layout",
-        choices=MEM_LAYOUTS,
-        default="page_first",
-        help="byte order inside a page (default: %(default)s)",
-    )
-    add(
-        "--page-size",
-        type=positive_int,
-        metavar="TOKENS",
-        help="tokens in a page (default: the engine's)",
-    )
-    add("--served-model-name", metavar="NAME", help="the model's name in keys")
+    for flag, options in _engine_flags().items():
+        add(flag, **(options if engine_flags_in_help else options | {"help": argparse.SUPPRESS}))
+
+
+def _engine_flags() -> dict[str, dict[str, Any]]:
+    """Return the flags that say how an engine uses the storage, with their argparse options."""
+    return {
+        "--hicache-storage-prefetch-policy": {
+            "choices": PREFETCH_POLICIES,
+            "default": "timeout",
+            "help": "how long a request waits for its pages (default: %(default)s)",
+        },
+        "--hicache-write-policy": {
+            "choices": WRITE_POLICIES,
+            "default": "write_through",
+            "help": "when a page is written to the storage (default: %(default)s)",
+        },
+        "--hicache-mem-layout": {
+            "choices": MEM_LAYOUTS,
+            "default": "page_first",
+            "help": "byte order inside a page (default: %(default)s)",
+        },
+        "--page-size": {
+            "type": positive_int,
+            "metavar": "TOKENS",
+            "help": "tokens in a page (default: the engine's)",
+        },
+        "--served-model-name": {"metavar": "NAME", "help": "the model's name in keys"},
+    }
 
 
 def positive_int(text: str) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_conformance import habits
+from hicache_conformance.cleanup import remove_pages
 from hicache_conformance.instruments.child import Child
 from hicache_conformance.instruments.content import content, diagnose
 from hicache_conformance.instruments.leftovers import remove_tree
@@ -41,6 +42,10 @@ _MOST_DENIALS = 8
 
 _BELOW = ("s", "s")
 """So deep in what a case removes are its scratches: stores that follow `..` stay in it."""
+
+
+LEFT_IN_STORE = "left in the store"
+"""The name of the evidence that says which pages of a check could not be removed."""
 
 
 class Forgot(Violation):
@@ -75,15 +80,15 @@ class Case:
         self._room = self._made_room()
         self.scratch = self.new_scratch()
         self._config: dict[str, Any] | None = None
+        self._opened_configs: list[Mapping[str, Any]] = []
+        self._server_has_gone = False
+        self._stack.callback(self._remove_pages)  # runs after every handle is closed
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._remove_pages()
-        finally:
-            self._stack.close()
+        self._stack.close()
 
     # --- the store ---------------------------------------------------------------------------------
 
@@ -138,6 +143,8 @@ class Case:
                 raise NotVerified(f"the store opens one handle at a time: {error}") from error
             raise
         self._storages.append(storage)
+        if config is not None:
+            self._opened_configs.append(fields)
         if config is None and self._claims is None:
             self._claims = storage.capabilities
         self._stack.callback(_close, storage)
@@ -174,13 +181,33 @@ class Case:
         return room
 
     def _remove_pages(self) -> None:
-        """Leave a store that outlives the check as it was found, as far as it answers."""
-        if not self.trace.stored or str(self.scratch.path) in str(self.config):
-            return
-        with suppress(Exception), self.subject.storage_class.from_config(self.config) as storage:
-            for space, hashes in self.trace.stored.items():
-                storage.open_space(space)
-                Probe(storage, Trace()).delete(space, sorted(hashes))
+        """Leave a store that outlives the check as it was found; note in `evidence` what is left."""
+        left = [
+            remaining
+            for config in self._outliving_configs()
+            if (remaining := self._remaining(config))
+        ]
+        if left:
+            self.evidence[LEFT_IN_STORE] = "; ".join(left)
+
+    def _outliving_configs(self) -> list[Mapping[str, Any]]:
+        """Return the configs of the stores whose pages neither a directory nor a server takes along."""
+        if self._server_has_gone or self._config is None:
+            return []
+        opened = [self._config, *self._opened_configs]
+        unique = [config for place, config in enumerate(opened) if config not in opened[:place]]
+        return [config for config in unique if str(self._room) not in str(config)]
+
+    def _remaining(self, config: Mapping[str, Any]) -> str:
+        """Remove the pages from one store. Return what is left, in words, or nothing."""
+        token = self.scratch.prefix
+        try:
+            with self.subject.storage_class.from_config(config) as storage:
+                return remove_pages(storage, self.trace.stored, token)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises when it is opened
+            if config != self._config:
+                return ""  # an address of the check's own, which has gone
+            return f"pages of {token}: {type(error).__name__}: {error}"[:300]
 
     @contextmanager
     def server(self) -> Generator[Server, None, None]:
@@ -191,6 +218,7 @@ class Case:
                 yield server
             finally:
                 self.close_storages()
+                self._server_has_gone = True
 
     # --- what it claims ----------------------------------------------------------------------------
 

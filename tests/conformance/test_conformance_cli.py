@@ -216,3 +216,27 @@ def test_help_tells_of_the_other_verbs() -> None:
 
     assert done.returncode == 0
     assert all(verb in done.stdout for verb in ("selftest", "compare", "rules", "--strict"))
+
+
+def test_help_offers_no_flag_that_only_an_engine_needs() -> None:
+    shown = typed("--help").stdout
+
+    assert "--hicache-storage-backend-extra-config" in shown
+    for flag in ("write-policy", "prefetch-policy", "mem-layout", "--page-size", "served-model"):
+        assert flag not in shown
+
+
+def test_an_engine_s_command_line_can_be_pasted() -> None:
+    done = typed(
+        *("--hicache-storage-backend", "memory", "--rules", "KV-001", "--quick"),
+        *("--hicache-write-policy", "write_back", "--page-size", "64"),
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_dynamic_store_is_called_by_its_class() -> None:
+    shown = judging("Undeleting", "--rules", "KV-001").stdout
+
+    assert "Undeleting: " in shown
+    assert "dynamic" not in shown

@@ -251,4 +251,4 @@ def test_control_characters_never_reach_the_page() -> None:
 def test_a_rule_without_checks_is_told_as_not_verified() -> None:
     rule = rule_of("KV-402", Outcome.NOT_VERIFIED).model_copy(update={"checks": ()})
 
-    assert "no check of it ran." in page(record_of(rule)).text
+    assert "No check of it ran." in page(record_of(rule)).text

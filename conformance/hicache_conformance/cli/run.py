@@ -15,20 +15,21 @@ from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hicache_conformance.checks import Check
     from hicache_conformance.report.record import CheckRecord
     from hicache_conformance.waivers import Waiver
-    from hicache_storage.storage import Capabilities
+    from hicache_storage.storage import Capabilities, HiCacheStorage
 
 _LANES = 4
+_MOST_LEFT_SHOWN = 5
 SUMMARY = "Judge a store by the rules of the storage contract (what happens without a verb)."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
-    config.add_arguments(parser)
+    config.add_arguments(parser, engine_flags_in_help=False)
     add = parser.add_argument_group("the run").add_argument
     add(
         "--report",
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     lanes = _lanes(choice, claims)
     records = [] if problem else _outcomes(choice, checks, arguments, lanes)
     facts = RunFacts(
-        name=choice.backend,
+        name=_store_name(choice.backend, storage_class),
         storage_class=storage_class,
         claims=claims,
         absent=make_subject().absent,
@@ -106,6 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     record = judged(facts, rules, records, waivers)
     print_summary(record)
+    for line in _left_behind(records, own_store=_is_own(choice, claims)):
+        sys.stdout.write(f"{line}\n")
     if arguments.report is not None:
         for path in write_report(record, arguments.report):
             sys.stdout.write(f"{path}\n")
@@ -132,15 +135,40 @@ def _outcomes(
 
 
 def _lanes(choice: config.StorageChoice, claims: Capabilities | None) -> int:
-    """How many checks at once: several where each has a store of its own.
+    """Return how many checks run at once: several where each has a store of its own."""
+    return min(_LANES, 2 * (os.cpu_count() or 1)) if _is_own(choice, claims) else 1
 
-    That is so if each has a directory, or if pages are seen in one process only, and end with it.
+
+def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
+    """Return True where each check has a store of its own, which goes with the check.
+
+    A check has one if it has a directory, or if pages are seen in one process only, and end with it.
     """
     from hicache_storage.storage import Durability  # noqa: PLC0415 - `--help` is quick
 
     private = claims is not None and not claims.shared and claims.durability is Durability.PROCESS
-    own = private or "{scratch}" in str(choice.config)
-    return min(_LANES, 2 * (os.cpu_count() or 1)) if own else 1
+    return private or "{scratch}" in str(choice.config)
+
+
+def _left_behind(records: Sequence[CheckRecord], *, own_store: bool) -> Iterator[str]:
+    """Yield lines that say what the run has left in a store that outlives it."""
+    from hicache_conformance.case import LEFT_IN_STORE  # noqa: PLC0415 - `--help` is quick
+
+    if own_store or not records:
+        return
+    left = [check for check in records if LEFT_IN_STORE in check.evidence]
+    for check in left[:_MOST_LEFT_SHOWN]:
+        yield f"  left in the store by {check.name}: {check.evidence[LEFT_IN_STORE]}"
+    if len(left) > _MOST_LEFT_SHOWN:
+        yield f"  and by {len(left) - _MOST_LEFT_SHOWN} more checks: see result.json of --report"
+    yield "  The store may still list key spaces of models conformance/hc...; " + (
+        "remove them with all their pages." if left else "they hold no pages."
+    )
+
+
+def _store_name(backend: str, storage_class: type[HiCacheStorage]) -> str:
+    """Return what the report calls the store: `dynamic` names no store, its class does."""
+    return storage_class.__name__ if backend == "dynamic" else backend
 
 
 def _waivers(path: Path | None) -> Mapping[str, Waiver]:

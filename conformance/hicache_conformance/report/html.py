@@ -11,7 +11,16 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from hicache_conformance.outcomes import Outcome, Verdict
-from hicache_conformance.report.markup import Child, element, icon, link, prose, table, text_of
+from hicache_conformance.report.markup import (
+    Child,
+    element,
+    icon,
+    link,
+    prose,
+    sentence,
+    table,
+    text_of,
+)
 from hicache_conformance.report.page_rules import consequence_words, pill, rules_section
 from hicache_conformance.report.words import (
     MUST_ACT,
@@ -146,7 +155,10 @@ def _findings(record: Record) -> Element | None:
     if not (acted or waived or others):
         return None
     items = [_finding(rule) for rule in (*acted, *waived)]
-    items += [element("li", element("p", reason), class_="finding o-error") for reason in others]
+    items += [
+        element("li", element("p", *sentence(reason)), class_="finding o-error")
+        for reason in others
+    ]
     title = "What was found" if acted or waived else "Why"
     return _section("findings", title, element("ul", *items, class_="findings"))
 
@@ -160,7 +172,7 @@ def _finding(rule: RuleRecord) -> Element:
         element(
             "h3", link(f"{rule.id} {rule.title}", f"#{rule.id}"), " ", pill(rule.outcome.value)
         ),
-        element("p", *prose(f"{seen[0]}{more}"), class_="seen") if seen else None,
+        element("p", *sentence(f"{seen[0]}{more}"), class_="seen") if seen else None,
         element("p", consequence_words(rule), *prose(rule.consequence), class_="consequence")
         if rule.consequence
         else None,
@@ -286,7 +298,7 @@ def _gap(rule: RuleRecord) -> Element:
     return element(
         "li",
         element("p", link(f"{rule.id} {rule.title}", f"#{rule.id}")),
-        element("p", *prose(f"{why}."), class_="seen"),
+        element("p", *sentence(f"{why}."), class_="seen"),
         *(element("p", *prose(remedy), class_="remedy") for remedy in remedies(rule)),
     )
 

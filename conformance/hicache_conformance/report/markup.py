@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from hicache_conformance.report.words import printable
+from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +31,14 @@ def prose(text: str) -> list[Child]:
     if len(parts) % 2 == 0:
         return [text]
     return [element("code", part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def sentence(text: str) -> list[Child]:
+    """Return `prose` that begins with a capital letter, unless its first word is an identifier."""
+    word = text.partition(" ")[0]
+    if hasattr(HiCacheStorage, word) or not word[:1].isalpha() or set(word) & set("_.(`"):
+        return prose(text)
+    return prose(text[:1].upper() + text[1:])
 
 
 def icon(name: str) -> ET.Element:

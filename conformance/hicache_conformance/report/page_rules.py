@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hicache_conformance.outcomes import Outcome
-from hicache_conformance.report.markup import Child, element, icon, link, prose
+from hicache_conformance.report.markup import Child, element, icon, link, prose, sentence
 from hicache_conformance.report.words import (
     MUST_ACT,
     families,
@@ -119,7 +119,7 @@ def _check(check: CheckRecord, rule: RuleRecord) -> Element:
             element(
                 "p", check.title, " ", element("small", " · ".join(remarks)), class_="check-title"
             ),
-            element("p", *prose(check.message), class_="message") if check.message else None,
+            element("p", *sentence(check.message), class_="message") if check.message else None,
             _evidence(check),
             class_="check-body",
         ),

@@ -1,0 +1,63 @@
+"""Removal of the pages that a check stored in a store that outlives the check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+_BATCH = 1024
+
+
+def remove_pages(
+    storage: HiCacheStorage, stored: Mapping[KeySpace, Iterable[str]], token: str
+) -> str:
+    """Remove the pages in `stored`, and every page of the key spaces that carry `token`.
+
+    A page of a child process, or of a call that failed half-way, is in no list of the check: the store
+    is asked for its key spaces, where it lists them.
+
+    Returns:
+        What could not be removed, in words; empty where nothing is left.
+    """
+    spaces = {space: sorted(hashes) for space, hashes in stored.items()}
+    problems: list[str] = []
+    try:
+        for space in storage.spaces():
+            if token in f"{space.model} {space.tenant} {space.revision}":
+                spaces.setdefault(space, [])
+    except UnsupportedOperation:
+        pass
+    except Exception as error:  # noqa: BLE001 - the store is judged elsewhere, here it is told what is left
+        problems.append(_text(error))
+    for space, hashes in spaces.items():
+        try:
+            _empty(storage, space, hashes)
+        except Exception as error:  # noqa: BLE001 - as above; the next key space may go
+            problems.append(_text(error))
+    if not problems:
+        return ""
+    return f"pages of {len(problems)} of {len(spaces)} key spaces of {token}: {problems[0]}"
+
+
+def _empty(storage: HiCacheStorage, space: KeySpace, hashes: list[str]) -> None:
+    storage.open_space(space)
+    if storage.capabilities.enumerable:
+        storage.clear(space)
+        return
+    limit = min(_BATCH, storage.capabilities.max_batch or _BATCH)
+    for start in range(0, len(hashes), limit):
+        part = hashes[start : start + limit]
+        answers = storage.batch_delete(space, part)
+        if answers != [True] * len(part):
+            raise RuntimeError(f"{answers.count(False)} pages were not deleted")
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
