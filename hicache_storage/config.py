@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool
         help="the backend's config: JSON, or @ and a .json, .toml, .yaml or .yml file",
     )
     for flag, options in _engine_flags().items():
-        add(flag, **(options if engine_flags_in_help else options | {"help": argparse.SUPPRESS}))
+        if not engine_flags_in_help:
+            options["help"] = argparse.SUPPRESS
+        add(flag, **options)
 
 
 def _engine_flags() -> dict[str, dict[str, Any]]:
