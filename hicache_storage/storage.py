@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import os
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -110,7 +111,20 @@ class HiCacheStorage(abc.ABC):
     capabilities: ClassVar[Capabilities] = Capabilities()
     """The class's own claims. An instance may narrow them in `__init__`, with `narrow`."""
 
+    usable_after_fork: ClassVar[bool] = False
+    """True where the class makes its connections, locks and threads anew in a forked child.
+
+    Elsewhere `ensure_open` refuses there. A child that uses those of its parent corrupts what both see
+    (KV-306)."""
+
     _closed = False
+    _opened_by: int
+
+    def __new__(cls, *_args: Any, **_fields: Any) -> Self:
+        """Note which process opens the storage."""
+        storage = super().__new__(cls)
+        storage._opened_by = os.getpid()
+        return storage
 
     @classmethod
     @abc.abstractmethod
@@ -205,9 +219,17 @@ class HiCacheStorage(abc.ABC):
         self._closed = True
 
     def ensure_open(self) -> None:
-        """Raise `StorageClosed` after `close`; the first line of every method of a backend."""
+        """Raise `StorageClosed` after `close`, and in a forked child unless `usable_after_fork`.
+
+        The first line of every method of a backend.
+        """
         if self._closed:
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
+        if not self.usable_after_fork and self._opened_by != os.getpid():
+            raise StorageClosed(
+                f"this {type(self).__name__} was opened by process {self._opened_by}, which forked this"
+                " one: open a new one here"
+            )
 
     def narrow(self, **claims: Any) -> None:
         """Let this instance claim less than its class: `self.narrow(durability=Durability.CRASH)`.

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from processes import in_a_fork
 
 from hicache_storage.per_process import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
 LIMIT_S = 30.0
 
@@ -33,26 +32,6 @@ class Session:
 
 def sessions(make: Callable[[], Session] = Session) -> PerProcess[Session]:
     return PerProcess(make, close=Session.close, abandon=Session.abandon)
-
-
-def in_a_fork(tell: Callable[[], object]) -> object:
-    """What `tell` returns in a forked child."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-
-    def run(connection: Connection) -> None:
-        connection.send(tell())
-
-    child = context.Process(target=run, args=(theirs,))
-    child.start()
-    try:
-        assert ours.poll(LIMIT_S), "the child does not answer"
-        return ours.recv()
-    finally:
-        child.kill()
-        child.join(LIMIT_S)
-        ours.close()
-        theirs.close()
 
 
 def test_a_process_keeps_what_it_made() -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from pages import blank, hash_of, page, space
+from processes import in_a_fork
 
 from hicache_storage.errors import StorageClosed, UnsupportedOperation
 from hicache_storage.storage import (
@@ -225,9 +227,10 @@ def test_a_closed_storage_refuses_every_call(call: Callable[[HiCacheStorage], ob
 
 
 def test_every_method_is_in_the_list_above() -> None:
-    methods = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
+    methods = {name for name in vars(HiCacheStorage) if callable(getattr(HiCacheStorage, name))}
+    public = {name for name in methods if not name.startswith("_")}
 
-    assert methods - {"capabilities", "from_config", "close", "narrow"} == set(CALLS)
+    assert public - {"from_config", "close", "narrow"} == set(CALLS)
 
 
 def test_leaving_the_context_closes_also_on_an_error() -> None:
@@ -337,3 +340,30 @@ def test_capabilities_are_told_in_single_words() -> None:
         "bounded": "no",
     } == told
     assert "unlimited" == describe(Capabilities())["max_batch"]
+
+
+# --- forked children -------------------------------------------------------------------------------
+
+
+def _asked(storage: HiCacheStorage) -> str:
+    try:
+        return str(storage.batch_exists(space(), [hash_of(1)]))
+    except StorageClosed as refusal:
+        return f"StorageClosed: {refusal}"
+
+
+def test_a_forked_child_is_refused_by_default() -> None:
+    storage = DictStorage()
+    message = f"this DictStorage was opened by process {os.getpid()}, which forked this one"
+
+    assert f"StorageClosed: {message}: open a new one here" == in_a_fork(lambda: _asked(storage))
+    assert _asked(storage) == "[False]"
+
+
+def test_a_forked_child_goes_on_where_the_class_says_that_it_may() -> None:
+    class Reopening(DictStorage):
+        usable_after_fork = True
+
+    storage = Reopening()
+
+    assert in_a_fork(lambda: _asked(storage)) == "[False]"

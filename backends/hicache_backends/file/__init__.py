@@ -82,6 +82,7 @@ class FileStorage(HiCacheStorage):
         overwrites=False,
         parallelism=_PARALLELISM,
     )
+    usable_after_fork = True
 
     def __init__(self, settings: FileSettings) -> None:
         self._settings = settings

@@ -81,6 +81,7 @@ class FsspecStorage(HiCacheStorage):
         enumerable=True,
         parallelism=32,
     )
+    usable_after_fork = True
 
     def __init__(self, settings: FsspecSettings) -> None:
         url = settings.url.get_secret_value()

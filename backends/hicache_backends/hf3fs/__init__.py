@@ -92,6 +92,7 @@ class Hf3fsStorage(HiCacheStorage):
         alignment=BLOCK_NBYTES,
         parallelism=_PARALLELISM,
     )
+    usable_after_fork = True
 
     def __init__(self, settings: Hf3fsSettings) -> None:
         self._settings = settings

@@ -53,6 +53,7 @@ class RedisStorage(HiCacheStorage):
         parallelism=4,
         max_page_nbytes=_MAX_PAGE_NBYTES,
     )
+    usable_after_fork = True
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings

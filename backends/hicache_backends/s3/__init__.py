@@ -62,6 +62,7 @@ class S3Storage(HiCacheStorage):
         max_batch=_MAX_BATCH,
         max_page_nbytes=_LARGEST_PUT_NBYTES,
     )
+    usable_after_fork = True
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
