@@ -19,6 +19,7 @@ _MODULES = (
     "contents",
     "removal",
     "refusals",
+    "admission",
     "sizes",
     "spaces",
     "names",

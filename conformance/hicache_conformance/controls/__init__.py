@@ -28,6 +28,7 @@ _MODULES = (
     "contents",
     "removal",
     "refusals",
+    "admission",
     "sizes",
     "verdicts",
     "batches",

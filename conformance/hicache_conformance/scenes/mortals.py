@@ -158,7 +158,7 @@ def write_until_the_limit(
     link: Link, space: KeySpace, pages: Mapping[str, bytes], file_nbytes: int
 ) -> None:
     """Set pages, and be killed by the kernel in the write that makes a file longer than a limit."""
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     _limit_files(file_nbytes)
     link.say(probe.set(space, pages))
@@ -191,7 +191,7 @@ def write_half(
 
     It goes on from there when it is told anything.
     """
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     link.say(probe.set(space, kept) if kept else [])
     memory = probe.memory(space, 1, 8).holding(list(pages.values()))
@@ -203,7 +203,7 @@ def write_for_ever(
     link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
 ) -> None:
     """Set all pages again and again in ever new versions; tell which were taken, batch by batch."""
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     hashes = list(pages)
     for turn in itertools.count():
