@@ -33,6 +33,7 @@ _MODULES = (
     "buffers",
     "lifecycle",
     "guest",
+    "forked",
     "configs",
     "confidence",
     "network",

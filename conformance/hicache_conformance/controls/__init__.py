@@ -40,6 +40,7 @@ _MODULES = (
     "sequences",
     "declarations",
     "lifecycle",
+    "forked",
     "configs",
     "network",
     "recovery",
