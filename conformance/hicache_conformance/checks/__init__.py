@@ -37,6 +37,7 @@ _MODULES = (
     "configs",
     "confidence",
     "network",
+    "deadlines",
     "recovery",
     "round_trips",
     "room",

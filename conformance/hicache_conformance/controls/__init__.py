@@ -43,6 +43,7 @@ _MODULES = (
     "forked",
     "configs",
     "network",
+    "deadlines",
     "recovery",
     "room",
     "crash",

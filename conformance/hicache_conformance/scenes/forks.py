@@ -7,6 +7,7 @@ threads of pytest, and of other stores, half alive.
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import select
 import signal
@@ -150,7 +151,8 @@ class _Side:
     def _fresh(self) -> dict[str, bytes]:
         space = self.caller.space
         numbers = [next(self._numbers) for _ in range(_ROUND_PAGES)]
-        hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
+        names = [f"{os.getpid()}/{number}".encode() for number in numbers]
+        hashes = [hashlib.sha256(name).hexdigest() for name in names]
         return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
 
     def _diagnosed(self, page_hash: str, read: Attempt, data: bytes) -> str:
