@@ -36,6 +36,7 @@ _MODULES = (
     "spaces",
     "names",
     "clearing",
+    "half_clear",
     "listings",
     "sequences",
     "declarations",
