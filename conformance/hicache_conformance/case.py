@@ -21,7 +21,7 @@ from hicache_conformance.instruments.child import Child
 from hicache_conformance.instruments.content import content, diagnose
 from hicache_conformance.instruments.leftovers import remove_tree
 from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.probe import Probe, Trace, require_present
+from hicache_conformance.probe import Probe, ServerGone, Trace, require_present
 from hicache_conformance.rules import CLAIMS, Need
 from hicache_conformance.subject import Scratch
 from hicache_storage.errors import StorageClosed, StorageUnavailable
@@ -72,6 +72,7 @@ class Case:
         self._stack = ExitStack()
         self._opened = 0
         self._storages: list[HiCacheStorage] = []
+        self._probes: list[Probe] = []
         self._forgetful = False
         self._refused: set[int] = set()
         self._denials = 0
@@ -125,9 +126,11 @@ class Case:
         storage = self.open_storage(config)
         self._opened += 1
         name = label or ("store" if self._opened == 1 else f"store{self._opened}")
-        return Probe(
+        probe = Probe(
             storage, self.trace, name, alive=self.alive, reluctant=self.refuses, absent=self.absent
         )
+        self._probes.append(probe)
+        return probe
 
     def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
         """The same, bare: for checks of calls that the contract lets fail.
@@ -149,6 +152,16 @@ class Case:
             self._claims = storage.capabilities
         self._stack.callback(_close, storage)
         return storage
+
+    def look_again(self) -> None:
+        """At the end of a check that found nothing: what was refused must not show later either.
+
+        A handle that was closed, or whose server is gone by now, is not asked.
+        """
+        for probe in self._probes:
+            with suppress(ServerGone, StorageClosed):
+                if _is_open(probe.storage):
+                    probe.look_again()
 
     def close_storages(self) -> None:
         """Close what was opened so far, before that is taken away which it would say goodbye to."""
@@ -254,7 +267,9 @@ class Case:
                 return self.claims.enumerable
             case Need.PARALLEL:
                 return self.claims.parallelism > 1
-            case Need.PEEK | Need.TAMPER | Need.SERVER:
+            case Need.BOUNDED:
+                return self.claims.bounded
+            case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
                 return self.subject.offers(need.value)
             case Need.ENDPOINT:
                 return True  # seen from the config, by the checks themselves
@@ -466,4 +481,5 @@ _CLAIM_WORDS = {
     Need.SHARED: "shared",
     Need.ENUMERABLE: "enumerable",
     Need.PARALLEL: "parallelism above 1",
+    Need.BOUNDED: "bounded",
 }

@@ -49,6 +49,7 @@ class Probe:
         alive: Callable[[], bool] = lambda: False,
         reluctant: Callable[[int], bool] = lambda _: False,
         absent: Mapping[str, str] = MappingProxyType({}),
+        alone: bool = True,
     ) -> None:
         self.storage = storage
         self.trace = trace
@@ -58,6 +59,9 @@ class Probe:
         """Whether the store refuses pages of so many bytes now and then: they are offered again."""
         self.absent = absent
         """Operations that the store may refuse: `Subject.absent`."""
+        self._alone = alone
+        """Whether the trace has every set of a page: nobody else can have put there what was refused."""
+        self._refused: list[tuple[KeySpace, list[str]]] = []
 
     @property
     def max_batch(self) -> int:
@@ -145,15 +149,56 @@ class Probe:
                 answers[place] = taken
         return answers
 
+    def set_once(self, space: KeySpace, contents: Mapping[str, bytes]) -> list[bool]:
+        """Store pages in one call; what is refused is not offered again."""
+        memory = self.memory(space, len(contents)).holding(list(contents.values()))
+        return self._set_once(space, list(contents), memory.pages)
+
+    def look_again(self) -> None:
+        """Look once more for every page that was refused, and that nobody has set since."""
+        for space, hashes in self._refused:
+            for part in self._parts(hashes):
+                self._must_not_show(space, part, 0)
+
     def _set_once(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
+        self.trace.offered(space, hashes)
         answers = self._answers(
             "batch_set", space, hashes, lambda: self.storage.batch_set(space, hashes, pages)
         )
         self.trace.footprint += [space.stored_nbytes] * sum(answers)
         self.trace.stored[space].update(h for h, ok in zip(hashes, answers, strict=True) if ok)
+        refused = [page_hash for page_hash, ok in zip(hashes, answers, strict=True) if not ok]
+        if refused and self._alone:
+            self._follow_up(space, refused)
         return answers
+
+    def _follow_up(self, space: KeySpace, refused: Sequence[str]) -> None:
+        """Hold a set that returned False against KV-006, whatever is being checked."""
+        judged = self._must_not_show(space, refused, 1)
+        self.trace.withdrawn(space, judged)
+        self._refused.append((space, judged))
+
+    def _must_not_show(self, space: KeySpace, refused: Sequence[str], offers: int) -> list[str]:
+        """Raise where a page is there that was refused as often as it was offered; those looked for.
+
+        Other sets of a page may have put it there: who has begun one since then decides nothing.
+        """
+        judged = self.trace.offered_times(space, refused, offers)
+        if not judged:
+            return []
+        there = self.batch_exists(space, judged)
+        read = [data is not None for data in self.get(space, judged)]
+        shown = [one for one, *seen in zip(judged, there, read, strict=True) if any(seen)]
+        for page_hash in self.trace.offered_times(space, shown, offers):
+            raise self.violation(
+                "a page is there whose batch_set returned False",
+                expected="a miss: a set that was refused never shows (KV-006)",
+                got=f"a hit for {page_hash[:8]}",
+                sequence=self.trace.sequence(page_hash[:8]),
+            )
+        return judged
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

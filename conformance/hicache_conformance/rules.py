@@ -15,7 +15,7 @@ from hicache_storage.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPEC = "1.0"
+SPEC = "1.1"
 """Version of the rules in this kit."""
 
 FAMILIES = {
@@ -47,13 +47,17 @@ class Need(enum.StrEnum):
     SHARED = "shared"
     ENUMERABLE = "enumerable"
     PARALLEL = "parallelism > 1"
+    BOUNDED = "bounded"
     PEEK = "peek"
     TAMPER = "tamper"
     SERVER = "server"
+    STALL = "stall"
     ENDPOINT = "an address in the config"
 
 
-CLAIMS = frozenset({Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL})
+CLAIMS = frozenset(
+    {Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL, Need.BOUNDED}
+)
 """Needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
 
 
@@ -138,6 +142,16 @@ RULES: dict[str, Rule] = {
             "The store works with the model that it was tried with, and breaks with the next.",
         ),
         Rule(
+            "KV-009",
+            "A store that has room takes pages",
+            "A store that has room takes pages: of 1,000 sets into an idle, empty store none is refused,"
+            " unless `retention` is BEST_EFFORT. A set is refused for want of room, a race that was lost,"
+            " or trouble of the store, and `stats()` counts it by reason. Wherever a set was answered"
+            " False, in any check, the page is looked for afterwards (KV-006).",
+            "Pages are lost one by one, nobody knows why, and every prefix ends at the first gap.",
+            since="1.1",
+        ),
+        Rule(
             "KV-101",
             "Key spaces that differ in any field are apart",
             "Two key spaces that differ in any one field never see each other's pages. Tried field by"
@@ -153,8 +167,9 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-103",
             "Clear removes its own key space and nothing else",
-            "`clear(space)` removes that space's pages and nothing else: other spaces, other programs'"
-            " data in the same directory, bucket or database survive.",
+            "`clear(space)` removes all of that space's pages, or raises (never a partial count in"
+            " silence), and nothing else: other spaces, other programs' data in the same directory,"
+            " bucket or database survive.",
             "Clearing one model's cache deletes other teams' caches, or files that are no cache.",
             _EXTENDED,
         ),
@@ -241,7 +256,8 @@ RULES: dict[str, Rule] = {
             "An unreachable or silent store is an error in time",
             "A store that cannot be reached raises `StorageUnavailable`, within the configured"
             " `timeout_s` plus a second; one that accepts and never answers raises `StorageTimeout` in"
-            " the same time. Nothing hangs.",
+            " the same time. Nothing hangs. The limit holds for a call as a whole, whatever steps it takes"
+            " (name look-up, every address, sentinels, locks), and a signal does not restart it.",
             "One dead cache server hangs a fleet of inference servers.",
             _EXTENDED,
             (Need.ENDPOINT,),
@@ -259,8 +275,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-306",
             "It is a guest in the process",
-            "It installs no signal handlers, can be constructed off the main thread, and works after"
-            " `spawn`.",
+            "It installs no signal handlers, works in a child that was forked while it was open, or refuses"
+            " there, can be constructed off the main thread, and works after `spawn`.",
             "The server no longer stops on SIGTERM, or the store can't be opened where engines open it.",
         ),
         Rule(

@@ -89,6 +89,7 @@ class _Run:
             with case:
                 case.require(*self._check.rule.needs, *self._check.needs)
                 self._check.run(case)
+                case.look_again()
         except BaseException as error:  # noqa: BLE001 - whatever a store does is an outcome
             self.error = error
 

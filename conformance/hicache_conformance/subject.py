@@ -72,8 +72,26 @@ class Subject:
         raise _missing("tamper", space, page_hash, data)
 
     def server(self) -> AbstractContextManager[Server]:
-        """Back door: a real server of the test's own, inside of which `config` is called."""
+        """Back door: a real server of the test's own, for the checks that stop and pause one.
+
+        In these, `config` is called inside of it, and names it. In all others `config` is called
+        without, and names a store that is there anyway. A store without a server leaves it out.
+        """
         raise _missing("server")
+
+    def small_config(self, scratch: Scratch, capacity_nbytes: int) -> Mapping[str, Any]:
+        """Back door: the same config, of a store that is full with about `capacity_nbytes` of pages.
+
+        Only for stores whose config has no `capacity_nbytes`, which the kit sets by itself.
+        """
+        raise _missing("small_config", scratch, capacity_nbytes)
+
+    def stall(self) -> AbstractContextManager[None]:
+        """Back door: inside of it somebody else holds what a call has to wait for, and does not let go.
+
+        The lock of the store, say, held by another process. It is entered while a handle is open.
+        """
+        raise _missing("stall")
 
     def offers(self, back_door: str) -> bool:
         """Whether a subclass opened the back door of this name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -63,6 +63,8 @@ class Trace:
         """Bytes of every page whose set returned True, in order."""
         self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
         """Every page whose set returned True: to be removed from a store that outlives the check."""
+        self._offers: Counter[tuple[str, str]] = Counter()
+        """By space id and page hash: sets that were begun and are not known to have left nothing."""
 
     def began(self, line: str, hashes: Sequence[str] = ()) -> int:
         """A call begins: what to show of it, and the pages it is about. The number to end it with."""
@@ -78,6 +80,26 @@ class Trace:
         with self._lock:
             call = self._running.pop(number)
             call.answer = answer if _has_verdicts(call, answer) else _words(answer)
+
+    def offered(self, space: KeySpace, hashes: Sequence[str]) -> None:
+        """A set of these pages begins."""
+        with self._lock:
+            self._offers.update((space.id, page_hash) for page_hash in hashes)
+
+    def withdrawn(self, space: KeySpace, hashes: Sequence[str]) -> None:
+        """A set of these pages was refused and has left nothing."""
+        with self._lock:
+            self._offers.subtract((space.id, page_hash) for page_hash in hashes)
+
+    def offered_times(self, space: KeySpace, hashes: Sequence[str], times: int) -> list[str]:
+        """Those of the pages that so many sets can have put there."""
+        with self._lock:
+            elsewhere = self.stored[space]  # also by processes whose calls are not in this trace
+            return [
+                one
+                for one in hashes
+                if self._offers[space.id, one] == times and one not in elsewhere
+            ]
 
     @property
     def pages_named(self) -> int:

@@ -30,7 +30,7 @@ def clear_removes_every_page(case: Case) -> None:
         space = case.space(fitting(case, 64), tenant=f"clear{count}")
         store.open_space(space)
         pages = list(plant(case, store, space, count))
-        store.clear(space)
+        removed = store.clear(space)
         left = store.scan(space)
         if left:
             raise store.violation(
@@ -39,6 +39,7 @@ def clear_removes_every_page(case: Case) -> None:
                 got=f"scan lists {left[0].page_hash[:8]} and others",
             )
         case.must_miss(store, space, pages[:_SAMPLE] + pages[-_SAMPLE:], "was cleared")
+        _must_have_counted(case, store, removed, len(pages), "so many were set, and all are gone")
 
 
 @check("KV-103")

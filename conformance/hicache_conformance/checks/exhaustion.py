@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +13,13 @@ from hicache_conformance.instruments.census import Census, files_under, wait_unt
 from hicache_conformance.instruments.content import content
 from hicache_conformance.outcomes import NotVerified
 from hicache_conformance.scenes.attempts import Attempt, Caller, attempted, error_text
+from hicache_conformance.scenes.shortages import files_no_longer_than, no_free_descriptor
 from hicache_conformance.scenes.usage import heard, use
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
 
     from hicache_conformance.case import Case
     from hicache_conformance.instruments.child import Link
@@ -173,7 +171,7 @@ def _write_on_a_full_disk(link: Link, store: _Store) -> None:
         pages = store.contents(2)
         batch = store.contents(together)
         when = f"when no file may be longer than {limit} bytes"
-        with _files_no_longer_than(limit):
+        with files_no_longer_than(limit):
             made = [store.caller.set({one: data}) for one, data in pages.items()]
             made_at_once = store.caller.set(batch)
             for one in (*made, made_at_once, *_other_calls(store, limit)):
@@ -227,7 +225,7 @@ def _must_be_as_told(
 def _count_debris(link: Link, store: _Store) -> None:
     """By how many bytes the files have grown with the pages that were refused."""
     page_nbytes = store.space.stored_nbytes
-    with _files_no_longer_than(page_nbytes // 2):
+    with files_no_longer_than(page_nbytes // 2):
         answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
         before = files_under(store.directory)
         answers += [store.caller.set(store.contents(1)).answer for _ in range(_MANY)]
@@ -266,7 +264,7 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
         partial(store.caller.set, pages),
         partial(store.caller.delete, ["0" * 64]),
     ]
-    with _no_free_descriptor():
+    with no_free_descriptor():
         for call in calls * 2:
             store.must_be_known(call(), when)
         opened = attempted(store.probe, "from_config", link.open_storage, limit_s=_LIMIT_S)
@@ -290,33 +288,3 @@ def _limits(store: _Store) -> list[int]:
     largest = max(files_under(store.directory).values())
     wanted = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}
     return sorted(wanted)
-
-
-@contextmanager
-def _files_no_longer_than(nbytes: int) -> Generator[None, None, None]:
-    """Python ignores SIGXFSZ, so that writes fail instead."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def _no_free_descriptor() -> Generator[None, None, None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only
-    held: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-    try:
-        while True:
-            held.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        yield
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.instruments.crew import Crew, held_set
+from hicache_conformance.outcomes import NotDeclared
 from hicache_conformance.scenes.neighbours import look_alikes
 from hicache_conformance.scenes.planting import about, fitting, plant, set_in
+from hicache_conformance.scenes.small import small_room
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -187,6 +189,31 @@ def a_listing_bears_changes_half_way(case: Case) -> None:
     with about("other pages were set and deleted when a third of them was listed"):
         _must_agree(case, store, space, infos, kept, others=[*new, *gone])
     must_list(case, store, space, [*kept, *new])
+
+
+@check("KV-104")
+def a_paused_listing_pins_no_room(case: Case) -> None:
+    """While the reader of a scan pauses, a small store goes on giving back the room of deleted pages."""
+    room = small_room(case)
+    if not case.keeps:
+        raise NotDeclared("retention is below UNTIL_DELETED: a full store may make room by itself")
+    store, space = room.probe, room.space
+    pages = case.contents(space, case.hashes(max(2, room.pages // 2)))
+    case.must_set(store, space, pages)
+    with closing(store.scanning(space)) as listing:
+        infos = list(islice(listing, 1))
+        for turn in range(4 * room.pages):
+            new = case.contents(space, case.hashes(1))
+            if not all(store.set_once(space, new)):
+                raise store.violation(
+                    "a set was refused for want of room while the reader of a scan paused",
+                    expected=f"True: {len(pages)} pages are there, and {room.pages} have room",
+                    got=f"False after {turn} pages were set and deleted",
+                )
+            store.delete(space, list(new))
+        infos += listing
+    with about("a small store was written to when its first page was listed"):
+        _must_agree(case, store, space, [one for one in infos if one.page_hash in pages], pages)
 
 
 @check("KV-104")

@@ -34,7 +34,7 @@ def it_works_again_after_a_refusal(case: Case) -> None:
         way.all(FaultProxy.refuse)
         _all_at_once(way, caller, twice=True)
         way.all(FaultProxy.pass_through)
-        _must_work_again(way, caller, "the server refused connections")
+        must_work_again(way, caller, "the server refused connections")
 
 
 @check("KV-305")
@@ -46,7 +46,7 @@ def it_works_again_after_silence(case: Case) -> None:
         way.all(FaultProxy.go_silent)
         _all_at_once(way, caller, twice=not case.quick)
         way.all(FaultProxy.pass_through)
-        _must_work_again(way, caller, "its calls timed out")
+        must_work_again(way, caller, "its calls timed out")
 
 
 @check("KV-305", quick=False)
@@ -59,7 +59,7 @@ def it_works_again_after_silence_whose_replies_are_lost(case: Case) -> None:
         _all_at_once(way, caller)
         way.all(FaultProxy.drop_held)
         way.all(FaultProxy.pass_through)
-        _must_work_again(way, caller, "its calls timed out and their replies were lost")
+        must_work_again(way, caller, "its calls timed out and their replies were lost")
 
 
 @check("KV-305")
@@ -76,7 +76,7 @@ def it_works_again_after_replies_were_cut_short(case: Case) -> None:
                 way.all(cut)
                 _no_foreign(way, caller.get(list(pages)))
                 way.all(FaultProxy.pass_through)
-        _must_work_again(way, caller, "its connections broke in the middle of replies")
+        must_work_again(way, caller, "its connections broke in the middle of replies")
 
 
 @check("KV-305")
@@ -130,10 +130,10 @@ def it_works_again_after_the_server_was_restarted(case: Case) -> None:
         server.stop()
         _all_at_once(way, caller)
         server.start()
-        _must_work_again(way, caller, "the server was stopped and started")
+        must_work_again(way, caller, "the server was stopped and started")
         server.stop()
         server.start()
-        _must_work_again(way, caller, "the server was restarted between two calls")
+        must_work_again(way, caller, "the server was restarted between two calls")
 
 
 @check("KV-305", Need.SERVER, quick=False)
@@ -146,7 +146,7 @@ def it_works_again_after_the_server_was_paused(case: Case) -> None:
         server.pause()
         _all_at_once(way, caller)
         server.resume()
-        _must_work_again(way, caller, "the server was paused")
+        must_work_again(way, caller, "the server was paused")
 
 
 @check("KV-305", quick=False)
@@ -160,7 +160,7 @@ def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
             early = None
         way.all(FaultProxy.pass_through)
         caller = way.caller() if early is None else way.caller_of(early)
-        _must_work_again(way, caller, "it was opened without its server")
+        must_work_again(way, caller, "it was opened without its server")
 
 
 def _all_at_once(way: Road, caller: Caller, *, twice: bool = False) -> None:
@@ -179,7 +179,7 @@ def _all_at_once(way: Road, caller: Caller, *, twice: bool = False) -> None:
             _no_foreign(way, made)
 
 
-def _must_work_again(way: Road, caller: Caller, why: str) -> None:
+def must_work_again(way: Road, caller: Caller, why: str) -> None:
     """Rounds over every connection, until some in a row are all good."""
     until_s = time.monotonic() + PATIENCE_S
     good, last = 0, ""

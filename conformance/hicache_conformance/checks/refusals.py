@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.checks.configs import accepts
 from hicache_conformance.instruments.census import files_under
 from hicache_conformance.instruments.content import content
 from hicache_conformance.outcomes import NotVerified, Violation
 from hicache_conformance.scenes.attempts import Caller
 from hicache_conformance.scenes.planting import about, fitting
+from hicache_conformance.scenes.shortages import files_no_longer_than
+from hicache_conformance.scenes.small import make_small
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
     from hicache_conformance.case import Case
@@ -114,7 +113,7 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
     pages = {page_hash: content(space.id, page_hash, nbytes) for page_hash in hashes}
     refused: list[str] = []
     for (page_hash, data), limit in zip(pages.items(), (0, nbytes // 2, nbytes - 1), strict=True):
-        with _files_no_longer_than(limit):
+        with files_no_longer_than(limit):
             made = caller.set({page_hash: data})  # what it may raise is another rule's matter
         refused += [page_hash] if made.answer == [False] else []
     for _ in range(2):
@@ -158,10 +157,8 @@ def _must_stay_out(
 
 def _small_store(case: Case) -> tuple[Probe, KeySpace]:
     """A store that is full soon, if its config can make it so, and an open key space."""
-    if "capacity_nbytes" not in case.config and accepts(
-        case, {"capacity_nbytes": _CAPACITY_NBYTES}
-    ):
-        case.reconfigure(capacity_nbytes=_CAPACITY_NBYTES)
+    with suppress(NotVerified):  # it may refuse pages all the same
+        make_small(case, _CAPACITY_NBYTES)
     store, space = case.open(), case.space(fitting(case, _PAGE_NBYTES))
     store.open_space(space)
     return store, space
@@ -179,14 +176,3 @@ def _writes_files(case: Case, space: KeySpace) -> bool:
 
 def _nbytes_under(path: Path) -> int:
     return sum(files_under(path).values())
-
-
-@contextmanager
-def _files_no_longer_than(nbytes: int) -> Generator[None, None, None]:
-    """Python ignores SIGXFSZ, so that writes fail with EFBIG instead."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

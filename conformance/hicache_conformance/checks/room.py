@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.checks.configs import accepts
-from hicache_conformance.outcomes import NotDeclared, NotVerified
+from hicache_conformance.outcomes import NotDeclared
 from hicache_conformance.scenes.planting import about
+from hicache_conformance.scenes.small import Room, small_room
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
     from hicache_conformance.case import Case
-    from hicache_conformance.probe import Probe
-    from hicache_storage.keys import KeySpace
 
-_FIELD = "capacity_nbytes"
-_PAGE_NBYTES = 64 << 10
 _PAGES = 16
-"""That have room in the store that is made for the checks."""
-_MIN_CAPACITY_NBYTES = 256 << 10
-_LARGEST_NBYTES = 16 << 20
-"""A store whose own capacity is larger is not filled."""
 _EVICTS = "retention is below UNTIL_DELETED: a full store may make room by itself"
-_MAX_CALLS = 64
-"""For filling it: a remote store has few calls a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """A store of a small capacity, empty."""
-
-    case: Case
-    probe: Probe
-    space: KeySpace
-    capacity_nbytes: int
-
-    @property
-    def pages(self) -> int:
-        """How many pages fit, where nothing else takes room."""
-        return self.capacity_nbytes // self.space.stored_nbytes
-
-    def filled(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        """The pages that were taken and those that were refused, when twice the capacity was offered."""
-        taken: dict[str, bytes] = {}
-        refused: dict[str, bytes] = {}
-        left = 2 * self.pages + 2
-        step = -(-left // _MAX_CALLS)
-        while left > 0:
-            offered = self.case.contents(self.space, self.case.hashes(step))
-            for item, ok in zip(offered.items(), self.probe.set(self.space, offered), strict=True):
-                (taken if ok else refused).update([item])
-            left -= step
-        return taken, refused
-
-    def must_take(self, present: dict[str, bytes]) -> None:
-        """Set pages that the store has; that needs no room."""
-        answers = self.probe.set(self.space, present)
-        if not all(answers):
-            raise self.probe.violation(
-                "a store that is full refuses a page that it has",
-                expected="True: setting a present page succeeds (KV-005)",
-                got=f"{answers} for {len(present)} pages that are there",
-            )
-
-    def refused_some(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
-        """Raise where the store has taken more than it may."""
-        nbytes = len(taken) * self.space.stored_nbytes
-        if not refused and nbytes > 2 * self.capacity_nbytes:
-            raise self.probe.violation(
-                f"a store with a {_FIELD} of {self.capacity_nbytes} took {nbytes} bytes and refused"
-                " none",
-                expected="False for the pages that have no room",
-                got=f"True for {len(taken)} pages of {self.space.stored_nbytes} bytes",
-            )
 
 
 @check("KV-307")
 def a_full_store_refuses_and_stays_readable(case: Case) -> None:
     """A full store gives False for what has no room, or evicts; what it keeps stays readable."""
-    room = _room(case)
+    room = small_room(case)
     taken, refused = room.filled()
     case.evidence["pages taken, of those that fit"] = f"{len(taken)} of {room.pages}"
     case.must_miss(room.probe, room.space, list(refused), "was refused: the store was full")
@@ -96,7 +36,7 @@ def a_full_store_refuses_and_stays_readable(case: Case) -> None:
 @check("KV-307")
 def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
     """Of a batch that is larger than the room, each page has a verdict that is true."""
-    room = _room(case)
+    room = small_room(case)
     count = min(2 * room.pages + 2, room.probe.max_batch)
     offered = case.contents(room.space, case.hashes(count))
     answers = room.probe.set(room.space, offered)
@@ -112,7 +52,7 @@ def a_batch_that_does_not_fit_is_judged_page_by_page(case: Case) -> None:
 @check("KV-307")
 def deleting_makes_room_again(case: Case) -> None:
     """After its pages were deleted, a full store takes as many as at first, again and again."""
-    room = _room(case)
+    room = small_room(case)
     if not case.keeps:
         raise NotDeclared(_EVICTS)
     first, _ = room.filled()
@@ -129,7 +69,7 @@ def deleting_makes_room_again(case: Case) -> None:
 @check("KV-307")
 def setting_a_present_page_takes_no_more_room(case: Case) -> None:
     """Setting present pages, and pages that are refused, leaves the room as it was."""
-    room = _room(case)
+    room = small_room(case)
     if not case.keeps:
         raise NotDeclared(_EVICTS)
     first, refused = room.filled()
@@ -150,7 +90,7 @@ def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
     """Batches in which each page occurs twice take no more room than their pages, and give it back."""
     if case.claims.retention is Retention.BEST_EFFORT:
         raise NotDeclared("the store may forget pages at any time, not for want of room alone")
-    room = _room(case)
+    room = small_room(case)
     first = _kept_when_filled(room)
     for _ in range(2 * room.pages):
         (page,) = case.contents(room.space, case.hashes(1)).items()
@@ -166,7 +106,7 @@ def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
         )
 
 
-def _kept_when_filled(room: _Room) -> dict[str, bytes]:
+def _kept_when_filled(room: Room) -> dict[str, bytes]:
     """What can be read when twice the capacity was offered; all of it is deleted."""
     taken, _ = room.filled()
     found = room.probe.get(room.space, list(taken))
@@ -174,26 +114,7 @@ def _kept_when_filled(room: _Room) -> dict[str, bytes]:
     return {one: taken[one] for one, data in zip(taken, found, strict=True) if data is not None}
 
 
-def _room(case: Case) -> _Room:
-    """A store that can be filled: small by itself, or made small by its config."""
-    with case.open_storage() as storage:
-        capacity_nbytes = storage.stats().capacity_nbytes
-    page_nbytes = min(_PAGE_NBYTES, case.claims.max_page_nbytes or _PAGE_NBYTES)
-    if capacity_nbytes is None or capacity_nbytes > _LARGEST_NBYTES:
-        capacity_nbytes = max(_MIN_CAPACITY_NBYTES, _PAGES * page_nbytes)
-        if _FIELD in case.config or not accepts(case, {_FIELD: capacity_nbytes}):
-            raise NotVerified(
-                f"the store is not small, and takes no `{_FIELD}` that would make it so"
-            )
-        case.reconfigure(**{_FIELD: capacity_nbytes})
-    else:
-        page_nbytes = min(page_nbytes, max(1, capacity_nbytes // _PAGES))
-    probe, space = case.open(), case.space(page_nbytes)
-    probe.open_space(space)
-    return _Room(case, probe, space, capacity_nbytes)
-
-
-def _must_be_bounded(room: _Room, taken: dict[str, bytes]) -> None:
+def _must_be_bounded(room: Room, taken: dict[str, bytes]) -> None:
     """Of a store that evicts: no more is there than may be, and all of it is right."""
     case, probe, space = room.case, room.probe, room.space
     found = probe.get(space, list(taken))
@@ -217,7 +138,7 @@ def _must_be_bounded(room: _Room, taken: dict[str, bytes]) -> None:
 
 
 def _must_be_as_many(
-    room: _Room, first: dict[str, bytes], again: dict[str, bytes], why: str
+    room: Room, first: dict[str, bytes], again: dict[str, bytes], why: str
 ) -> None:
     if len(again) < 0.9 * len(first) - 1:
         raise room.probe.violation(

@@ -206,7 +206,7 @@ def _set_and_get(
     link: Link, space: KeySpace, hashes: Sequence[str], number: int, count: int
 ) -> None:
     """Set pages in one version and read them, many times; then read them whenever it is told to."""
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     versions = [
         {h: content(space.id, h, space.stored_nbytes, version) for h in hashes}

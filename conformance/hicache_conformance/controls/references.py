@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +83,19 @@ class ShelfSubject(Subject):
 class SqliteSubject(Subject):
     storage_class = SqliteStore
 
+    _path: Path | None = None
+
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
-        return {"path": str(scratch.path / "pages.sqlite")}
+        self._path = scratch.path / "pages.sqlite"
+        return {"path": str(self._path)}
+
+    @contextmanager
+    def stall(self) -> Generator[None, None, None]:
+        assert self._path is not None
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
 
 
 class WireSubject(Subject):

@@ -69,9 +69,13 @@ class Link:
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     trace: Trace = field(default_factory=Trace)
 
-    def open(self) -> Probe:
-        """A handle on the case's store. The actor closes it, or dies with it."""
-        return Probe(self.open_storage(), self.trace, f"process{os.getpid()}", absent=self.absent)
+    def open(self, *, alone: bool = True) -> Probe:
+        """A handle on the case's store. The actor closes it, or dies with it.
+
+        `alone`: no other process sets the pages that this one sets.
+        """
+        label = f"process{os.getpid()}"
+        return Probe(self.open_storage(), self.trace, label, absent=self.absent, alone=alone)
 
     def open_storage(self) -> HiCacheStorage:
         """The same, bare."""

@@ -133,6 +133,7 @@ class Caller:
         hashes = list(contents)
         memory = self.probe.memory(self.space, len(hashes)).holding(list(contents.values()))
         self.probe.trace.stored[self.space].update(hashes)
+        self.probe.trace.offered(self.space, hashes)
         storage = self.probe.storage
         return self._made(
             "batch_set", hashes, lambda: storage.batch_set(self.space, hashes, memory.pages)

@@ -12,16 +12,19 @@ import resource
 import select
 import signal
 import sys
+import time
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.instruments.child import START_LIMIT_S, act
 from hicache_conformance.instruments.gates import Gate, GatedPage
+from hicache_conformance.outcomes import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from hicache_conformance.case import Case
     from hicache_conformance.instruments.child import Link
@@ -31,6 +34,7 @@ HELD = "held"
 """What `write_half` says when the store is half way through a page."""
 _BURY = "bury"
 _END_LIMIT_S = 10.0
+_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,16 @@ class Mortal:
             finally:
                 os.close(descriptor)
 
+    @contextmanager
+    def stopped(self) -> Generator[None, None, None]:
+        """SIGSTOP it, wherever it is; SIGCONT at the end."""
+        os.kill(self._pid, signal.SIGSTOP)  # not buried yet: the number is still its own
+        try:
+            _await_stop(self._pid)
+            yield
+        finally:
+            os.kill(self._pid, signal.SIGCONT)
+
     def last_words(self) -> list[Any]:
         """All that it says until it has died."""
         heard: list[Any] = []
@@ -121,6 +135,16 @@ class Mortal:
             while True:
                 heard.append(self.hear())
         return heard
+
+
+def _await_stop(pid: int) -> None:
+    """A signal is delivered at once, or as soon as the process is scheduled."""
+    stat = Path(f"/proc/{pid}/stat")
+    until_s = time.monotonic() + _END_LIMIT_S
+    while stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
+        if time.monotonic() > until_s:
+            raise Unknown("another process did not stop, though it was sent SIGSTOP")
+        time.sleep(_POLL_S)
 
 
 def _bear(link: Link) -> None:
@@ -158,7 +182,7 @@ def write_until_the_limit(
     link: Link, space: KeySpace, pages: Mapping[str, bytes], file_nbytes: int
 ) -> None:
     """Set pages, and be killed by the kernel in the write that makes a file longer than a limit."""
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     _limit_files(file_nbytes)
     link.say(probe.set(space, pages))
@@ -191,7 +215,7 @@ def write_half(
 
     It goes on from there when it is told anything.
     """
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     link.say(probe.set(space, kept) if kept else [])
     memory = probe.memory(space, 1, 8).holding(list(pages.values()))
@@ -203,7 +227,7 @@ def write_for_ever(
     link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
 ) -> None:
     """Set all pages again and again in ever new versions; tell which were taken, batch by batch."""
-    probe = link.open()
+    probe = link.open(alone=False)
     probe.open_space(space)
     hashes = list(pages)
     for turn in itertools.count():

@@ -69,6 +69,9 @@ class Shelf(PlainStore):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(ShelfSettings.parse("shelf", config))
 
+    def _is_ours(self) -> bool:
+        return True  # nothing is open between two calls: a forked child has its own of everything
+
     # --- one page ------------------------------------------------------------------------------------
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:

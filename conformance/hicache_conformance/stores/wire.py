@@ -69,6 +69,9 @@ class WireStore(PlainStore):
         return store
 
     def close(self) -> None:
+        if not self._is_ours():  # to hang up here would hang up on its parent
+            super().close()
+            return
         with self._changed:
             super().close()
             for connection in (*self._idle, *self._busy.values()):

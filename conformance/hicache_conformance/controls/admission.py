@@ -1,0 +1,67 @@
+"""Wrong stores: what they refuse though there is room, and what they make of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_conformance.controls import caught_by
+from hicache_conformance.stores.dict_store import DictSettings, DictStore
+from hicache_conformance.stores.slow import SlowStore
+from hicache_storage.storage import StorageStats
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from hicache_storage.keys import KeySpace
+
+_EVERY = 5
+
+
+class _Counting(DictStore):
+    """Counts the pages that it is offered."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._offered = 0
+
+    def _is_struck(self) -> bool:
+        self._offered += 1
+        return self._offered % _EVERY == 0
+
+
+@caught_by("KV-009", check="an_empty_store_refuses_no_page")
+class RefusesEveryFifth(_Counting):
+    """Every fifth page is refused, for no reason."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return not self._is_struck() and super()._make_room(key, nbytes)
+
+
+@caught_by("KV-006", "KV-009")
+class RefusesEveryFifthAndKeepsIt(_Counting):
+    """Every fifth set is answered with False, and the page is there all the same."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        return super()._write_whole(space, page_hash, data) and not self._is_struck()
+
+
+@caught_by("KV-006", "KV-009")
+class RefusesAndKeepsWhatItMayForget(SlowStore):
+    """A store that may forget answers every fifth set with False, and keeps the page all the same."""
+
+    _offered = 0
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._offered += 1
+        return super()._write_whole(space, page_hash, data) and self._offered % _EVERY != 0
+
+
+@caught_by("KV-009", check="what_is_refused_is_counted")
+class RefusesInSilence(DictStore):
+    """A page that has no room is refused, and no counter says so."""
+
+    def stats(self) -> StorageStats:
+        stats = super().stats()
+        return StorageStats(
+            pages=stats.pages, nbytes=stats.nbytes, capacity_nbytes=stats.capacity_nbytes
+        )

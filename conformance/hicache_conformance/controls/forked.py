@@ -1,0 +1,51 @@
+"""Wrong stores: what they do in a child that was forked while they were open."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from hicache_conformance.controls import caught_by
+from hicache_conformance.stores.dict_store import DictSettings, DictStore
+from hicache_conformance.stores.sqlite_store import SqliteStore
+from hicache_conformance.stores.wire import WireStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+
+
+@caught_by("KV-306", check="a_forked_child_works_or_is_refused")
+class SharesItsSocketsWithItsChild(WireStore):
+    """A forked child goes on with its parent's connections, and each reads the other's replies."""
+
+    def _is_ours(self) -> bool:
+        return True
+
+
+@caught_by("KV-306", check="a_forked_child_goes_on_when_its_parent_closes")
+class WorksOnInAForkedChild(SqliteStore):
+    """A forked child goes on with its parent's database handle, whose locks it has not inherited."""
+
+    def _is_ours(self) -> bool:
+        return True
+
+
+@caught_by("KV-306", check="a_forked_child_works_or_is_refused")
+class AsksAThreadThatStayedBehind(DictStore):
+    """A forked child waits for threads that only its parent has."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._pool = ThreadPoolExecutor(1)
+
+    def _is_ours(self) -> bool:
+        return True
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self._pool.submit(super()._present, space, hashes).result()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False)
+        super().close()
