@@ -218,6 +218,14 @@ class HiCacheStorage(abc.ABC):
         """
         self._closed = True
 
+    @property
+    def is_forked_copy(self) -> bool:
+        """True in a forked child of the process that opened the storage.
+
+        `close` gives nothing back there that the parent still uses: locks, connections, sessions.
+        """
+        return self._opened_by != os.getpid()
+
     def ensure_open(self) -> None:
         """Raise `StorageClosed` after `close`, and in a forked child unless `usable_after_fork`.
 
@@ -225,7 +233,7 @@ class HiCacheStorage(abc.ABC):
         """
         if self._closed:
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
-        if not self.usable_after_fork and self._opened_by != os.getpid():
+        if self.is_forked_copy and not self.usable_after_fork:
             raise StorageClosed(
                 f"this {type(self).__name__} was opened by process {self._opened_by}, which forked this"
                 " one: open a new one here"

@@ -55,9 +55,7 @@ class Need(enum.StrEnum):
     ENDPOINT = "an address in the config"
 
 
-CLAIMS = frozenset(
-    {Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL, Need.BOUNDED}
-)
+CLAIMS = frozenset({Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL, Need.BOUNDED})
 """Needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
 
 

@@ -88,9 +88,7 @@ def _must_be_true(way: Road, caller: Caller, made: Attempt, pages: Mapping[str, 
 
 
 def _moved(way: Road, direction: str) -> int:
-    return sum(
-        proxy.bytes_up if direction == "up" else proxy.bytes_down for proxy in way.proxies
-    )
+    return sum(proxy.bytes_up if direction == "up" else proxy.bytes_down for proxy in way.proxies)
 
 
 @check("KV-103", Need.ENUMERABLE)
@@ -114,9 +112,7 @@ def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, byt
     use(probe, space)
     probe.set(space, pages)
     with no_free_descriptor():
-        made = attempted(
-            probe, "clear", partial(probe.storage.clear, space), limit_s=_LIMIT_S
-        )
+        made = attempted(probe, "clear", partial(probe.storage.clear, space), limit_s=_LIMIT_S)
     left = sum(probe.exists(space, list(pages)))
     probe.clear(space)
     probe.close()

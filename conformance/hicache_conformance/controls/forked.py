@@ -20,28 +20,25 @@ if TYPE_CHECKING:
 class SharesItsSocketsWithItsChild(WireStore):
     """A forked child goes on with its parent's connections, and each reads the other's replies."""
 
-    def _is_ours(self) -> bool:
-        return True
+    usable_after_fork = True
 
 
 @caught_by("KV-306", check="a_forked_child_goes_on_when_its_parent_closes")
 class WorksOnInAForkedChild(SqliteStore):
     """A forked child goes on with its parent's database handle, whose locks it has not inherited."""
 
-    def _is_ours(self) -> bool:
-        return True
+    usable_after_fork = True
 
 
 @caught_by("KV-306", check="a_forked_child_works_or_is_refused")
 class AsksAThreadThatStayedBehind(DictStore):
     """A forked child waits for threads that only its parent has."""
 
+    usable_after_fork = True
+
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
         self._pool = ThreadPoolExecutor(1)
-
-    def _is_ours(self) -> bool:
-        return True
 
     def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return self._pool.submit(super()._present, space, hashes).result()

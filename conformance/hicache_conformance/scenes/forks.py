@@ -185,7 +185,9 @@ class _Fork:
                 report: Report = self._connection.recv()
                 return report
         except (EOFError, ConnectionResetError):
-            return Report(wrong=f"the process died: {_ending(os.waitpid(self._pid, os.WNOHANG)[1])}")
+            return Report(
+                wrong=f"the process died: {_ending(os.waitpid(self._pid, os.WNOHANG)[1])}"
+            )
         return Report(wrong=f"it was not done after {_ANSWER_LIMIT_S:.0f} s")
 
     def end(self) -> None:

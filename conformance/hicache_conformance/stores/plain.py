@@ -15,11 +15,10 @@ A wrong store overrides one of them. From the outside in:
 from __future__ import annotations
 
 import abc
-import os
 from typing import TYPE_CHECKING, Annotated
 
 from hicache_storage.counters import Counters
-from hicache_storage.errors import StorageClosed, UnsupportedOperation
+from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.settings import Field
 from hicache_storage.storage import HiCacheStorage, PageInfo, StorageStats
 
@@ -41,7 +40,6 @@ class PlainStore(HiCacheStorage):
 
     def __init__(self) -> None:
         self._counters = Counters()
-        self._process = os.getpid()
 
     # --- the interface -----------------------------------------------------------------------------
 
@@ -94,18 +92,6 @@ class PlainStore(HiCacheStorage):
     def stats(self) -> StorageStats:
         self.ensure_open()
         return StorageStats(counters=self._counters.snapshot())
-
-    def ensure_open(self) -> None:
-        super().ensure_open()
-        if not self._is_ours():
-            raise StorageClosed(
-                f"this {type(self).__name__} belongs to process {self._process}, of which this one is a"
-                " fork: open a new one"
-            )
-
-    def _is_ours(self) -> bool:
-        """False in a child of fork: sockets, locks and transactions are its parent's."""
-        return self._process == os.getpid()
 
     # --- a call --------------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ class Shelf(PlainStore):
         enumerable=True,
         parallelism=4,
     )
+    usable_after_fork = True  # nothing is open between two calls
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__()
@@ -68,9 +69,6 @@ class Shelf(PlainStore):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(ShelfSettings.parse("shelf", config))
-
-    def _is_ours(self) -> bool:
-        return True  # nothing is open between two calls: a forked child has its own of everything
 
     # --- one page ------------------------------------------------------------------------------------
 

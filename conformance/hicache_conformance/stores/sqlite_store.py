@@ -71,7 +71,7 @@ class SqliteStore(PlainStore):
         return cls(SqliteSettings.parse("sqlite", config))
 
     def close(self) -> None:
-        if not self._is_ours():  # to close it here would take its parent's locks away
+        if self.is_forked_copy:  # to close it here would take its parent's locks away
             super().close()
             return
         with self._lock:

@@ -69,7 +69,7 @@ class WireStore(PlainStore):
         return store
 
     def close(self) -> None:
-        if not self._is_ours():  # to hang up here would hang up on its parent
+        if self.is_forked_copy:  # to hang up here would hang up on its parent
             super().close()
             return
         with self._changed:
