@@ -46,6 +46,7 @@ _MODULES = (
     "exhaustion",
     "crash",
     "interrupted",
+    "dead_readers",
     "rot",
     "interleavings",
     "concurrency",
