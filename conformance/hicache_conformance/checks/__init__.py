@@ -55,6 +55,7 @@ _MODULES = (
     "sharing",
     "model",
     "declarations",
+    "bounded",
     "limits",
 )
 
