@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hicache_conformance import habits
 from hicache_conformance.instruments.child import Child
 from hicache_conformance.instruments.content import content, diagnose
+from hicache_conformance.instruments.endpoints import endpoints_in
 from hicache_conformance.instruments.leftovers import remove_tree
 from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.probe import Probe, ServerGone, Trace, require_present
@@ -168,7 +169,9 @@ class Case:
         )
 
     def alive(self) -> bool:
-        """Whether a handle on the store can be opened, and keeps a page."""
+        """Whether a handle on the store can be opened, and keeps a page; of one without a server: yes."""
+        if not endpoints_in(self.config):
+            return True
         space = self.space(min(64, self.claims.max_page_nbytes or 64), tenant="alive")
         pages = self.contents(space, self.hashes(1))
         try:
@@ -354,6 +357,8 @@ class Case:
             return
         for page_hash, there in zip(hashes, probe.exists(space, hashes), strict=True):
             if there:
+                if (space.id, page_hash) in self.trace.undeleted:
+                    raise self._undeleted(probe, page_hash)
                 raise probe.violation(
                     f"batch_exists is True for a page that {why}",
                     expected="False",
@@ -368,6 +373,14 @@ class Case:
                     got=f"{page_hash[:8]}: {self.diagnosed(space, page_hash, data, [])}",
                     sequence=self.trace.sequence(page_hash[:8]),
                 )
+
+    def _undeleted(self, probe: Probe, page_hash: str) -> Violation:
+        return probe.violation(
+            "batch_delete is False for a page, though nothing is wrong with the store",
+            expected="True: it is gone, or was not there. False says that it may still be there",
+            got=f"False for {page_hash[:8]}, which is there",
+            sequence=self.trace.sequence(page_hash[:8]),
+        )
 
     def wrong_bytes(
         self,

@@ -129,9 +129,12 @@ class Probe:
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """One call, with the caller's own sequence."""
-        return self._answers(
+        answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
+        for page_hash, gone in zip(hashes, answers, strict=True):
+            (set.discard if gone else set.add)(self.trace.undeleted, (space.id, page_hash))
+        return answers
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
