@@ -19,9 +19,7 @@ _STORES = tuple(_KIT / name for name in ("stores", "controls", "field"))
 """Of the kit, but judged by it."""
 
 
-def blamed(
-    error: BaseException, storage_class: type[HiCacheStorage] | None
-) -> Violation | None:
+def blamed(error: BaseException, storage_class: type[HiCacheStorage] | None) -> Violation | None:
     """The violation that an exception is which came out of a call of the store; None: it is none."""
     if storage_class is None or isinstance(error, ServerGone) or not isinstance(error, Exception):
         return None

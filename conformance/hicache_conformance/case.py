@@ -169,7 +169,7 @@ class Case:
         )
 
     def alive(self) -> bool:
-        """Whether a handle on the store can be opened, and keeps a page; of one without a server: yes."""
+        """Whether a handle can be opened, and keeps a page. Where there is no server none has gone."""
         if not endpoints_in(self.config):
             return True
         space = self.space(min(64, self.claims.max_page_nbytes or 64), tenant="alive")
@@ -236,14 +236,10 @@ class Case:
         match need:
             case Need.DURABLE:
                 return self.claims.durability >= Durability.CRASH
-            case Need.SHARED:
-                return self.claims.shared
-            case Need.ENUMERABLE:
-                return self.claims.enumerable
+            case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED:
+                return bool(getattr(self.claims, need.value))
             case Need.PARALLEL:
                 return self.claims.parallelism > 1
-            case Need.BOUNDED:
-                return self.claims.bounded
             case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
                 return self.subject.offers(need.value)
             case Need.ENDPOINT:

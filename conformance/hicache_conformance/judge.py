@@ -126,7 +126,7 @@ def _verdict(records: Sequence[RuleRecord], *, strict: bool) -> tuple[Verdict, l
     ran = {Outcome.PASSED, Outcome.WAIVED, Outcome.UNKNOWN}
     core = [one for one in records if one.level == Level.CORE]
     if not any(one.outcome in ran for one in core or records):  # or only others were asked for
-        kind = "core rule" if core else "rule"
+        kind = "core rule" if core or not records else "rule that was asked for"
         return Verdict.INCONCLUSIVE, [f"no {kind} ran, so nothing is known of this store"]
     reasons = _reasons(counted, {Outcome.WAIVED, Outcome.UNKNOWN})
     if strict:

@@ -162,9 +162,12 @@ class _Conformance:
         return judged(facts, rules, records, cls.known_violations())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        storages = [record.subject.name for _, record in self.records]
         for name, record in self.records:
+            storage = record.subject.name
+            shown = f"{storage} ({name})" if storages.count(storage) > 1 else storage
             counts = ", ".join(f"{count} {one.value}" for one, count in record.counts().items())
-            terminalreporter.write_line(f"{name} ({record.subject.name}): {record.verdict} ({counts})")
+            terminalreporter.write_line(f"{shown}: {record.verdict} ({counts})")
             for reason in record.reasons:
                 terminalreporter.write_line(f"  {reason}")
 

@@ -88,7 +88,7 @@ def a_signal_does_not_prolong_a_call(case: Case) -> None:
 
 
 def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s: float) -> None:
-    """Actor: calls in the main thread, which is where signals arrive. How long each took, and what came."""
+    """Actor: calls in the main thread, where signals arrive; how long each took, and what came."""
     probe = link.open()
     probe.open_space(space)
     probe.get(space, hashes)

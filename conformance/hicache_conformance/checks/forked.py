@@ -50,7 +50,12 @@ def _fork(case: Case, first: First) -> None:
                 "right answers, or a refusal such as StorageClosed: compare os.getpid() with that of"
                 " the process that opened it",
                 report.wrong,
-                ("open, set 3 pages", "fork", "both: batch_set, batch_get, batch_exists", _told(first)),
+                (
+                    "open, set 3 pages",
+                    "fork",
+                    "both: batch_set, batch_get, batch_exists",
+                    _told(first),
+                ),
             )
     if ours.refusals:
         raise Violation(
@@ -62,9 +67,7 @@ def _fork(case: Case, first: First) -> None:
     _must_be_there(case, space, kept, ours, theirs)
 
 
-def _must_be_there(
-    case: Case, space: KeySpace, kept: dict[str, bytes], *reports: Report
-) -> None:
+def _must_be_there(case: Case, space: KeySpace, kept: dict[str, bytes], *reports: Report) -> None:
     """Of a store that outlives its processes: all that any side was told to have stored."""
     if case.claims.durability < Durability.CRASH and not case.claims.shared:
         return

@@ -88,14 +88,12 @@ def _must_be_true(way: Road, caller: Caller, made: Attempt, pages: Mapping[str, 
 
 
 def _moved(way: Road, direction: str) -> int:
-    return sum(
-        proxy.bytes_up if direction == "up" else proxy.bytes_down for proxy in way.proxies
-    )
+    return sum(proxy.bytes_up if direction == "up" else proxy.bytes_down for proxy in way.proxies)
 
 
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_without_descriptors_says_so(case: Case) -> None:
-    """A clear of a process that has no descriptor left raises, or has removed every page all the same."""
+    """A clear for which no descriptor is left raises, or has removed every page all the same."""
     space = case.space(fitting(case, 64))
     pages = case.contents(space, case.hashes(20))
     came, error, left = heard(case.child(_clear_without_descriptors, space, pages))
@@ -114,9 +112,7 @@ def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, byt
     use(probe, space)
     probe.set(space, pages)
     with no_free_descriptor():
-        made = attempted(
-            probe, "clear", partial(probe.storage.clear, space), limit_s=_LIMIT_S
-        )
+        made = attempted(probe, "clear", partial(probe.storage.clear, space), limit_s=_LIMIT_S)
     left = sum(probe.exists(space, list(pages)))
     probe.clear(space)
     probe.close()

@@ -190,8 +190,8 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
     case.evidence["killed"] = f"{killed} of {len(limits)}"
     if not killed:
         raise NotVerified(
-            "no writer was killed: no set made a file longer than the limit (it may write into files that"
-            " are there already, or through a mapping)"
+            "no writer was killed: no set made a file longer than the limit (it may write into files"
+            " that are there already, or through a mapping)"
         )
 
 

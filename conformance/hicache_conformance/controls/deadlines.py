@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import sqlite3
 import struct
 import threading
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from hicache_conformance.stores.wire_protocol import NEVER, Connection, Deadline
 from hicache_storage.errors import HiCacheError, StorageTimeout
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Generator, Sequence
 
     from hicache_storage.keys import KeySpace
@@ -80,7 +80,9 @@ class FillsPagesInTheBackground(_Patient):
 
         def run() -> None:
             with suppress(HiCacheError):
-                answers.append(super(FillsPagesInTheBackground, self).batch_get(space, hashes, pages))
+                answers.append(
+                    super(FillsPagesInTheBackground, self).batch_get(space, hashes, pages)
+                )
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()

@@ -185,7 +185,9 @@ class _Fork:
                 report: Report = self._connection.recv()
                 return report
         except (EOFError, ConnectionResetError):
-            return Report(wrong=f"the process died: {_ending(os.waitpid(self._pid, os.WNOHANG)[1])}")
+            return Report(
+                wrong=f"the process died: {_ending(os.waitpid(self._pid, os.WNOHANG)[1])}"
+            )
         return Report(wrong=f"it was not done after {_ANSWER_LIMIT_S:.0f} s")
 
     def end(self) -> None:
@@ -198,10 +200,11 @@ class _Fork:
             os.close(descriptor)
 
     def kill(self) -> None:
-        self._connection.close()
+        """SIGKILL it: it is not told before, or it would close its handle."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+        self._connection.close()
 
 
 def _live(connection: Connection, side: _Side) -> None:

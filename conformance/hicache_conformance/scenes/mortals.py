@@ -67,7 +67,10 @@ class Mortals:
         return self._latest
 
     def end(self) -> None:
-        """Kill the last one. It would outlive its mother for a moment, and write where the case has just cleaned up."""
+        """Kill the last one.
+
+        It would outlive its mother for a moment, and write where the case has just cleaned up.
+        """
         if self._latest is not None:
             self._latest.end()
 
