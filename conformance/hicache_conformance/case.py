@@ -353,7 +353,7 @@ class Case:
             return
         for page_hash, there in zip(hashes, probe.exists(space, hashes), strict=True):
             if there:
-                if (space.id, page_hash) in self.trace.undeleted:
+                if self.trace.was_not_deleted(space, page_hash):
                     raise self._undeleted(probe, page_hash)
                 raise probe.violation(
                     f"batch_exists is True for a page that {why}",

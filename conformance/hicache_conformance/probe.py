@@ -132,8 +132,7 @@ class Probe:
         answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
-        for page_hash, gone in zip(hashes, answers, strict=True):
-            (set.discard if gone else set.add)(self.trace.undeleted, (space.id, page_hash))
+        self.trace.deleted(space, hashes, answers)
         return answers
 
     def batch_set(

@@ -64,7 +64,7 @@ class Trace:
         """Bytes of every page whose set returned True, in order."""
         self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
         """Every page whose set returned True: to be removed from a store that outlives the check."""
-        self.undeleted: set[tuple[str, str]] = set()
+        self._undeleted: set[tuple[str, str]] = set()
         """Space ids and hashes of pages whose last delete returned False."""
         self._offers: Counter[tuple[str, str]] = Counter()
         """By space id and page hash: sets that were begun and are not known to have left nothing."""
@@ -83,6 +83,19 @@ class Trace:
         with self._lock:
             call = self._running.pop(number)
             call.answer = answer if _has_verdicts(call, answer) else _words(answer)
+
+    def deleted(self, space: KeySpace, hashes: Sequence[str], verdicts: Sequence[bool]) -> None:
+        """A delete of these pages has answered."""
+        with self._lock:
+            for page_hash, gone in zip(hashes, verdicts, strict=True):
+                self._undeleted.discard((space.id, page_hash))
+                if not gone:
+                    self._undeleted.add((space.id, page_hash))
+
+    def was_not_deleted(self, space: KeySpace, page_hash: str) -> bool:
+        """Whether the last delete of the page returned False."""
+        with self._lock:
+            return (space.id, page_hash) in self._undeleted
 
     def offered(self, space: KeySpace, hashes: Sequence[str]) -> None:
         """A set of these pages begins."""

@@ -20,6 +20,7 @@ from hicache_conformance.scenes.usage import heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from hicache_conformance.case import Case
     from hicache_conformance.instruments.child import Link
@@ -99,7 +100,7 @@ def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s:
     }
     link.say("ready")
     link.hear()
-    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.signal(signal.SIGALRM, _ignore)
     signal.setitimer(signal.ITIMER_REAL, _SIGNALLED_EVERY_S, _SIGNALLED_EVERY_S)
     told: list[tuple[str, float, str]] = []
     for operation, call in calls.items():
@@ -113,6 +114,10 @@ def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s:
             break
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     link.say(told)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A signal handler: the signal is to interrupt, and nothing else."""
 
 
 # --- others that hold what a call waits for ------------------------------------------------------
