@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any, Self
 from hicache_conformance import habits
 from hicache_conformance.cleanup import remove_pages
 from hicache_conformance.instruments.child import Child
-from hicache_conformance.instruments.content import content, diagnose
+from hicache_conformance.instruments.content import content
+from hicache_conformance.instruments.endpoints import endpoints_in
 from hicache_conformance.instruments.leftovers import remove_tree
-from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.oracle import Forgot, Oracle
+from hicache_conformance.outcomes import NotDeclared, NotVerified
 from hicache_conformance.probe import Probe, ServerGone, Trace, require_present
 from hicache_conformance.rules import CLAIMS, Need
 from hicache_conformance.subject import Scratch
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
-from hicache_storage.storage import Durability, HiCacheStorage, Retention
+from hicache_storage.storage import Durability, HiCacheStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from hicache_conformance.subject import Server, Subject
     from hicache_storage.storage import Capabilities
 
+
+__all__ = ["Case", "Forgot"]
 
 _MOST_DENIALS = 8
 """So often may a check find out that its store does not refuse pages by habit."""
@@ -48,11 +52,7 @@ LEFT_IN_STORE = "left in the store"
 """The name of the evidence that says which pages of a check could not be removed."""
 
 
-class Forgot(Violation):
-    """A page is missing that a store may forget, but forgot only in this situation."""
-
-
-class Case:
+class Case(Oracle):
     """One run of one check. Not for reuse; closes and removes what it made.
 
     `space`, `hashes` and `contents` are determined by the seed but for a token that keeps runs on one
@@ -175,7 +175,9 @@ class Case:
         )
 
     def alive(self) -> bool:
-        """Whether a handle on the store can be opened, and keeps a page."""
+        """Whether a handle can be opened, and keeps a page. Where there is no server none has gone."""
+        if not endpoints_in(self.config):
+            return True
         space = self.space(min(64, self.claims.max_page_nbytes or 64), tenant="alive")
         pages = self.contents(space, self.hashes(1))
         try:
@@ -261,14 +263,10 @@ class Case:
         match need:
             case Need.DURABLE:
                 return self.claims.durability >= Durability.CRASH
-            case Need.SHARED:
-                return self.claims.shared
-            case Need.ENUMERABLE:
-                return self.claims.enumerable
+            case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED:
+                return bool(getattr(self.claims, need.value))
             case Need.PARALLEL:
                 return self.claims.parallelism > 1
-            case Need.BOUNDED:
-                return self.claims.bounded
             case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
                 return self.subject.offers(need.value)
             case Need.ENDPOINT:
@@ -282,11 +280,6 @@ class Case:
     def require_present(self, operation: str) -> None:
         """End the check where the store was not written for what it needs."""
         require_present(operation, self.absent)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether a page must be there until it is deleted."""
-        return self.claims.retention is Retention.UNTIL_DELETED
 
     # --- identities and bytes ----------------------------------------------------------------------
 
@@ -317,130 +310,7 @@ class Case:
             for page_hash in hashes
         }
 
-    # --- the oracle --------------------------------------------------------------------------------
-
-    def stored(self, probe: Probe, space: KeySpace, count: int, **options: Any) -> dict[str, bytes]:
-        """`count` fresh pages, set. A set that was refused is a violation: there is room for a few."""
-        pages = self.contents(space, self.hashes(count))
-        self.must_set(probe, space, pages, **options)
-        return pages
-
-    def must_set(
-        self, probe: Probe, space: KeySpace, pages: Mapping[str, bytes], **options: Any
-    ) -> None:
-        """Set pages; every verdict must be True.
-
-        Raises:
-            NotVerified: The store refuses pages by habit, these among them.
-        """
-        answers = probe.set(space, pages, **options)
-        refused = [page_hash for page_hash, ok in zip(pages, answers, strict=True) if not ok]
-        if refused:
-            violation = probe.violation(
-                f"batch_set refused {len(refused)} of {len(pages)} pages of {space.stored_nbytes} bytes",
-                expected="True for every page: the store has room",
-                got=f"False for {refused[0][:8]}...",
-                sequence=self.trace.sequence(*(h[:8] for h in refused[:2])),
-            )
-            raise self.refused(space, violation)
-
-    def must_hold(
-        self,
-        probe: Probe,
-        space: KeySpace,
-        pages: Mapping[str, bytes | Sequence[bytes]],
-        *,
-        segments: int = 1,
-    ) -> int:
-        """Hold a read of every page against what may be there; how many were hits.
-
-        A hit must be one of the contents given. A miss is a violation where the store keeps pages until
-        they are deleted; where it may forget, it is one if it forgets only here (`Forgot`).
-        """
-        found = probe.get(space, list(pages), segments=segments)
-        hits = 0
-        for (page_hash, allowed), data in zip(pages.items(), found, strict=True):
-            contents = [allowed] if isinstance(allowed, bytes) else list(allowed)
-            if data is None:
-                self.missed(probe, space, page_hash)
-            elif data not in contents:
-                raise self.wrong_bytes(probe, space, page_hash, data, contents)
-            else:
-                hits += 1
-        seen = probe.exists(space, list(pages))
-        for page_hash, there in zip(pages, seen, strict=True):
-            if not there:
-                self.missed(probe, space, page_hash, "batch_exists")
-        return hits
-
-    def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
-        """Neither exists nor get may say True; `why` is the reason, as in "was deleted".
-
-        Of no hashes nothing is asked: an empty batch is the business of KV-201 alone.
-        """
-        if not hashes:
-            return
-        for page_hash, there in zip(hashes, probe.exists(space, hashes), strict=True):
-            if there:
-                raise probe.violation(
-                    f"batch_exists is True for a page that {why}",
-                    expected="False",
-                    got=f"True for {page_hash[:8]}",
-                    sequence=self.trace.sequence(page_hash[:8]),
-                )
-        for page_hash, data in zip(hashes, probe.get(space, hashes), strict=True):
-            if data is not None:
-                raise probe.violation(
-                    f"batch_get is True for a page that {why}",
-                    expected="a miss",
-                    got=f"{page_hash[:8]}: {self.diagnosed(space, page_hash, data, [])}",
-                    sequence=self.trace.sequence(page_hash[:8]),
-                )
-
-    def wrong_bytes(
-        self,
-        probe: Probe,
-        space: KeySpace,
-        page_hash: str,
-        data: bytes,
-        allowed: Sequence[bytes],
-    ) -> Violation:
-        """What to raise for a hit with bytes that are none of those allowed."""
-        return probe.violation(
-            "batch_get is True with bytes that were never set under this hash",
-            expected=f"the {space.stored_nbytes} bytes that were set, or a miss",
-            got=f"{page_hash[:8]}: {self.diagnosed(space, page_hash, data, allowed)}",
-            sequence=self.trace.sequence(page_hash[:8]),
-        )
-
-    def diagnosed(
-        self, space: KeySpace, page_hash: str, data: bytes, allowed: Sequence[bytes]
-    ) -> str:
-        """What wrong bytes are, in words."""
-        return diagnose(data, space_id=space.id, page_hash=page_hash, allowed=allowed)
-
-    def missed(
-        self, probe: Probe, space: KeySpace, page_hash: str, operation: str = "batch_get"
-    ) -> None:
-        """Judge a miss of a page whose set returned True: it returns where the store may forget."""
-        if not self.keeps and self._forgets(probe):
-            return
-        kind = Violation if self.keeps else Forgot
-        raise kind(
-            f"{operation} is False for a page whose batch_set returned True",
-            f"True: retention is {self.claims.retention.name}, and nothing deleted it",
-            f"False for {page_hash[:8]} of {space.pool!r}",
-            tuple(self.trace.sequence(page_hash[:8])),
-        )
-
-    def refused(self, space: KeySpace, violation: Violation) -> Exception:
-        """What to raise where a set returned False: the violation, unless that is the store's habit."""
-        if not self.refuses(space.stored_nbytes):
-            return violation
-        return NotVerified(
-            f"the store has no room for the pages of {space.stored_nbytes} bytes that the check needs,"
-            " or refuses pages at will"
-        )
+    # --- habits ------------------------------------------------------------------------------------
 
     def refuses(self, nbytes: int) -> bool:
         """Whether it is the store's habit to refuse pages of this size, or so many pages."""
@@ -452,7 +322,7 @@ class Case:
                     self._denials += 1
             return nbytes in self._refused
 
-    def _forgets(self, probe: Probe) -> bool:
+    def forgets(self, probe: Probe) -> bool:
         """Whether it is the store's habit; if it was seen once, there are only more pages now."""
         self._forgetful = self._forgetful or habits.forgets(self, probe)
         return self._forgetful

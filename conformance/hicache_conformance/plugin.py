@@ -59,7 +59,8 @@ class _Conformance:
         """By the node id of the class, as is everything here."""
         self.left_out: set[str] = set()
         self.checks: dict[str, list[str]] = {}
-        self.records: list[Record] = []
+        self.records: list[tuple[str, Record]] = []
+        """By the name of the test class: several may be of one storage."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -109,7 +110,7 @@ class _Conformance:
             return
         for name, cls in self.classes.items():
             record = self._judged(cls, self.checks.get(name, []), deselected=name in self.left_out)
-            self.records.append(record)
+            self.records.append((cls.__name__, record))
             self._write(record, cls.__name__)
             if self._fails(name, record) and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -161,9 +162,12 @@ class _Conformance:
         return judged(facts, rules, records, cls.known_violations())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        for record in self.records:
+        storages = [record.subject.name for _, record in self.records]
+        for name, record in self.records:
+            storage = record.subject.name
+            shown = f"{storage} ({name})" if storages.count(storage) > 1 else storage
             counts = ", ".join(f"{count} {one.value}" for one, count in record.counts().items())
-            terminalreporter.write_line(f"{record.subject.name}: {record.verdict} ({counts})")
+            terminalreporter.write_line(f"{shown}: {record.verdict} ({counts})")
             for reason in record.reasons:
                 terminalreporter.write_line(f"  {reason}")
 

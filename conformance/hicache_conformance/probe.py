@@ -129,9 +129,11 @@ class Probe:
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """One call, with the caller's own sequence."""
-        return self._answers(
+        answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
+        self.trace.deleted(space, hashes, answers)
+        return answers
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

@@ -143,9 +143,9 @@ RULES: dict[str, Rule] = {
             "KV-009",
             "A store that has room takes pages",
             "A store that has room takes pages: of 1,000 sets into an idle, empty store none is refused,"
-            " unless `retention` is BEST_EFFORT. A set is refused for want of room, a race that was lost,"
-            " or trouble of the store, and `stats()` counts it by reason. Wherever a set was answered"
-            " False, in any check, the page is looked for afterwards (KV-006).",
+            " unless `retention` is BEST_EFFORT. A set is refused for want of room, a race that was"
+            " lost, or trouble of the store, and `stats()` counts it by reason. Wherever a set was"
+            " answered False, in any check, the page is looked for afterwards (KV-006).",
             "Pages are lost one by one, nobody knows why, and every prefix ends at the first gap.",
             since="1.1",
         ),
@@ -254,8 +254,8 @@ RULES: dict[str, Rule] = {
             "An unreachable or silent store is an error in time",
             "A store that cannot be reached raises `StorageUnavailable`, within the configured"
             " `timeout_s` plus a second; one that accepts and never answers raises `StorageTimeout` in"
-            " the same time. Nothing hangs. The limit holds for a call as a whole, whatever steps it takes"
-            " (name look-up, every address, sentinels, locks), and a signal does not restart it.",
+            " the same time. Nothing hangs. The limit holds for a call as a whole, whatever steps it"
+            " takes (name look-up, every address, sentinels, locks), and a signal does not restart it.",
             "One dead cache server hangs a fleet of inference servers.",
             _EXTENDED,
             (Need.ENDPOINT,),
@@ -273,8 +273,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "KV-306",
             "It is a guest in the process",
-            "It installs no signal handlers, works in a child that was forked while it was open, or refuses"
-            " there, can be constructed off the main thread, and works after `spawn`.",
+            "It installs no signal handlers, works in a child that was forked while it was open, or"
+            " refuses there, can be constructed off the main thread, and works after `spawn`.",
             "The server no longer stops on SIGTERM, or the store can't be opened where engines open it.",
         ),
         Rule(

@@ -9,6 +9,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hicache_conformance.blame import blamed
 from hicache_conformance.case import Case, Forgot
 from hicache_conformance.outcomes import NotDeclared, NotVerified, Outcome, Unknown, Violation
 from hicache_conformance.report.record import CheckRecord
@@ -120,10 +121,15 @@ _OUTCOMES: tuple[tuple[type[BaseException], Outcome], ...] = (
 )
 
 
+_TELLING = tuple(kind for kind, _ in _OUTCOMES)
+
+
 def _record(
     check: Check, case: Case | None, error: BaseException | None, elapsed_s: float
 ) -> CheckRecord:
     outcome = Outcome.PASSED
+    if error is not None and case is not None and not isinstance(error, _TELLING):
+        error = blamed(error, case.subject.storage_class) or error
     if error is not None:
         outcome = next((one for kind, one in _OUTCOMES if isinstance(error, kind)), Outcome.ERROR)
     record = CheckRecord(

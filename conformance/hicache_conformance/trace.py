@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SHOWN_CALLS = 12
 _SHOWN_PAGES = 4
 _NAME_DIGITS = 8
+_CLEAR = ".clear "
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ class Trace:
         """Bytes of every page whose set returned True, in order."""
         self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
         """Every page whose set returned True: to be removed from a store that outlives the check."""
+        self._undeleted: set[tuple[str, str]] = set()
+        """Space ids and hashes of pages whose last delete returned False."""
         self._offers: Counter[tuple[str, str]] = Counter()
         """By space id and page hash: sets that were begun and are not known to have left nothing."""
 
@@ -80,6 +83,19 @@ class Trace:
         with self._lock:
             call = self._running.pop(number)
             call.answer = answer if _has_verdicts(call, answer) else _words(answer)
+
+    def deleted(self, space: KeySpace, hashes: Sequence[str], verdicts: Sequence[bool]) -> None:
+        """A delete of these pages has answered."""
+        with self._lock:
+            for page_hash, gone in zip(hashes, verdicts, strict=True):
+                self._undeleted.discard((space.id, page_hash))
+                if not gone:
+                    self._undeleted.add((space.id, page_hash))
+
+    def was_not_deleted(self, space: KeySpace, page_hash: str) -> bool:
+        """Whether the last delete of the page returned False."""
+        with self._lock:
+            return (space.id, page_hash) in self._undeleted
 
     def offered(self, space: KeySpace, hashes: Sequence[str]) -> None:
         """A set of these pages begins."""
@@ -116,10 +132,15 @@ class Trace:
     def sequence(self, *mentioned: str) -> list[str]:
         """The last calls, or the last of those that mention any of the words.
 
-        A word is part of a line, or the first 8 digits of a page hash.
+        A word is part of a line, or the first 8 digits of a page hash. What removes pages without
+        naming them may be to blame, too: every clear since the first of these calls is shown.
         """
         with self._lock:
-            calls = [call for call in self._calls if not mentioned or call.mentions(mentioned)]
+            calls: list[_Call] = []
+            for call in self._calls:
+                is_clear = bool(calls) and _CLEAR in call.line
+                if not mentioned or is_clear or call.mentions(mentioned):
+                    calls.append(call)
             lines = [call.text(mentioned) for call in calls[-_SHOWN_CALLS:]]
         left_out = len(calls) - len(lines)
         return [f"({left_out} calls before)", *lines] if left_out else lines

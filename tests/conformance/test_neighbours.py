@@ -109,3 +109,15 @@ def test_odd_texts_make_different_key_spaces() -> None:
 
     assert len(spaces) == len(set(spaces))
     assert all(one.model == other.model for one, other in pairwise(spaces))
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 300])
+def test_look_alikes_are_other_spaces_than_the_one_that_they_are_made_of(page_tokens: int) -> None:
+    """With one digit they are found among the first, which is where the space itself would be met."""
+    own = space(page_tokens=page_tokens)
+
+    for number in range(50):
+        home = space(page_tokens=page_tokens, revision=str(number))
+        for _, one, other in look_alikes(home, 1):
+            assert home not in (one, other)
+    assert own not in [one for _, *pair in look_alikes(own, 2) for one in pair]

@@ -66,3 +66,12 @@ def test_a_store_of_many_key_spaces_is_not_taken_for_one_that_leaks(tmp_path: Pa
         record = run_check(WireSubject, check, RunOptions(call_limit_s=10))
 
     assert (Outcome.PASSED, "") == (record.outcome, record.got)
+
+
+def test_a_clear_is_told_with_the_pages_that_it_may_have_taken() -> None:
+    trace = Trace()
+    for line, pages in (("a.clear kv", ()), ("a.batch_set kv", ("ab" * 4,)), ("a.clear kv", ())):
+        trace.ended(trace.began(line, pages), 1)
+    trace.ended(trace.began("a.batch_set kv", ("cd" * 4,)), 1)
+
+    assert ["a.batch_set kv(abababab) -> 1", "a.clear kv() -> 1"] == trace.sequence("ab" * 4)

@@ -46,6 +46,7 @@ _MODULES = (
     "exhaustion",
     "crash",
     "interrupted",
+    "dead_readers",
     "rot",
     "interleavings",
     "concurrency",
@@ -54,6 +55,7 @@ _MODULES = (
     "sharing",
     "model",
     "declarations",
+    "bounded",
     "limits",
 )
 

@@ -51,7 +51,14 @@ def an_instance_claims_no_more_than_its_class(case: Case) -> None:
     widest, narrow = type(store.storage).capabilities, store.storage.capabilities
     wider = [
         name
-        for name in ("retention", "durability", "shared", "enumerable", "scatter_gather")
+        for name in (
+            "retention",
+            "durability",
+            "shared",
+            "enumerable",
+            "scatter_gather",
+            "bounded",
+        )
         if getattr(narrow, name) > getattr(widest, name)
     ]
     for name in ("max_batch", "max_page_nbytes"):
@@ -293,7 +300,7 @@ def _owners(store: Probe) -> list[tuple[str, object]]:
 def _soundness(claims: Capabilities) -> dict[str, bool]:
     """Whether each field has a value of its type, in its range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
-    flags = ("shared", "enumerable", "overwrites", "scatter_gather")
+    flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded")
     limits = ("max_batch", "max_page_nbytes")
     return {
         **{name: isinstance(getattr(claims, name), kind) for name, kind in orders.items()},

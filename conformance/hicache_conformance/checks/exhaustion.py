@@ -111,12 +111,13 @@ class _Store:
         self.takes_pages = all(self.probe.set(space, self.earlier))
         self.writes_files = self.nbytes() - before >= space.stored_nbytes
 
-    def contents(self, count: int) -> dict[str, bytes]:
+    def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
         """Pages that this process has not had before."""
         self._made += count
         numbers = range(self._made - count, self._made)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
-        return {one: content(self.space.id, one, self.space.stored_nbytes) for one in hashes}
+        space = space or self.space
+        return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
 
     def nbytes(self) -> int:
         """Of all files in the store's directory."""
@@ -185,20 +186,45 @@ def _write_on_a_full_disk(link: Link, store: _Store) -> None:
             _must_be_as_told(store, None if verdict is None else [verdict], page, when)
         store.must_be_whole(store.earlier, "after the disk was full", there=True)
         store.must_work_again(pages, "after the disk was full")
+        _must_take(store, limit)
     store.probe.close()
     link.say(refused)
 
 
 def _other_calls(store: _Store, limit: int) -> list[Attempt]:
     """What else is called on a full disk: sets of present pages, deletes, a key space that is new."""
-    tenant = f"{store.space.tenant}-{limit}"
-    elsewhere = Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
+    elsewhere = _elsewhere(store, limit)
     return [
         *(store.caller.set({one: data}) for one, data in store.earlier.items()),
         store.caller.delete(["0" * 64]),
         elsewhere.open_space(),
         elsewhere.exists(["0" * 64]),
     ]
+
+
+def _elsewhere(store: _Store, limit: int) -> Caller:
+    """In a key space that is first used on a disk that is full."""
+    tenant = f"{store.space.tenant}-{limit}"
+    return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
+
+
+def _must_take(store: _Store, limit: int) -> None:
+    """Such a key space works when there is room again."""
+    elsewhere = _elsewhere(store, limit)
+    pages = store.contents(1, elsewhere.space)
+    made = [elsewhere.open_space()]
+
+    def works() -> bool:
+        made[:] = [elsewhere.open_space(), elsewhere.set(pages)]
+        return made[-1].answer == [True]
+
+    if not wait_until(works, _LIMIT_S / 2):
+        raise store.violation(
+            "a key space that was opened when the disk was full takes no pages afterwards",
+            made[-1],
+            expected="True",
+        )
+    elsewhere.delete(list(pages))
 
 
 def _one_by_one(pages: Mapping[str, bytes]) -> list[dict[str, bytes]]:

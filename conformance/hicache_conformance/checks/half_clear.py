@@ -93,7 +93,7 @@ def _moved(way: Road, direction: str) -> int:
 
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_without_descriptors_says_so(case: Case) -> None:
-    """A clear of a process that has no descriptor left raises, or has removed every page all the same."""
+    """A clear for which no descriptor is left raises, or has removed every page all the same."""
     space = case.space(fitting(case, 64))
     pages = case.contents(space, case.hashes(20))
     came, error, left = heard(case.child(_clear_without_descriptors, space, pages))

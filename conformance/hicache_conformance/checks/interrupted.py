@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.instruments.files import Usage, backdate
 from hicache_conformance.instruments.proxy import FaultProxy, endpoints_in, redirected
-from hicache_conformance.outcomes import NotVerified, Violation
+from hicache_conformance.outcomes import NotDeclared, NotVerified, Violation
 from hicache_conformance.scenes.aftermath import (
     Scene,
     answering,
@@ -178,6 +178,8 @@ def killed_writers_leave_nothing_that_grows(case: Case) -> None:
 
 
 def _kill_at_bytes(case: Case, *, versions: int) -> None:
+    if versions > 1 and not case.claims.overwrites:
+        raise NotDeclared("overwrites is declared False: a set of a present page writes nothing")
     scene = Scene(case, _PAGE_NBYTES)
     limits = fatal_lengths(case, scene.space)
     killed = 0
@@ -187,7 +189,10 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
         scene.judge(victims)
     case.evidence["killed"] = f"{killed} of {len(limits)}"
     if not killed:
-        raise NotVerified("no write met the limit: the store changes no file by writing to it")
+        raise NotVerified(
+            "no writer was killed: no set made a file longer than the limit (it may write into files"
+            " that are there already, or through a mapping)"
+        )
 
 
 def _killed_at(

@@ -48,6 +48,7 @@ _MODULES = (
     "recovery",
     "room",
     "crash",
+    "dead_readers",
     "rot",
     "concurrency",
 )

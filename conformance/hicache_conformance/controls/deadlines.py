@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import sqlite3
 import struct
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,11 @@ from hicache_conformance.controls import caught_by
 from hicache_conformance.stores.shelf import Shelf
 from hicache_conformance.stores.sqlite_store import SqliteStore
 from hicache_conformance.stores.wire import WireStore
-from hicache_conformance.stores.wire_protocol import NEVER, Connection, Deadline, Message
+from hicache_conformance.stores.wire_protocol import NEVER, Connection, Deadline, Message, Operation
+from hicache_storage.errors import HiCacheError, StorageTimeout
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Generator, Sequence
 
     from hicache_storage.keys import KeySpace
@@ -52,6 +54,57 @@ class BeginsAnewAfterASignal(WireStore):
             return Connection.receive(connection, NEVER)
         except BlockingIOError as error:
             raise TimeoutError("no answer in time") from error
+
+
+class _Patient(WireStore):
+    """Can wait for a reply for as long as it takes."""
+
+    def _exchanged_at_leisure(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        request = Message(next(self._numbers), operation, parts)
+        with self._translated():
+            connection = self._lease(request.number, NEVER)
+            connection.send(request, NEVER)
+            reply = connection.receive(NEVER)
+            self._give_back(request.number, connection)
+        return reply.parts
+
+
+@caught_by("KV-901", check="a_bounded_get_ends_in_time_and_lets_go_of_its_pages")
+class FillsPagesInTheBackground(_Patient):
+    """It claims to be bounded: a get that is late goes on in a thread, and fills its pages there."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        answers: list[list[bool]] = []
+
+        def run() -> None:
+            with suppress(HiCacheError):
+                answers.append(
+                    super(FillsPagesInTheBackground, self).batch_get(space, hashes, pages)
+                )
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self._settings.timeout_s)
+        if not answers:
+            raise StorageTimeout("no answer in time")
+        return answers[0]
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        if operation != Operation.GET:
+            return super()._exchange(operation, *parts)
+        return self._exchanged_at_leisure(operation, *parts)
+
+
+@caught_by("KV-901", check="a_bounded_set_ends_in_time_and_lets_go_of_its_pages")
+class WaitsForItsWrites(_Patient):
+    """It claims to be bounded, and a set waits for as long as the server takes."""
+
+    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
+        if operation != Operation.SET:
+            return super()._exchange(operation, *parts)
+        return self._exchanged_at_leisure(operation, *parts)
 
 
 class _Locked(Shelf):

@@ -1,4 +1,4 @@
-"""Wrong stores: clears and listings that end early and say nothing, errors that stick, room that stays."""
+"""Wrong stores: clears and listings that end early in silence, errors that stick, pinned room."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,10 +23,11 @@ from hicache_conformance.stores.dict_store import DictSettings, DictStore
 from hicache_conformance.stores.shelf import Shelf, ShelfSettings
 from hicache_conformance.stores.sqlite_store import SqliteStore
 from hicache_conformance.stores.wire import WireStore
+from hicache_storage.errors import StorageUnavailable
 from hicache_storage.storage import HiCacheStorage, StorageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from hicache_conformance.stores.wire_protocol import Connection, Deadline
     from hicache_storage.keys import KeySpace
@@ -35,6 +37,21 @@ _IDLE_S = 15.0
 """For how long a forgotten thread sleeps: longer than close may take, and not for ever."""
 _ARENA_NBYTES = 256 << 10
 _arenas: list[bytearray] = []
+
+
+# --- while it is closed ------------------------------------------------------------------------------
+
+
+@caught_by("KV-301", check="close_stops_the_calls_of_busy_threads")
+class BlamesTheStoreForItsClose(WireStore):
+    """A call whose connection was closed under it says that the server can't be reached."""
+
+    @contextmanager
+    def _translated(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageUnavailable(f"wire: {error}") from error
 
 
 # --- after close -------------------------------------------------------------------------------------

@@ -289,3 +289,20 @@ class RemembersUnreadablePages(Shelf):
         if data is None and path.exists():
             self._damaged.add(path)
         return None if path in self._damaged else data
+
+
+@caught_by("KV-307", check="a_disk_without_room_refuses_the_page")
+class RemembersAFullDisk(Shelf):
+    """A key space that could not be made when the disk was full is never tried again."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._given_up: set[str] = set()
+
+    def _remember(self, space: KeySpace) -> bool:
+        if space.id in self._given_up:
+            return False
+        remembered = super()._remember(space)
+        if not remembered:
+            self._given_up.add(space.id)
+        return remembered

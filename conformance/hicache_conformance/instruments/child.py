@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+from hicache_conformance.blame import blamed
+from hicache_conformance.instruments.endpoints import endpoints_in
 from hicache_conformance.outcomes import NotVerified, Unknown, Violation
 from hicache_conformance.probe import Probe, Trace
 from hicache_conformance.subject import ClassReference
@@ -75,7 +77,14 @@ class Link:
         `alone`: no other process sets the pages that this one sets.
         """
         label = f"process{os.getpid()}"
-        return Probe(self.open_storage(), self.trace, label, absent=self.absent, alone=alone)
+        return Probe(
+            self.open_storage(),
+            self.trace,
+            label,
+            alive=lambda: not endpoints_in(self.config),
+            absent=self.absent,
+            alone=alone,
+        )
 
     def open_storage(self) -> HiCacheStorage:
         """The same, bare."""
@@ -210,7 +219,8 @@ def act(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) ->
     except (EOFError, BrokenPipeError):
         pass  # the parent has gone, or ended the conversation
     except Exception as error:  # noqa: BLE001 - it is told to the parent
-        link.say(_Failed(f"{type(error).__name__}: {error}"))
+        violation = blamed(error, link.reference.load() if link.reference else None)
+        link.say(_Failed(f"{type(error).__name__}: {error}", violation))
 
 
 def _end_with_parent(parent: int) -> None:

@@ -32,6 +32,10 @@ REMEDIES = {
     " damages, plants or removes a page behind the store's back.",
     "server": "Open the back door `server()` in a test class of the store: a real server that the kit"
     " may stop, start, pause and resume.",
+    "stall": "Open the back door `stall()` in a test class of the store: inside of it somebody else"
+    " holds what a call has to wait for.",
+    "small_config": "Open the back door `small_config(scratch, capacity_nbytes)` in a test class of the"
+    " store: the config of one that is soon full.",
     "an address in the config": "Give the store a config with the address of a server, so that the"
     " kit can stand between the two.",
 }

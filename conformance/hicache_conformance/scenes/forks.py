@@ -200,10 +200,11 @@ class _Fork:
             os.close(descriptor)
 
     def kill(self) -> None:
-        self._connection.close()
+        """SIGKILL it: it is not told before, or it would close its handle."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+        self._connection.close()
 
 
 def _live(connection: Connection, side: _Side) -> None:

@@ -56,7 +56,7 @@ class Mortals:
     def __init__(self, case: Case) -> None:
         self._mother = case.child(_bear)
         self._latest: Mortal | None = None
-        case.at_end(self._end)
+        case.at_end(self.end)
 
     def start(self, actor: Callable[..., None], *arguments: Any) -> Mortal:
         """A process that runs `actor(link, *arguments)`. The one before it is killed."""
@@ -66,8 +66,11 @@ class Mortals:
         self._latest = Mortal(self._mother.say, self._mother.hear)
         return self._latest
 
-    def _end(self) -> None:
-        """It would outlive its mother for a moment, and write where the case has just cleaned up."""
+    def end(self) -> None:
+        """Kill the last one.
+
+        It would outlive its mother for a moment, and write where the case has just cleaned up.
+        """
         if self._latest is not None:
             self._latest.end()
 
@@ -221,6 +224,26 @@ def write_half(
     memory = probe.memory(space, 1, 8).holding(list(pages.values()))
     gated = GatedPage(memory.pages[0], _ToldGate(link), before=before)
     link.say(probe.batch_set(space, list(pages), [gated]))
+
+
+def read_half(link: Link, space: KeySpace, hashes: Sequence[str]) -> None:
+    """Get pages of eight segments, and say so when the store is half way through the first."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    memory = probe.memory(space, 1, 8)
+    gated = GatedPage(memory.pages[0], _ToldGate(link), before=4)
+    link.say(probe.batch_get(space, hashes[:1], [gated]))
+    link.hear()
+
+
+def scan_half(link: Link, space: KeySpace) -> None:
+    """List pages, and say so when the first of them came."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    listing = probe.scanning(space)
+    next(listing, None)
+    link.say(HELD)
+    link.hear()
 
 
 def write_for_ever(

@@ -130,10 +130,13 @@ def odd_texts(space: KeySpace, *, brief: bool = False) -> Iterator[tuple[str, Ke
 
 
 def look_alikes(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Two spaces whose ids begin with the same few digits, two whose ids end so; and in words, how."""
+    """Two spaces whose ids begin with the same few digits, two whose ids end so; and in words, how.
+
+    Neither is `space` itself, nor equal to it.
+    """
     ways = {"begin": slice(digits), "end": slice(-digits, None)}
     seen: dict[str, dict[str, KeySpace]] = {words: {} for words in ways}
-    for number in count(1):
+    for number in count(space.page_tokens + 1):
         one = replace(space, page_tokens=number)
         for words, cut in list(ways.items()):
             other = seen[words].setdefault(one.id[cut], one)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _FIRST = 8
 _STEP = 256
-_SMALL_NBYTES = 4096
 
 
 def fitting(case: Case, nbytes: int) -> int:
@@ -29,20 +28,17 @@ def fitting(case: Case, nbytes: int) -> int:
 def plant(
     case: Case, store: Probe, space: KeySpace, count: int, *, limit_s: float = 20.0
 ) -> dict[str, bytes]:
-    """`count` fresh pages, set; fewer where the store is slow, or has no room for more.
+    """`count` fresh pages, set; fewer where the store is slow. How many there are goes to the evidence.
 
-    The first few must be taken where they are small. How many there are goes to the evidence.
+    Raises:
+        NotVerified: The store has no room for so many, or refuses pages at will: nothing is shown by
+            those that it took.
     """
     until_s = time.monotonic() + limit_s
-    small = space.stored_nbytes <= _SMALL_NBYTES
-    planted = case.stored(store, space, min(count, _FIRST)) if small else {}
+    planted = case.stored(store, space, min(count, _FIRST))
     while len(planted) < count and time.monotonic() < until_s:
-        pages = case.contents(space, case.hashes(min(_STEP, count - len(planted))))
-        verdicts = store.set(space, pages)
-        planted.update(item for item, taken in zip(pages.items(), verdicts, strict=True) if taken)
-        if not all(verdicts):
-            break
-    case.evidence["pages"] = f"{len(planted)} of {count}"
+        planted.update(case.stored(store, space, min(_STEP, count - len(planted))))
+    case.evidence[f"pages of {space.stored_nbytes} bytes"] = f"{len(planted)} of {count}"
     return planted
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
@@ -97,7 +98,14 @@ class Hunt:
         return time.monotonic() > self._until_s
 
     def _shortened(self, violation: Violation, steps: list[Step]) -> Violation:
-        """Leave out and make smaller what can be, for as long as it goes wrong all the same."""
+        """Leave out and make smaller what can be, for as long as it goes wrong all the same.
+
+        In a store of its own each time: what other sequences have left is no part of this one.
+        """
+        if self.sequences > 1 and self._replayed(steps) is None:
+            others = f"({self.sequences - 1} other sequences of calls before, in the same store)"
+            violation.sequence = [others, *violation.sequence]
+            return violation
         before: list[Step] = []
         while steps != before:
             before = steps
@@ -125,11 +133,17 @@ class Hunt:
             for kind, handle, space in product(("exists", "get"), handles, range(len(SPACES))):
                 yield Step(kind, handle, space, tuple(range(PAGES)))
 
+    def _fresh_config(self) -> dict[str, Any]:
+        """Of an empty store, where the config of a test names one of its own."""
+        case = self.case
+        fresh = copy.copy(case.subject).config(case.new_scratch())
+        return {**fresh, **case.changed_fields}
+
     def _replayed(self, steps: Sequence[Step]) -> Violation | None:
         if self._is_over():
             return None
         self.sequences += 1
-        twins = Twins(self.case, f"sequence{self.sequences}")
+        twins = Twins(self.case, f"sequence{self.sequences}", self._fresh_config())
         try:
             for step in steps:
                 twins.do(step)

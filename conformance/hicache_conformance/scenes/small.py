@@ -1,4 +1,4 @@
-"""Stores made small, so that what happens in a full one happens soon, whatever size people give theirs."""
+"""Stores made small: what happens in a full one happens soon, whatever size people give theirs."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.outcomes import Violation
 from hicache_conformance.scenes.planting import fitting
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_conformance.case import Case
     from hicache_conformance.probe import Probe
@@ -39,8 +39,10 @@ class Twins:
     where a present page was set again.
     """
 
-    def __init__(self, case: Case, name: str) -> None:
+    def __init__(self, case: Case, name: str, config: Mapping[str, Any] | None = None) -> None:
+        """`config`: of another store than the case's."""
         self.case = case
+        self._config = config
         self.steps: list[Step] = []
         self._lines: list[str] = []
         self._spaces = [
@@ -167,7 +169,7 @@ class Twins:
     # --- parts ---------------------------------------------------------------------------------------
 
     def _opened(self, number: int) -> Probe:
-        handle = self.case.open(label=f"handle{number}")
+        handle = self.case.open(self._config, label=f"handle{number}")
         for space in self._spaces:
             handle.open_space(space)
         return handle

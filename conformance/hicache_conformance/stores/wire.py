@@ -46,6 +46,7 @@ class WireStore(PlainStore):
         enumerable=True,
         parallelism=4,
         max_batch=256,
+        bounded=True,
     )
 
     def __init__(self, settings: WireSettings) -> None:
