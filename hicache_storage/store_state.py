@@ -56,7 +56,7 @@ class StoreState:
             now_s = time.monotonic()
             if troubles:
                 self._suffer(troubles, now_s)
-            elif self._troubled and any(pages.values()) and began_s > self._last_s:
+            elif self._troubled and any(pages.values()) and began_s >= self._last_s:
                 self._recover(now_s)
 
     def _suffer(self, pages: Mapping[Verdict, int], now_s: float) -> None:

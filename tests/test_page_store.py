@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -690,7 +692,11 @@ class TestBreaker:
         gate = Gate()
 
         def interrupting(answer: Callable[[], Any]) -> Any:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            main = threading.main_thread().ident or 0
+            while sys._current_frames()[main].f_code.co_name != "wait":
+                time.sleep(0.001)
+            time.sleep(0.01)  # a signal between the look and the wait would be seen at its end
+            signal.pthread_kill(main, signal.SIGINT)
             return gate(answer)
 
         storage.hooks["batch_set"] = interrupting
