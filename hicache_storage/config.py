@@ -181,10 +181,12 @@ def _check_finite(value: Any, name: str = "it") -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise _RefusedError(f"{name}: must be a finite number")
     if isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
+        fields: dict[Any, Any] = cast("Any", value)
+        for key, item in fields.items():
             _check_finite(item, str(key))
     elif isinstance(value, list):
-        for item in cast("list[Any]", value):
+        items: list[Any] = cast("Any", value)
+        for item in items:
             _check_finite(item, name)
 
 

@@ -418,7 +418,7 @@ class PageStore:
             lane.state.note({Verdict.BREAKER_OPEN: asked}, began_s)
             return 0
         with admission:
-            futures = [
+            futures: list[Future[list[bool] | Verdict]] = [
                 lane.submit(partial(self._io.delete, framed, hashes), admission)
                 for framed, hashes in parts
             ]

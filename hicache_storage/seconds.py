@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
+from typing import cast
 
 from hicache_storage.whole_numbers import shown
 
@@ -19,7 +20,8 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-    if not (0 < value <= LONGEST_S or (zero and value == 0)):
+    seconds = cast("float", value)
+    if not (0 < seconds <= LONGEST_S or (zero and seconds == 0)):
         least = "at least 0" if zero else "greater than 0"
         raise ValueError(
             f"{name} must be {least} and at most {LONGEST_S:.0f} seconds, not {shown(value)}"

@@ -193,8 +193,8 @@ class HiCacheStorage(abc.ABC):
         if left:
             pages = removed + retried + len(left)
             raise StorageUnavailable(
-                f"{len(left)} of {pages} pages of pool {space.pool!r} could not be removed: clear it again"
-                " when the store is well"
+                f"{len(left)} of {pages} pages of pool {space.pool!r} could not be removed: clear it"
+                " again when the store is well"
             )
         return removed + retried
 

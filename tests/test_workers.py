@@ -71,7 +71,12 @@ def test_a_cancelled_task_is_let_go_at_once() -> None:
 
     workers = Workers("test", 1)
     go_on, begun = threading.Event(), threading.Event()
-    running = workers.submit(lambda: (begun.set(), go_on.wait(30)))
+
+    def hang() -> bool:
+        begun.set()
+        return go_on.wait(30)
+
+    running = workers.submit(hang)
     assert begun.wait(30)
     pages = Pages()
     kept = weakref.ref(pages)
