@@ -343,7 +343,7 @@ class PageStore:
         began_s = time.monotonic()
         for transfer in transfers:
             self._check(transfer)
-        if not any(transfer.hashes for transfer in transfers):
+        if not any(len(transfer.hashes) for transfer in transfers):
             return Outcome([[] for _ in transfers], when_all_done([]))
         admission = lane.admit()
         if admission is None:

@@ -22,6 +22,7 @@ from hicache_storage.host_pool.shape import (
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
 from hicache_storage.page import Page
 from hicache_storage.slots import Slots
+from hicache_storage.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,8 +78,7 @@ class HostPool:
         """
         check_layout(layout, shape)
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+            check_whole(name, value, least=least)
         self.tiles = tuple(tiles) or (whole(shape),)
         check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
