@@ -14,7 +14,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
-from hicache_storage.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,8 +73,8 @@ class Capabilities:
     def __post_init__(self) -> None:
         for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
             value = getattr(self, name)
-            if value is not None:
-                check_whole(f"a storage's {name}", value, least=1)
+            if value is not None and value < 1:
+                raise ValueError(f"a storage cannot claim {name} {value}: the least is 1")
 
 
 @dataclass(frozen=True, slots=True)

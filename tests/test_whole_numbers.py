@@ -10,7 +10,6 @@ from pages import space
 from hicache_storage.hit_policy import Pool
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStoreSettings
-from hicache_storage.storage import Capabilities
 from hicache_storage.whole_numbers import MOST, check_whole, shown
 
 if TYPE_CHECKING:
@@ -48,8 +47,6 @@ def test_a_number_that_python_would_not_write_has_its_bits_told() -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        *((Capabilities, name) for name in ("alignment", "parallelism", "max_batch")),
-        (Capabilities, "max_page_nbytes"),
         (PageStoreSettings, "parallelism"),
         (PageStoreSettings, "breaker_failures"),
         (partial(HostPool, SHAPE), "slots"),
