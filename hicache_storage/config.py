@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.seconds import LONGEST_S
+from hicache_storage.whole_numbers import MOST, shown
 
 if TYPE_CHECKING:
     import argparse
@@ -32,6 +33,7 @@ WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
 _MAX_DIGITS = 18
+_MOST_DIGITS = 100
 _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
@@ -88,7 +90,7 @@ def positive_int(text: str) -> int:
     """An argparse type: 1, 2, 3, ..."""
     import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
 
-    if not (text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
     return int(text)
 
@@ -147,9 +149,13 @@ def load_extra_config(text: str | None) -> dict[str, Any]:
     if not text:
         return {}
     if not text.startswith("@"):
-        return _fields(_parsed(json.loads, text, "JSON", _EXTRA_CONFIG), _EXTRA_CONFIG)
-    path = Path(text[1:]).expanduser()
+        return _fields(_parsed(_json, text, "JSON", _EXTRA_CONFIG), _EXTRA_CONFIG)
+    path = Path(text[1:])
     where = f"{_EXTRA_CONFIG}: {path}"
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{where}: cannot be read: there is no such home directory") from None
     if path.suffix not in _PARSERS:
         raise ConfigError(f"{where}: must end in one of {', '.join(_PARSERS)}")
     try:
@@ -158,18 +164,63 @@ def load_extra_config(text: str | None) -> dict[str, Any]:
         raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not UTF-8 text") from None
+    except ValueError:
+        raise ConfigError(f"{where!r}: is no name of a file") from None
     name, parse = _PARSERS[path.suffix]
     return _fields(_parsed(parse, content, name, where), where)
 
 
+class _RefusedError(ValueError):
+    """A text is well-formed, and says what no config can mean."""
+
+
 def _parsed(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any:
     try:
-        return parse(text)
+        value = parse(text)
+        _check_finite(value)
     except json.JSONDecodeError as error:
         at = f" at line {error.lineno}, column {error.colno}"
         raise ConfigError(f"{where}: is not {name}: {error.msg.lower()}{at}") from None
+    except _RefusedError as error:
+        raise ConfigError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: is not {name}: {error}") from None
+    return value
+
+
+def _check_finite(value: Any, name: str = "it") -> None:
+    """Refuse what no setting can mean, and most readers would pass on: NaN, infinity, 1e999."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _RefusedError(f"{name}: must be a finite number")
+    if isinstance(value, dict):
+        fields: dict[Any, Any] = cast("Any", value)
+        for key, item in fields.items():
+            _check_finite(item, str(key))
+    elif isinstance(value, list):
+        items: list[Any] = cast("Any", value)
+        for item in items:
+            _check_finite(item, name)
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_once, parse_int=_short)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's fields. JSON allows a name twice, and its readers drop all but the last in silence."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise _RefusedError(f"the field {name!r} is there twice")
+        fields[name] = value
+    return fields
+
+
+def _short(digits: str) -> int:
+    """An integer. Python refuses to read thousands of digits, with advice for programmers."""
+    if len(digits) > _MOST_DIGITS:
+        raise _RefusedError(f"a number in it has {len(digits)} digits")
+    return int(digits)
 
 
 def _toml(text: str) -> Any:
@@ -181,8 +232,21 @@ def _toml(text: str) -> Any:
 def _yaml(text: str) -> Any:
     import yaml  # noqa: PLC0415 - only @file.yaml needs it
 
+    class UniqueKeys(yaml.SafeLoader):
+        """YAML forbids a key twice, and this library takes the last in silence."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the library's signature
+            names: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in names:
+                    problem = f"the field {key.value!r} is there twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                if isinstance(key, yaml.ScalarNode):
+                    names.add(key.value)
+            return cast("dict[Any, Any]", super().construct_mapping(node, deep=deep))
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, UniqueKeys)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:  # its own text quotes the file, secrets and all
         mark = error.problem_mark
         at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -192,7 +256,7 @@ def _yaml(text: str) -> Any:
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    ".json": ("JSON", json.loads),
+    ".json": ("JSON", _json),
     ".toml": ("TOML", _toml),
     ".yaml": ("YAML", _yaml),
     ".yml": ("YAML", _yaml),
@@ -228,8 +292,10 @@ def _number(knob: str, value: Any, *, whole: bool = False) -> float:
             f"{_EXTRA_CONFIG}: {knob}: must be {'an integer' if whole else 'a number'},"
             f" not {type(value).__name__}"
         )
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{_EXTRA_CONFIG}: {knob}: must not be negative or infinite, not {value}")
+    if not 0 <= value <= MOST:
+        raise ConfigError(
+            f"{_EXTRA_CONFIG}: {knob}: must be at least 0 and have at most 64 bits, not {shown(value)}"
+        )
     return value
 
 
@@ -237,7 +303,7 @@ def _seconds(knob: str, value: Any) -> float:
     seconds = _number(knob, value)
     if seconds > LONGEST_S:
         raise ConfigError(
-            f"{_EXTRA_CONFIG}: {knob}: must be at most {LONGEST_S:.0f} seconds, not {value}"
+            f"{_EXTRA_CONFIG}: {knob}: must be at most {LONGEST_S:.0f} seconds, not {shown(value)}"
         )
     return seconds
 

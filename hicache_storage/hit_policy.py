@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
+from hicache_storage.whole_numbers import check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,8 +40,7 @@ class Pool:
     def __post_init__(self) -> None:
         if self.space.frame_nbytes:
             raise ValueError("a pool's key space is bare: the page store adds the frame")
-        if self.window_pages < 1:
-            raise ValueError(f"window_pages must be at least 1, not {self.window_pages}")
+        check_whole("window_pages", self.window_pages, least=1)
 
 
 class Needy(Protocol):

@@ -7,12 +7,13 @@ that must be equal for two pages' bytes to be interchangeable.
 from __future__ import annotations
 
 import hashlib
-import operator
 import re
 import struct
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
+
+from hicache_storage.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_NARROW = 0xFFFFFFFF
 _MAX_TOKEN = 2**63 - 1
-_DIGEST_NBYTES = 32
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _PAGE_HASH = re.compile(r"[0-9a-f]{32,128}")
 
 
@@ -52,8 +53,7 @@ def page_hashes(
 
     Source: sglang/srt/mem_cache/cpp_utils/hash_binding.cpp.
     """
-    if page_tokens < 1:
-        raise ValueError(f"page_tokens must be at least 1, not {page_tokens}")
+    page_tokens = check_whole("page_tokens", page_tokens, least=1)
     digest = _prior_digest(prior)
     words = _words(tokens)
     if words.dtype.itemsize == 4:
@@ -64,7 +64,12 @@ def page_hashes(
 def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) -> str | None:
     """The prior of a chain's first page for a LoRA adapter, an extra key or a tenant's salt.
 
-    None where neither is given. Source: sglang/srt/mem_cache/utils.py, `storage_namespace_seed`.
+    None where neither is given.
+
+    Raises:
+        ValueError: Text that UTF-8 cannot hold: JSON can, so that a request may bring it.
+
+    Source: sglang/srt/mem_cache/utils.py, `storage_namespace_seed`.
     """
     if extra_key is None and cache_salt is None:
         return None
@@ -73,7 +78,7 @@ def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) 
         if part is None:
             digest.update(b"\0")
         else:
-            text = part.encode()
+            text = _text("extra_key and cache_salt", part, required=False).encode()
             digest.update(b"\1" + struct.pack("<Q", len(text)) + text)
     return digest.hexdigest()
 
@@ -90,13 +95,9 @@ def check_page_hashes(hashes: Sequence[str]) -> None:
 
 
 def _prior_digest(prior: str | None) -> bytes:
-    try:
-        digest = bytes.fromhex(prior or "")
-    except ValueError:
-        digest = b"?"
-    if len(digest) not in (0, _DIGEST_NBYTES):
+    if prior and not _DIGEST.fullmatch(prior):
         raise ValueError(f"prior must be a SHA-256 in hex, not {prior!r}")
-    return digest
+    return bytes.fromhex(prior or "")
 
 
 def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
@@ -187,7 +188,7 @@ class Shard:
             object.__setattr__(self, "heads", _range("heads", self.heads))
         if self.context is not None:
             rank, size = _pair("context", self.context)
-            if not 0 <= rank < size:
+            if rank >= size:
                 raise ValueError(
                     f"context must be (rank, size) with rank < size, not {(rank, size)}"
                 )
@@ -222,11 +223,10 @@ class KeySpace:
 
     def __post_init__(self) -> None:
         for name in ("model", "dtype", "layout", "pool", "revision", "tenant"):
-            _check_text(name, getattr(self, name), required=name not in ("revision", "tenant"))
+            required = name not in ("revision", "tenant")
+            object.__setattr__(self, name, _text(name, getattr(self, name), required=required))
         for name, least in (("page_tokens", 1), ("page_nbytes", 1), ("frame_nbytes", 0)):
-            value = _whole(name, getattr(self, name))
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+            value = check_whole(name, getattr(self, name), least=least)
             object.__setattr__(self, name, value)
         if not isinstance(cast("Any", self.shard), Shard):
             raise TypeError(f"shard must be a Shard, not {type(self.shard).__name__}")
@@ -282,7 +282,8 @@ def _encoded(value: str | int | tuple[int, ...] | None) -> bytes:
     return tag + struct.pack("<Q", len(body)) + body
 
 
-def _check_text(name: str, value: object, *, required: bool) -> None:
+def _text(name: str, value: object, *, required: bool) -> str:
+    """`value` as a plain string, also where it is numpy's, or a member of an enumeration of strings."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, not {type(value).__name__}")
     if required and not value:
@@ -291,27 +292,19 @@ def _check_text(name: str, value: object, *, required: bool) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} must be text that UTF-8 can hold, not {value!r}") from error
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, not a bool")
-    try:
-        return operator.index(cast("Any", value))
-    except TypeError as error:
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from error
+    return str.__str__(value)
 
 
 def _pair(name: str, value: object) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(cast("Any", value)) != 2:
         raise TypeError(f"{name} must be a pair of integers, not {value!r}")
     first, second = cast("tuple[object, object]", value)
-    return _whole(name, first), _whole(name, second)
+    return check_whole(name, first, least=0), check_whole(name, second, least=0)
 
 
 def _range(name: str, value: object) -> tuple[int, int]:
     start, end = _pair(name, value)
-    if not 0 <= start < end:
+    if start >= end:
         raise ValueError(f"{name} must be [start, end) with 0 <= start < end, not {(start, end)}")
     return start, end
 

@@ -1,13 +1,17 @@
 """The Prometheus names of this package, in one place. Needs the extra `metrics`.
 
-    prometheus_client.REGISTRY.register(CacheCollector(store, controller, labels={"rank": "0"}))
+    collector = CacheCollector(store, controller, labels={"rank": "0"})
+    collector.add(other_store, other_controller, labels={"rank": "1"})
+    prometheus_client.REGISTRY.register(collector)
 
-Figures are read when they are scraped; nothing on the hot path knows of Prometheus.
+A registry has one collector, however many caches a process has: in Prometheus's format a metric is
+described once. Figures are read when they are scraped; nothing on the hot path knows of Prometheus.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -29,8 +33,19 @@ if TYPE_CHECKING:
 _BREAKER_STATES = ("closed", "open", "half_open")
 
 
-class CacheCollector(Collector):
+@dataclass(frozen=True, slots=True)
+class _Cache:
     """One page store, and the controller and the sides of hand-offs above it where there are any."""
+
+    store: PageStore
+    controller: CacheController | None
+    handoffs: Sequence[HandoffSender | HandoffReceiver]
+    labels: tuple[str, ...]
+    """Values, in the order of the collector's names."""
+
+
+class CacheCollector(Collector):
+    """Page stores, and the controllers and the sides of hand-offs above them where there are any."""
 
     def __init__(
         self,
@@ -40,91 +55,153 @@ class CacheCollector(Collector):
         handoffs: Sequence[HandoffSender | HandoffReceiver] = (),
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        self._store = store
-        self._controller = controller
-        self._handoffs = handoffs
-        self._labels = dict(labels or {})
+        self._names = sorted(labels or {})
+        self._caches: tuple[_Cache, ...] = ()
+        self.add(store, controller, handoffs=handoffs, labels=labels)
+
+    def add(
+        self,
+        store: PageStore,
+        controller: CacheController | None = None,
+        *,
+        handoffs: Sequence[HandoffSender | HandoffReceiver] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Show another cache beside those that are there, from the next scrape on.
+
+        Raises:
+            ValueError: Its labels have other names than the others', or the values of one of them.
+        """
+        given = labels or {}
+        if sorted(given) != self._names:
+            raise ValueError(
+                f"the caches of one collector have the same label names: {self._names}, not"
+                f" {sorted(given)}"
+            )
+        values = tuple(given[name] for name in self._names)
+        if any(values == cache.labels for cache in self._caches):
+            raise ValueError(
+                f"a cache with the labels {dict(given)} is there: give this one others"
+            )
+        self._caches += (_Cache(store, controller, handoffs, values),)
+
+    def describe(self) -> Iterator[Metric]:
+        """All metrics without samples: two collectors in one registry would describe each twice."""
+        families = _Families(self._names)
+        return iter(families.metrics)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, as they are now."""
-        yield from self._page_store()
-        yield from self._storage()
-        if self._controller is not None:
-            yield self._events(
-                "hicache_controller",
-                "What the controller did, in pages unless the event's name says otherwise",
-                self._controller.stats(),
-            )
-        if self._handoffs:
-            counts = sum((Counter(side.stats()) for side in self._handoffs), Counter[str]())
-            yield self._events(
-                "hicache_handoff", "Requests handed over or awaited, by how they ended", counts
-            )
+        families = _Families(self._names)
+        for cache in self._caches:
+            families.show(cache)
+        return (metric for metric in families.metrics if metric.samples)
 
-    def _page_store(self) -> Iterator[Metric]:
-        stats = self._store.stats()
-        names = [*self._labels, "direction"]
-        pages = CounterMetricFamily(
-            "hicache_pages", "Pages by direction and verdict", labels=[*names, "verdict"]
+
+class _Families:
+    """The metrics of one scrape: each is described once, whatever has samples of it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        def counter(name: str, help_text: str, *labels: str) -> CounterMetricFamily:
+            return CounterMetricFamily(name, help_text, labels=[*names, *labels])
+
+        def gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(name, help_text, labels=[*names, *labels])
+
+        self.pages = counter(
+            "hicache_pages", "Pages by direction and verdict", "direction", "verdict"
         )
-        nbytes = CounterMetricFamily(
-            "hicache_payload_bytes", "Payload bytes that were moved and proved", labels=names
+        self.payload = counter(
+            "hicache_payload_bytes", "Payload bytes that were moved and proved", "direction"
         )
+        self.wrong = counter(
+            "hicache_wrong_pages_deleted", "Stored pages that were proved wrong and deleted"
+        )
+        self.match_failed = counter(
+            "hicache_match_failed", "Questions what the storage has that it could not answer"
+        )
+        self.opened = counter("hicache_breaker_opened", "Times a breaker opened")
+        self.state = gauge(
+            "hicache_breaker_state", "1 for the worse state of both directions", "state"
+        )
+        self.turned_away = gauge(
+            "hicache_breaker_open",
+            "1 where a direction's breaker is not closed",
+            "direction",
+        )
+        self.gauges = {
+            name: gauge(f"hicache_storage_{name}", "As the storage counts them")
+            for name in ("pages", "bytes", "capacity_bytes")
+        }
+        self.storage = counter(
+            "hicache_storage_events", "The storage's own counters by name", "event"
+        )
+        self.controller = counter(
+            "hicache_controller_events",
+            "What the controller did, in pages unless the event's name says otherwise",
+            "event",
+        )
+        self.handoff = counter(
+            "hicache_handoff_events", "Requests handed over or awaited, by how they ended", "event"
+        )
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All of them, with the samples that they have by now."""
+        return [
+            self.pages,
+            self.payload,
+            self.wrong,
+            self.match_failed,
+            self.opened,
+            self.state,
+            self.turned_away,
+            *self.gauges.values(),
+            self.storage,
+            self.controller,
+            self.handoff,
+        ]
+
+    def show(self, cache: _Cache) -> None:
+        """Add the samples of one cache."""
+        self._page_store(cache.store, cache.labels)
+        self._storage(cache.store, cache.labels)
+        if cache.controller is not None:
+            _events(self.controller, cache.labels, cache.controller.stats())
+        counts = sum((Counter(side.stats()) for side in cache.handoffs), Counter[str]())
+        _events(self.handoff, cache.labels, counts)
+
+    def _page_store(self, store: PageStore, labels: tuple[str, ...]) -> None:
+        stats = store.stats()
         for direction in ("load", "save"):
-            values = [*self._labels.values(), direction]
-            nbytes.add_metric(values, stats.get(f"{direction}_nbytes", 0))
+            self.payload.add_metric([*labels, direction], stats.get(f"{direction}_nbytes", 0))
             for verdict in Verdict:
                 count = stats.get(f"{direction}_{verdict.value}", 0)
-                pages.add_metric([*values, verdict.value], count)
-        yield pages
-        yield nbytes
-        yield self._counter(
-            "hicache_wrong_pages_deleted",
-            "Stored pages that were proved wrong and deleted",
-            stats.get("wrong_pages_deleted", 0),
-        )
-        yield self._counter(
-            "hicache_match_failed",
-            "Questions what the storage has that it could not answer",
-            stats.get("match_failed", 0),
-        )
-        yield self._counter(
-            "hicache_breaker_opened", "Times the breaker opened", stats["breaker_opened"]
-        )
-        state = GaugeMetricFamily(
-            "hicache_breaker_state", "1 for the state it is in", labels=[*self._labels, "state"]
-        )
+                self.pages.add_metric([*labels, direction, verdict.value], count)
+        self.wrong.add_metric(labels, stats.get("wrong_pages_deleted", 0))
+        self.match_failed.add_metric(labels, stats.get("match_failed", 0))
+        self.opened.add_metric(labels, stats["breaker_opened"])
+        breakers = store.breaker
+        state = breakers.state
         for name in _BREAKER_STATES:
-            state.add_metric(
-                [*self._labels.values(), name], float(name == self._store.breaker.state)
-            )
-        yield state
+            self.state.add_metric([*labels, name], float(name == state))
+        for direction, breaker in (("load", breakers.reads), ("save", breakers.writes)):
+            self.turned_away.add_metric([*labels, direction], float(breaker.state != "closed"))
 
-    def _storage(self) -> Iterator[Metric]:
+    def _storage(self, store: PageStore, labels: tuple[str, ...]) -> None:
         try:
-            stats = self._store.storage.stats()
+            stats = store.storage.stats()
         except HiCacheError:  # closed, or away: the other figures are still worth having
             stats = StorageStats()
-        for name, value in (
-            ("pages", stats.pages),
-            ("bytes", stats.nbytes),
-            ("capacity_bytes", stats.capacity_nbytes),
-        ):
+        values = (stats.pages, stats.nbytes, stats.capacity_nbytes)
+        for gauge, value in zip(self.gauges.values(), values, strict=True):
             if value is not None:
-                gauge = GaugeMetricFamily(
-                    f"hicache_storage_{name}", "As the storage counts them", labels=[*self._labels]
-                )
-                gauge.add_metric([*self._labels.values()], value)
-                yield gauge
-        yield self._events("hicache_storage", "The storage's own counters by name", stats.counters)
+                gauge.add_metric(labels, value)
+        _events(self.storage, labels, stats.counters)
 
-    def _events(self, prefix: str, help_text: str, counts: Mapping[str, int]) -> Metric:
-        family = CounterMetricFamily(f"{prefix}_events", help_text, labels=[*self._labels, "event"])
-        for event, count in counts.items():
-            family.add_metric([*self._labels.values(), event], count)
-        return family
 
-    def _counter(self, name: str, help_text: str, count: int) -> Metric:
-        family = CounterMetricFamily(name, help_text, labels=[*self._labels])
-        family.add_metric([*self._labels.values()], count)
-        return family
+def _events(
+    family: CounterMetricFamily, labels: tuple[str, ...], counts: Mapping[str, int]
+) -> None:
+    for event, count in counts.items():
+        family.add_metric([*labels, event], count)

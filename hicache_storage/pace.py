@@ -24,7 +24,9 @@ class Pace:
     Threads may note at the same time; a lost note does no harm.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, first_guess_s: float | None = None) -> None:
+        """Start with `first_guess_s` for any page; None: with what its copy would take."""
+        self._first_guess_s = first_guess_s
         self._s_per_page: dict[KeySpace, float] = {}
 
     def note(self, space: KeySpace, pages: int, elapsed_s: float) -> None:
@@ -34,9 +36,14 @@ class Pace:
 
     def s_per_page(self, space: KeySpace) -> float:
         """What a page is expected to take."""
-        return self._s_per_page.get(space, space.stored_nbytes * _FIRST_GUESS_S_PER_BYTE)
+        known = self._s_per_page.get(space, self._first_guess_s)
+        return space.stored_nbytes * _FIRST_GUESS_S_PER_BYTE if known is None else known
 
     def least_pages(self, space: KeySpace) -> int:
-        """The smallest block that is worth a thread of its own."""
-        by_time = round(_WORTH_A_THREAD_S / max(self.s_per_page(space), 1e-9))
-        return max(1, min(by_time, -(-_WORTH_A_THREAD_NBYTES // space.stored_nbytes)))
+        """The smallest block that is worth a thread of its own, when bytes are moved."""
+        most = -(-_WORTH_A_THREAD_NBYTES // space.stored_nbytes)
+        return min(self.least_questions(space), most)
+
+    def least_questions(self, space: KeySpace) -> int:
+        """The same, when nothing is moved."""
+        return max(1, round(_WORTH_A_THREAD_S / max(self.s_per_page(space), 1e-9)))

@@ -9,17 +9,29 @@ settings = AcmeSettings.parse("acme", config)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Self, Union, cast, get_args, get_origin
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
 
 from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.plain_values import parse_decimal, parse_flag, parse_whole
 from hicache_storage.seconds import LONGEST_S
 from hicache_storage.sizes import parse_nbytes
+from hicache_storage.whole_numbers import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pydantic_core import ErrorDetails
 
@@ -28,15 +40,34 @@ __all__ = ["ByteSize", "Field", "PositiveSeconds", "SecretStr", "Settings"]
 ByteSize = Annotated[int, BeforeValidator(parse_nbytes)]
 """A size in bytes: an int, or text as `hicache_storage.sizes` reads it."""
 
-PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+PositiveSeconds = Annotated[float, BeforeValidator(parse_decimal), Field(gt=0, le=LONGEST_S)]
+
+_READERS: dict[object, Callable[[object], object]] = {
+    int: parse_whole,
+    float: parse_decimal,
+    bool: parse_flag,
+}
 
 
 class Settings(BaseModel):
-    """The base of every backend's settings: unknown fields are errors, values never change."""
+    """The base of every backend's settings: unknown fields are errors, values never change.
+
+    Fields of type int, float and bool, alone or beside None, take what `plain_values` reads, and nothing
+    else: pydantic itself takes `true` for 1, and ignores spaces and underscores.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plainly(cls, given: object, info: ValidationInfo) -> object:
+        field = cls.model_fields[cast("str", info.field_name)]
+        if any(isinstance(item, BeforeValidator) for item in field.metadata):
+            return given
+        reader = _reader(field.annotation)
+        return given if reader is None or given is None else reader(given)
 
     @classmethod
     def parse(cls, backend: str, config: Mapping[str, Any]) -> Self:
@@ -60,9 +91,21 @@ class Settings(BaseModel):
         if detail["type"] == "missing":
             return f"{name}: this field is required"
         given = detail["input"]
-        shown = f", not {given!r}" if isinstance(given, (bool, int, float)) else ""
+        told = f", not {shown(given)}" if isinstance(given, (bool, int, float)) else ""
         prefix = f"{name}: " if name else ""
-        return f"{prefix}{_untold(detail)}{shown}"
+        return f"{prefix}{_untold(detail)}{told}"
+
+
+def _reader(annotation: Any) -> Callable[[object], object] | None:
+    """What reads values of a plain type; None where the type has a way of its own."""
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return _reader(kinds[0]) if len(kinds) == 1 else None
+    if get_origin(annotation) is Annotated:
+        kind, *extras = get_args(annotation)
+        own = any(isinstance(extra, (BeforeValidator, AfterValidator)) for extra in extras)
+        return None if own else _reader(kind)
+    return _READERS.get(annotation)
 
 
 def _untold(detail: ErrorDetails) -> str:

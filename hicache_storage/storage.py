@@ -11,12 +11,13 @@ import abc
 import enum
 import os
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hicache_storage.errors import StorageClosed, UnsupportedOperation
+from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer, Page
@@ -160,7 +161,10 @@ class HiCacheStorage(abc.ABC):
 
     @abc.abstractmethod
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Remove each page. True: it is gone, or was never there (KV-007)."""
+        """Remove each page. True: it is gone, or was never there (KV-007).
+
+        False: the page may still be there: the store could not remove it.
+        """
 
     def open_space(self, space: KeySpace) -> None:
         """Get ready for pages of `space`. Called before its first use; idempotent.
@@ -177,7 +181,10 @@ class HiCacheStorage(abc.ABC):
             )
 
     def spaces(self) -> Iterator[KeySpace]:
-        """Every key space that holds pages or was opened. Needs `capabilities.enumerable`."""
+        """Every key space that holds pages, once. Needs `capabilities.enumerable`.
+
+        A space that was opened but holds no page may be listed (KV-104).
+        """
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its key spaces")
 
@@ -187,16 +194,34 @@ class HiCacheStorage(abc.ABC):
         raise UnsupportedOperation(f"{type(self).__name__} does not list its pages")
 
     def clear(self, space: KeySpace) -> int:
-        """Remove every page of `space` and nothing else; how many pages that were (KV-103)."""
-        removed = 0
-        batch: list[str] = []
-        limit = self.capabilities.max_batch or 1024
-        for info in self.scan(space):
-            batch.append(info.page_hash)
-            if len(batch) == limit:
-                removed += sum(self.batch_delete(space, batch))
-                batch = []
-        return removed + sum(self.batch_delete(space, batch))
+        """Remove every page of `space` and nothing else; how many pages that were (KV-103).
+
+        A count means all of them. What a delete could not remove is tried a second time.
+
+        Raises:
+            StorageUnavailable: Pages are left; the message says how many.
+        """
+        found = (info.page_hash for info in self.scan(space))
+        removed, left = self._delete_all(space, found)
+        retried, left = self._delete_all(space, left)
+        if left:
+            pages = removed + retried + len(left)
+            raise StorageUnavailable(
+                f"{len(left)} of {pages} pages of pool {space.pool!r} could not be removed: clear it"
+                " again when the store is well"
+            )
+        return removed + retried
+
+    def _delete_all(self, space: KeySpace, hashes: Iterable[str]) -> tuple[int, list[str]]:
+        """How many pages are gone, and which may still be there."""
+        removed, left = 0, list[str]()
+        rest = iter(hashes)
+        while batch := list(islice(rest, self.capabilities.max_batch or 1024)):
+            for page_hash, gone in zip(batch, self.batch_delete(space, batch), strict=True):
+                removed += gone
+                if not gone:
+                    left.append(page_hash)
+        return removed, left
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Host memory that pages will live in, for stores that want to pin or map it beforehand."""

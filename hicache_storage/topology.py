@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool.tiles import Tile
 from hicache_storage.keys import Shard
+from hicache_storage.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,11 +40,13 @@ class Extent:
     one layer that lives on the last of two stages has (0, 1)."""
 
     def __post_init__(self) -> None:
-        for name, size in (("layers", self.layers), ("heads", self.heads)):
-            if size is not None and size < 1:
-                raise ConfigError(f"{name} must be at least 1, not {size}")
+        _check_sizes(self, "layers", "heads")
         split = self.stage_layers
-        if split is not None and (min(split, default=-1) < 0 or sum(split) != self.layers):
+        if split is None:
+            return
+        for layers in split:
+            _check_size("stage_layers", layers, least=0)
+        if sum(split) != self.layers:
             raise ConfigError(f"stage_layers {split} must add up to {self.layers} layers")
 
 
@@ -84,9 +87,7 @@ class Grid:
     layer_group: int | None = None
 
     def __post_init__(self) -> None:
-        for name, size in (("head_group", self.head_group), ("layer_group", self.layer_group)):
-            if size is not None and size < 1:
-                raise ConfigError(f"{name} must be at least 1, not {size}")
+        _check_sizes(self, "head_group", "layer_group")
 
     @classmethod
     def coarsest(cls, extent: Extent, topologies: Sequence[Topology]) -> Grid:
@@ -112,9 +113,7 @@ class Topology:
     pp_size: int = 1
 
     def __post_init__(self) -> None:
-        for name, size in (("tp_size", self.tp_size), ("pp_size", self.pp_size)):
-            if size < 1:
-                raise ConfigError(f"{name} must be at least 1, not {size}")
+        _check_sizes(self, "tp_size", "pp_size")
 
     @property
     def size(self) -> int:
@@ -203,6 +202,21 @@ class Topology:
             fit = [n for n in _SIZES if _tiles(extent, by_layers, pp_size=n)]
             advice.append(f"{_listed('pp_size', fit)}, or layer_group {own.layer_group}")
         return f"{'; '.join(complaints)}: use {'; and '.join(advice)}"
+
+
+def _check_sizes(owner: object, *names: str) -> None:
+    """Refuse sizes that are not None, and no whole numbers from 1 on."""
+    for name in names:
+        size = getattr(owner, name)
+        if size is not None:
+            _check_size(name, size, least=1)
+
+
+def _check_size(name: str, size: object, *, least: int) -> None:
+    try:
+        check_whole(name, size, least=least)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _stages(extent: Extent, pp_size: int) -> list[tuple[int, int]]:

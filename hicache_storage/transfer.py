@@ -59,7 +59,9 @@ class Outcome:
         return whole.index(False) if False in whole else len(whole)
 
     def whole(self) -> list[bool]:
-        """For each page: is it OK in every transfer?"""
+        """For each page: is it OK in every transfer? No page where there is no transfer."""
+        if not self.verdicts:
+            return []
         pages = len(self.verdicts[0])
         if all(verdicts.count(Verdict.OK) == pages for verdicts in self.verdicts):
             return [True] * pages
@@ -76,6 +78,7 @@ class Match:
     usable: list[bool]
     """For each prefix length from 0 on: is it usable in every pool?"""
     present: list[list[bool]]
-    """For each pool and page: is it there? Pages that no usable prefix needs were not asked for."""
+    """For each pool and page: did the storage say that it is there, or does the caller have it? Pages
+    that no usable prefix needs were not asked for."""
     failures: list[Verdict | None]
     """For each pool: why the storage could not say what it has of it, or None where it could."""

@@ -131,6 +131,10 @@ class TestStorageChoice:
             ("prefetch_timeout_base", None),
             ("prefetch_timeout_base", float("inf")),
             ("prefetch_timeout_base", 1e300),
+            ("prefetch_timeout_base", True),
+            ("prefetch_timeout_base", int("9" * 90)),
+            ("prefetch_threshold", int("9" * 90)),
+            ("prefetch_threshold", float("nan")),
             ("prefetch_timeout_per_ki_token", [1]),
             ("hicache_storage_pass_prefix_keys", 1),
         ],
@@ -201,6 +205,73 @@ class TestExtraConfig:
 
     @pytest.mark.parametrize("text", ["nonsense", '{"a": 1', "[]", "3", '"x"', "null"])
     def test_wrong_inline_json_names_the_flag(self, text: str) -> None:
+        with pytest.raises(ConfigError, match=_EXTRA):
+            load_extra_config(text)
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("c.json", '{"path": "/a", "n": 1, "path": "/b"}'),
+            ("c.json", '{"below": {"path": "/a", "path": "/a"}}'),
+            ("c.yaml", "path: /a\nn: 1\npath: /b\n"),
+            ("c.yaml", "below: {path: /a, path: /a}\n"),
+            ("c.toml", 'path = "/a"\npath = "/b"\n'),
+        ],
+    )
+    def test_a_field_that_is_there_twice_is_refused(
+        self, tmp_path: Path, name: str, text: str
+    ) -> None:
+        """JSON's and YAML's readers drop all but the last, and say nothing."""
+        file = tmp_path / name
+        file.write_text(text)
+
+        with pytest.raises(ConfigError, match=r"path' is there twice|Cannot overwrite a value"):
+            load_extra_config(f"@{file}")
+
+    def test_inline_json_has_each_field_once(self) -> None:
+        with pytest.raises(ConfigError, match=f"{_EXTRA}: .*'path' is there twice"):
+            load_extra_config('{"path": "/a", "path": "/b"}')
+
+    def test_a_yaml_file_may_merge_what_it_overrides(self, tmp_path: Path) -> None:
+        file = tmp_path / "c.yaml"
+        file.write_text("base: &base {path: /a, n: 1}\nmine: {<<: *base, path: /b}\n")
+
+        assert load_extra_config(f"@{file}")["mine"] == {"path": "/b", "n": 1}
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("c.json", '{"timeout_s": NaN}'),
+            ("c.json", '{"timeout_s": -Infinity}'),
+            ("c.json", '{"timeout_s": 1e999}'),
+            ("c.json", '{"below": [{"timeout_s": 1e999}]}'),
+            ("c.toml", "timeout_s = nan\n"),
+            ("c.yaml", "timeout_s: .inf\n"),
+        ],
+    )
+    def test_a_number_that_is_not_finite_is_refused(
+        self, tmp_path: Path, name: str, text: str
+    ) -> None:
+        file = tmp_path / name
+        file.write_text(text)
+
+        with pytest.raises(ConfigError, match="timeout_s: must be a finite number"):
+            load_extra_config(f"@{file}")
+
+    @pytest.mark.parametrize(("name", "mark"), [("json", ":"), ("toml", "="), ("yaml", ": ")])
+    def test_a_number_of_thousands_of_digits_is_refused(
+        self, tmp_path: Path, name: str, mark: str
+    ) -> None:
+        """Python refuses to read it with a ValueError, and to write it into a message too."""
+        file = tmp_path / f"c.{name}"
+        text = f'"n"{mark}{"9" * 5000}'
+        file.write_text(f"{{{text}}}" if name == "json" else text)
+
+        with pytest.raises(ConfigError, match="digits"):
+            load_extra_config(f"@{file}")
+
+    @pytest.mark.parametrize("text", ["@~nosuchuser/c.json", "@a\0b.json"])
+    def test_what_is_no_file_name_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigError, match=_EXTRA):
             load_extra_config(text)
 

@@ -17,7 +17,8 @@ import torch
 from pages import hash_of, page, space
 
 from hicache_storage.frame import Framing
-from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape
+from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape, Tile
+from hicache_storage.host_pool import pool as pool_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -365,6 +366,33 @@ def test_a_framed_page_has_its_own_header_and_the_slots_payload() -> None:
             assert page(MHA.nbytes, seed=slot).tobytes() == pool.page(slot).tobytes()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_framed_page_is_made_once(layout: str) -> None:
+    """A slot never moves. Its tiles have pages of their own."""
+    tiles = [Tile((0, 1)), Tile((1, MHA.layers))]
+    with HostPool(MHA, slots=SLOTS, frame_nbytes=128, layout=layout, tiles=tiles) as pool:
+        first = [pool.framed_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
+        again = [pool.framed_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
+
+        assert len({id(framed) for framed in first}) == 2 * SLOTS
+        assert all(one is other for one, other in zip(first, again, strict=True))
+        for slot, tile in [(0, 2), (0, -1), (1, -2), (-1, 1), (SLOTS, 0)]:
+            with pytest.raises(ValueError, match="there is no"):
+                pool.framed_page(slot, tile)
+
+
+def test_no_more_views_are_kept_than_are_worth_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "_MOST_VIEWS", 2)
+    with HostPool(MHA, slots=SLOTS, frame_nbytes=128) as pool:
+        first = [pool.framed_page(slot) for slot in range(SLOTS)]
+        again = [pool.framed_page(slot) for slot in range(SLOTS)]
+
+        assert [n == 0 for n in range(SLOTS)] == [a is b for a, b in zip(first, again, strict=True)]
+        assert [a.stored.addresses for a in first] == [b.stored.addresses for b in again]
+
+
 def test_headers_are_as_aligned_as_their_size_allows() -> None:
     with HostPool(MHA, slots=SLOTS, frame_nbytes=4096) as pool:
         addresses = [pool.framed_page(slot).stored.addresses[0] for slot in range(SLOTS)]
@@ -521,9 +549,9 @@ def test_views_outlive_the_pool() -> None:
 
 
 def test_memory_goes_with_the_last_view() -> None:
-    pool = HostPool(MHA, slots=SLOTS)
+    pool = HostPool(MHA, slots=SLOTS, frame_nbytes=128)
     memory = weakref.ref(pool.buffers[0].obj)
-    borrowed = pool.page(0)
+    borrowed = pool.framed_page(0).payload
     pool.close()
 
     assert memory() is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import array
+import enum
 import hashlib
 import itertools
 import json
@@ -502,3 +503,71 @@ def test_a_manifest_without_a_required_field_is_a_value_error(missing: str) -> N
 def test_json_that_is_no_object_is_no_manifest(manifest: Any) -> None:
     with pytest.raises(ValueError, match="not the manifest"):
         KeySpace.from_manifest(manifest)
+
+
+class Model(enum.StrEnum):
+    LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+class OldModel(str, enum.Enum):  # noqa: UP042 - what such classes were before StrEnum
+    LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": np.str_("meta-llama/Llama-3.1-8B-Instruct")},
+        {"model": Model.LLAMA},
+        {"model": OldModel.LLAMA},
+        {"page_tokens": np.int64(16), "page_nbytes": np.uint32(4096), "frame_nbytes": np.int8(0)},
+        {"shard": Shard(layers=(np.int64(0), np.uint8(32)), heads=[np.int32(0), 8])},  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_a_key_space_of_other_scalars_is_the_same_key_space(changes: dict[str, Any]) -> None:
+    """Its fields are plain values, so that its id and its manifest do not depend on who made it."""
+    plain, made = space(), space(**changes)
+
+    assert made == plain
+    assert made.id == plain.id
+    assert json.loads(json.dumps(made.manifest())) == plain.manifest()
+    assert {str, int, Shard} == {type(getattr(made, field.name)) for field in fields(KeySpace)}
+
+
+@pytest.mark.parametrize("name", ["page_tokens", "page_nbytes", "frame_nbytes"])
+@pytest.mark.parametrize(
+    "value", [True, np.bool_(1), 16.0, np.float64(16), "16", None, 2**63, 10**400]
+)
+def test_a_size_of_a_key_space_is_a_whole_number_of_64_bits(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^{name} must be (an integer|at most)"):
+        space(**{name: value})
+
+
+@pytest.mark.parametrize("value", [True, 16.0, "16", 0, 10**400])
+def test_pages_are_of_a_whole_number_of_tokens(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^page_tokens must be"):
+        page_hashes([1, 2, 3], value)
+
+
+@pytest.mark.parametrize(
+    "prior", ["ab " * 32, "\n" + "ab" * 32, " ", "ab" * 31, "ab" * 33, "x" * 64]
+)
+def test_a_prior_is_all_of_a_digest(prior: str) -> None:
+    with pytest.raises(ValueError, match="prior must be a SHA-256 in hex"):
+        page_hashes([1, 2, 3], 2, prior)
+
+
+@pytest.mark.parametrize("given", [{"extra_key": "\ud800"}, {"cache_salt": "a\udfff"}])
+def test_a_salt_that_utf8_cannot_hold_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(
+        ValueError, match=r"extra_key and cache_salt must be text that UTF-8 can hold"
+    ):
+        namespace_seed(**given)
+
+
+def test_a_number_of_thousands_of_digits_is_refused_as_any_other() -> None:
+    """Python would refuse to write it into the message."""
+    with pytest.raises(
+        ValueError, match=r"page_tokens must be at most .*, not a number of 16610 bits"
+    ):
+        space(page_tokens=10**5000)

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from engines import PROMPT, cache_pools, compute
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from stores import HookedStorage, failing
 
 from hicache_storage.controller import CacheController
 from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.metrics import CacheCollector
-from hicache_storage.page_store import PageStore
+from hicache_storage.page_store import PageStore, PageStoreSettings
 
 if TYPE_CHECKING:
     from hicache_storage.storage import StorageStats
@@ -78,6 +78,57 @@ def test_a_storage_that_fails_does_not_break_the_scrape(monkeypatch: pytest.Monk
         controller.prefetch("request", PROMPT).result().release()
 
         assert registry.get_sample_value("hicache_match_failed_total") == 1
+
+
+@pytest.mark.parametrize("auto_describe", [True, False])
+def test_two_caches_of_a_process_are_in_one_exposition(auto_describe: bool) -> None:  # noqa: FBT001
+    """Each metric is described once, with the samples of both: here and in the default registry."""
+    registry = CollectorRegistry(auto_describe=auto_describe)
+    with PageStore(HookedStorage()) as first, PageStore(HookedStorage()) as second:
+        collector = CacheCollector(first, labels={"rank": "0", "host": "a"})
+        registry.register(collector)
+        collector.add(second, labels={"host": "a", "rank": "1"})
+        second.breaker.writes.record(succeeded=False)
+
+        text = generate_latest(registry).decode()
+
+    described = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert sorted(set(described)) == sorted(described)
+    for rank in "01":
+        assert f'hicache_breaker_opened_total{{host="a",rank="{rank}"}} 0.0' in text
+
+
+@pytest.mark.parametrize("labels", [{}, {"rank": "0"}, {"rank": "1", "host": "a"}])
+def test_caches_that_could_not_be_told_apart_are_refused(labels: dict[str, str]) -> None:
+    with PageStore(HookedStorage()) as store:
+        collector = CacheCollector(store, labels={"rank": "0"})
+
+        with pytest.raises(ValueError, match="label"):
+            collector.add(store, labels=labels)
+
+
+@pytest.mark.parametrize("auto_describe", [True, False])
+def test_a_second_collector_in_a_registry_is_refused_at_once(auto_describe: bool) -> None:  # noqa: FBT001
+    """Never an exposition that describes a metric twice, which scrapers refuse as a whole."""
+    registry = CollectorRegistry(auto_describe=auto_describe)
+    with PageStore(HookedStorage()) as store:
+        registry.register(CacheCollector(store, labels={"rank": "0"}))
+
+        with pytest.raises(ValueError, match="hicache_pages"):
+            registry.register(CacheCollector(store, labels={"rank": "1"}))
+
+
+def test_a_scrape_shows_which_direction_is_turned_away() -> None:
+    registry = CollectorRegistry()
+    with PageStore(HookedStorage(), PageStoreSettings(breaker_failures=1)) as store:
+        registry.register(CacheCollector(store))
+        store.breaker.writes.record(succeeded=False)
+
+        def is_open(direction: str) -> float | None:
+            return registry.get_sample_value("hicache_breaker_open", {"direction": direction})
+
+        assert (is_open("load"), is_open("save")) == (0, 1)
+        assert registry.get_sample_value("hicache_breaker_state", {"state": "open"}) == 1
 
 
 @pytest.mark.parametrize("name", ["hicache_storage_pages", "hicache_storage_bytes"])

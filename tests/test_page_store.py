@@ -1,15 +1,31 @@
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import exit_code
+from framed import (
+    DRAFT,
+    HASHES,
+    NBYTES,
+    TARGET,
+    bytes_of,
+    empty,
+    filled,
+    framed,
+    transfer,
+)
 from pages import hash_of, space
 from stores import Gate, HookedStorage, failing
 
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import (
     StorageClosed,
     StorageTimeout,
@@ -26,33 +42,6 @@ from hicache_storage.transfer import Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-
-NBYTES = 96
-TARGET = space(page_nbytes=NBYTES)
-DRAFT = space(page_nbytes=NBYTES, pool="draft")
-HASHES = [hash_of(n) for n in range(8)]
-
-
-def framed(fill: int, *, header_nbytes: int = FRAME_NBYTES) -> FramedPage:
-    half = NBYTES // 2
-    payload = Page(bytearray([fill]) * half, bytearray([fill + 100]) * half)
-    return FramedPage(memoryview(bytearray(header_nbytes)), payload)
-
-
-def bytes_of(fill: int) -> bytes:
-    return bytes([fill]) * (NBYTES // 2) + bytes([fill + 100]) * (NBYTES // 2)
-
-
-def filled(count: int = 8) -> list[FramedPage]:
-    return [framed(number + 1) for number in range(count)]
-
-
-def empty(count: int = 8) -> list[FramedPage]:
-    return [framed(0) for _ in range(count)]
-
-
-def transfer(pages: list[FramedPage], hashes: list[str] | None = None) -> Transfer:
-    return Transfer(TARGET, HASHES[: len(pages)] if hashes is None else hashes, pages)
 
 
 @contextmanager
@@ -280,6 +269,25 @@ class TestProof:
         storage.hooks["batch_delete"] = failing(OSError("read-only"))
 
         assert [[Verdict.CORRUPT]] == store.load([transfer([framed(0)])]).verdicts
+        assert "wrong_pages_deleted" not in store.stats()
+
+    def test_a_delete_that_hangs_keeps_no_verdict_back_beyond_the_deadline(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The pages are proved by then: only what is wrong is no hit, and nothing is in quarantine."""
+        store = open_store(timeout_s=20)
+        store.save([transfer(filled(2))])
+        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
+        pages[HASHES[0]] = pages[HASHES[0]][:-1] + b"?"
+        gate = Gate()
+        storage.hooks["batch_delete"] = gate
+
+        outcome = store.load([transfer(empty(2))], timeout_s=1)
+
+        assert [[Verdict.CORRUPT, Verdict.OK]] == outcome.verdicts
+        assert outcome.settled.done()
+        assert gate.entered.is_set()
+        gate.open()
 
 
 class TestMatch:
@@ -648,9 +656,8 @@ class TestBreaker:
         for _ in range(2):
             store.save([transfer(filled(1))])
         assert [[Verdict.BREAKER_OPEN]] == store.save([transfer(filled(1))]).verdicts
-        assert storage.calls["batch_set"] == 2
-        assert store.match(HASHES, [Pool(space=TARGET)]).pages == 0
-        assert storage.calls["batch_exists"] == 0
+        assert store.delete(TARGET, HASHES) == 0
+        assert {"batch_set": 2} == storage.calls
 
         storage.hooks.clear()
         while store.breaker.state != "half_open":
@@ -658,7 +665,7 @@ class TestBreaker:
 
         assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
         assert store.breaker.state == "closed"
-        assert store.stats()["breaker_opened"] == 1
+        assert store.stats()["breaker_opened"] == store.stats()["write_breaker_opened"] == 1
 
     def test_a_caller_in_a_hurry_does_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
@@ -685,7 +692,11 @@ class TestBreaker:
         gate = Gate()
 
         def interrupting(answer: Callable[[], Any]) -> Any:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            main = threading.main_thread().ident or 0
+            while sys._current_frames()[main].f_code.co_name != "wait":
+                time.sleep(0.001)
+            time.sleep(0.01)  # a signal between the look and the wait would be seen at its end
+            signal.pthread_kill(main, signal.SIGINT)
             return gate(answer)
 
         storage.hooks["batch_set"] = interrupting
@@ -716,6 +727,52 @@ class TestBreaker:
         store.load([transfer(empty(1))])
 
         assert store.breaker.state == "closed"
+
+    def test_writes_that_overrun_turn_no_read_away(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=3)
+        store.save([transfer(filled(1))])
+        storage.hooks["batch_set"] = storage.hooks["batch_delete"] = failing(StorageTimeout("slow"))
+        for _ in range(3):
+            store.save([transfer(filled(1), HASHES[1:2])])
+
+        assert store.breaker.writes.state == store.breaker.state == "open"
+        assert store.breaker.reads.state == "closed"
+        assert [[Verdict.OK]] == store.load([transfer(empty(1))]).verdicts
+        assert store.match(HASHES, [Pool(space=TARGET)]).pages == 1
+
+    def test_reads_that_fail_turn_no_write_away(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        storage.hooks["batch_exists"] = failing(StorageUnavailable("down"))
+        store.match(HASHES, [Pool(space=TARGET)])
+
+        assert ("open", "closed") == (store.breaker.reads.state, store.breaker.writes.state)
+        assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+        assert store.delete(TARGET, HASHES[:1]) == 1
+
+    @pytest.mark.parametrize("failures", [1, 2])
+    def test_an_empty_call_tells_it_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], failures: int
+    ) -> None:
+        """A failure before it still counts, and a breaker that is open stays so."""
+        store = open_store(breaker_failures=2, breaker_cooldown_s=0.001)
+        for _ in range(failures):
+            store.breaker.record(succeeded=False)
+
+        for call in (store.load, store.save):
+            assert call([]).arrived() == 0
+            assert call([transfer([])]).arrived() == 0
+        assert store.match([], [Pool(space=TARGET)]).pages == 0
+        assert store.match(HASHES, [Pool(space=TARGET)], held=[[True] * 8]).pages == 8
+        assert store.present(TARGET, []) == []
+        assert store.delete(TARGET, []) == 0
+
+        assert not storage.calls
+        store.breaker.record(succeeded=False)
+        assert store.breaker.state != "closed"
 
 
 class TestOpening:
@@ -758,6 +815,25 @@ class TestOpening:
         with PageStore(storage) as store, pytest.raises(StorageTimeout, match="within 2 s"):
             store.open_space(TARGET)
 
+    def test_a_space_that_is_opened_at_the_last_moment_is_open(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The answer may come while the wait for it ends: it is taken, or the deadline is named."""
+
+        def passed(_: Deadline) -> float:
+            return 0.0
+
+        monkeypatch.setattr(Deadline, "remaining_s", passed)
+        with PageStore(storage) as store:
+            for number in range(200):
+                tried = replace(TARGET, pool=f"pool-{number}")
+                try:
+                    store.open_space(tried)
+                except StorageTimeout as error:
+                    assert "did not open a key space within 10" in str(error)  # noqa: PT017
+                else:
+                    assert store.framed(tried).pool == tried.pool
+
     def test_a_closed_store_keeps_nobody_waiting(
         self, open_store: Callable[..., PageStore]
     ) -> None:
@@ -768,6 +844,63 @@ class TestOpening:
         assert [Verdict.ERROR] == store.match(HASHES, [Pool(space=TARGET)]).failures
         with pytest.raises(StorageClosed):
             store.open_space(DRAFT)
+
+
+class TestFork:
+    """KV-306: threads stay in the parent; a forked child makes its own."""
+
+    def test_a_forked_child_works_with_threads_breakers_and_counters_of_its_own(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(storage.inner, "usable_after_fork", True)  # no other thread uses it
+        store = open_store(breaker_failures=1, timeout_s=50)
+        store.save([transfer(filled(2))])
+        store.breaker.record(succeeded=False)
+        assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
+        lane = store._running.get().reads
+        with lane._workers._changed, lane._lock:  # as a thread of the parent may hold them
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if self.works(store) else 1)
+
+        assert exit_code(child) == 0
+        assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
+
+    def works(self, store: PageStore) -> bool:
+        try:
+            pages = empty(2)
+            return (
+                store.match(HASHES, [Pool(space=TARGET)]).pages == 2
+                and store.load([transfer(pages)]).arrived() == 2
+                and [bytes_of(n + 1) for n in range(2)] == [p.payload.tobytes() for p in pages]
+                and store.save([transfer(filled(3))]).arrived() == 3
+                and store.delete(TARGET, HASHES[2:3]) == 1
+                and store.stats()["load_ok"] == 2
+                and store.stats()["breaker_opened"] == 0
+                and not self.works_when_closed(store)
+            )
+        except BaseException:  # noqa: BLE001 - pytest must not go on in the child
+            return False
+
+    def works_when_closed(self, store: PageStore) -> bool:
+        store.close()
+        return store.match(HASHES, [Pool(space=TARGET)]).pages > 0
+
+    def test_a_store_that_was_closed_before_the_fork_is_closed_in_the_child(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=50)
+        store.close()
+
+        child = os.fork()
+        if child == 0:
+            verdicts = store.save([transfer(filled(1))]).verdicts
+            os._exit(0 if verdicts == [[Verdict.ERROR]] else 1)
+
+        assert exit_code(child) == 0
 
 
 class TestDelete:

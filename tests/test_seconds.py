@@ -5,6 +5,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from hicache_storage.controller import ControllerSettings
@@ -56,3 +57,19 @@ def test_zero_is_a_time_where_it_means_not_at_all() -> None:
     check_seconds("patience_s", 0, zero=True)
     with pytest.raises(ValueError, match="patience_s must be greater than 0"):
         check_seconds("patience_s", 0)
+
+
+@pytest.mark.parametrize("value", [True, False, "2", None, [2]])
+def test_a_flag_or_a_text_is_no_time(value: Any) -> None:
+    with pytest.raises(TypeError, match="patience_s must be a number of seconds, not"):
+        check_seconds("patience_s", value, zero=True)
+
+
+def test_numpys_times_are_times() -> None:
+    check_seconds("patience_s", np.float32(2))
+    check_seconds("patience_s", np.int64(2))
+
+
+def test_a_time_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a number of 16610 bits"):
+        check_seconds("patience_s", 10**5000)

@@ -19,6 +19,11 @@ class Acme(Settings):
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
     timeout_s: PositiveSeconds = 30.0
     connections: int = Field(default=4, ge=1, le=64)
+    window_s: PositiveSeconds | None = None
+    share: float = 0.5
+    most: int | None = None
+    verify: bool = True
+    cluster: bool | None = None
     nested: dict[str, int] = Field(default_factory=dict)
 
     @field_validator("url")
@@ -96,6 +101,55 @@ def test_every_complaint_is_in_one_message() -> None:
 )
 def test_a_number_out_of_bounds_is_named_and_shown(field: str, value: float) -> None:
     assert re.fullmatch(rf"acme: {field}\b.*, not {value}", refusal(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("connections", [4, 4.0, "4"]),
+        ("most", [4, "4", 4.0]),
+        ("timeout_s", [2.5, "2.5", "25e-1"]),
+        ("window_s", [7, "7", 7.0]),
+        ("share", [1, "1.0", 1.0]),
+        ("verify", [False, "false", "False"]),
+        ("cluster", [True, "true", "TRUE"]),
+    ],
+)
+def test_numbers_and_flags_may_be_plain_text(field: str, values: list[Any]) -> None:
+    given = {
+        getattr(Acme.parse("acme", {"url": "acme://h", field: value}), field) for value in values
+    }
+
+    assert len(given) == 1
+    assert Acme.parse("acme", {"url": "acme://h", "most": None}).most is None
+
+
+@pytest.mark.parametrize("field", ["connections", "most", "timeout_s", "window_s", "share"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(True, False, "true", "", " 4", "4 ", "1_0", "1,0", "٣", "0x10", "4s", "1e999", "nan"),
+        *("9" * 25, "9" * 5000, "-", "1.", ".5", "1e", "inf", b"4", [4]),
+        *(float("nan"), float("inf"), int("9" * 400)),
+    ],
+    ids=lambda value: repr(value)[:12],
+)
+def test_a_number_is_nothing_else(field: str, value: Any) -> None:
+    complaint = refusal(**{field: value})
+
+    assert re.match(rf"acme: {field}: must be a (whole |finite )?number", complaint)
+    assert len(complaint) < 200
+
+
+@pytest.mark.parametrize("value", [1.5, "1.5", "1e3"])
+def test_a_count_has_no_fraction_and_no_exponent(value: Any) -> None:
+    assert "most: must be a whole number" in refusal(most=value)
+
+
+@pytest.mark.parametrize("field", ["verify", "cluster"])
+@pytest.mark.parametrize("value", [0, 1, 1.0, "yes", "off", "1", " true", "", [True]])
+def test_a_flag_is_true_or_false(field: str, value: Any) -> None:
+    assert f"acme: {field}: must be true or false" in refusal(**{field: value})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +11,9 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import Tile
 from hicache_storage.keys import Shard
 from hicache_storage.topology import Extent, Grid, Part, Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MHA = Extent(layers=32, heads=8)
 MLA = Extent(layers=61)
@@ -201,3 +207,28 @@ class TestRefusals:
     def test_groups_below_one(self, field: str) -> None:
         with pytest.raises(ConfigError, match=f"{field} must be at least 1, not 0"):
             Grid(**{field: 0})
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", 0, -1, 2**64, 10**400])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Topology, "tp_size"),
+        (Topology, "pp_size"),
+        (Grid, "head_group"),
+        (Grid, "layer_group"),
+        (partial(Extent, layers=2), "heads"),
+        (Extent, "layers"),
+    ],
+)
+def test_a_size_is_a_whole_number_from_one_on(
+    make: Callable[..., object], name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} must be"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("split", [(True, 1), (1.0, 1), (-1, 3), (), (1, 2)])
+def test_the_layers_of_stages_are_whole_numbers_that_add_up(split: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^stage_layers"):
+        Extent(layers=2, stage_layers=split)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import Future, wait
 
 import pytest
+from forks import exit_code
 
 from hicache_storage.errors import StorageClosed
 from hicache_storage.workers import Workers, when_all_done
@@ -60,6 +63,49 @@ def test_a_task_that_has_not_begun_can_be_cancelled() -> None:
     assert not ran.is_set()
 
 
+def test_a_cancelled_task_is_let_go_at_once() -> None:
+    """Behind a task that hangs, thousands that were given up must not keep their pages."""
+
+    class Pages:
+        def run(self) -> None: ...
+
+    workers = Workers("test", 1)
+    go_on, begun = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        begun.set()
+        return go_on.wait(30)
+
+    running = workers.submit(hang)
+    assert begun.wait(30)
+    pages = Pages()
+    kept = weakref.ref(pages)
+    queued = workers.submit(pages.run)
+    del pages
+    assert kept() is not None
+
+    assert queued.cancel()
+
+    assert kept() is None
+    assert wait([queued], 10).done == {queued}
+    go_on.set()
+    assert running.result(10)
+    assert workers.close(10)
+
+
+def test_in_a_forked_child_a_task_fails_at_once_even_if_the_lock_was_held() -> None:
+    workers = Workers("test", 1)
+    with workers._changed:
+        child = os.fork()
+        if child == 0:
+            error = workers.submit(lambda: None).exception(0)
+            os._exit(0 if isinstance(error, StorageClosed) and workers.close(10) else 1)
+
+    assert exit_code(child) == 0
+    assert workers.submit(lambda: "alive").result(10) == "alive"
+    assert workers.close(10)
+
+
 def test_close_gives_up_on_a_task_that_hangs() -> None:
     workers = Workers("test", 1)
     go_on = threading.Event()
@@ -106,7 +152,6 @@ def test_when_all_done_of_nothing_is_done() -> None:
 
 def test_an_idle_thread_holds_no_result() -> None:
     """A page that a task returned is freed as soon as its future is."""
-    import weakref
 
     class Thing:
         pass

@@ -38,13 +38,14 @@ def survey(
     """Ask the store for what L2 lacks: `filled` tells which pools L2 has of each page.
 
     Required pools are asked first, and each pool only for the prefix that those before it left. Pools
-    that are not `vital` are asked last, each for the whole prefix that the vital ones have.
+    that are not `vital` are asked last, each for every page of the prefix that the vital ones have.
     """
     found = Survey(list(filled), {})
     _ask(store, pool_set, pool_set.in_order(vital), hashes, found=found, timeout_s=timeout_s)
     length = longest(pool_set.usable(found.present, vital))
     for number in numbers(pool_set.everything & ~vital):
-        _ask(store, pool_set, [number], hashes[:length], found=found, timeout_s=timeout_s)
+        prefix = hashes[:length]
+        _ask(store, pool_set, [number], prefix, found=found, timeout_s=timeout_s, past_gaps=True)
     return found
 
 
@@ -56,11 +57,18 @@ def _ask(
     *,
     found: Survey,
     timeout_s: float,
+    past_gaps: bool = False,
 ) -> None:
     parts = [(number, part) for number in chosen for part in pool_set.pools[number].stored]
     pages = range(len(hashes))
     held = [[bool(found.present[page] >> number & 1) for page in pages] for number, _ in parts]
-    match = store.match(hashes, [part for _, part in parts], held=held, timeout_s=timeout_s)
+    match = store.match(
+        hashes,
+        [part for _, part in parts],
+        held=held,
+        past_gaps=past_gaps,
+        timeout_s=timeout_s,
+    )
     whole = dict.fromkeys(chosen, [True] * len(hashes))
     for (number, _), there, failure in zip(parts, match.present, match.failures, strict=True):
         whole[number] = [a and b for a, b in zip(whole[number], there, strict=True)]

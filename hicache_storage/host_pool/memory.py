@@ -6,9 +6,9 @@ import errno
 import logging
 import mmap
 import sys
-from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hicache_storage.host_pool.room import room
 from hicache_storage.page import address_of
 
 logger = logging.getLogger(__name__)
@@ -62,13 +62,11 @@ def _ordinary(nbytes: int) -> mmap.mmap:
 
 def _check_room(nbytes: int) -> None:
     """Refuse what would wake the kernel's out-of-memory killer: it leaves no message."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    sizes = {name: size for name, _, size in (line.partition(":") for line in lines)}
-    available = int(sizes["MemAvailable"].split()[0]) << 10
-    if nbytes > available:
+    left = room()
+    if nbytes > left.nbytes:
         raise MemoryError(
-            f"a host pool of {nbytes} bytes does not fit: {available} bytes are available;"
-            " lower the number of slots"
+            f"a host pool of {nbytes} bytes does not fit: {left.nbytes} bytes are available"
+            f" {left.where}; make it smaller, with fewer slots or (hicache replay) another --host-size"
         )
 
 

@@ -22,6 +22,7 @@ from hicache_storage.host_pool.shape import (
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
 from hicache_storage.page import Page
 from hicache_storage.slots import Slots
+from hicache_storage.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from hicache_storage.host_pool.memory import HugePages
     from hicache_storage.host_pool.shape import PageShape
     from hicache_storage.host_pool.tiles import Run, Tile
+
+
+# A slot never moves, so that what was made of it once serves every transfer. A view has some 200 bytes:
+# so many are kept, 50 MB in all, enough for 4,000 pages of 64 segments. What comes later is made anew.
+_MOST_VIEWS = 1 << 18
 
 
 class HostPool:
@@ -72,8 +78,7 @@ class HostPool:
         """
         check_layout(layout, shape)
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+            check_whole(name, value, least=least)
         self.tiles = tuple(tiles) or (whole(shape),)
         check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
@@ -90,6 +95,8 @@ class HostPool:
         self._headers = mapped(slots * len(self.tiles) * frame_nbytes, "none")
         self._allocation = Slots(slots)
         self._end_slot = slots  # 0 once closed
+        self._framed: dict[int, FramedPage] = {}
+        self._views = 0
         self._pinning = None
         if cuda is not None and pin_memory(self._pages, cuda, must=bool(pin)):
             self._pinning = weakref.finalize(self, unpin_memory, self._pages, cuda)
@@ -140,14 +147,11 @@ class HostPool:
         Raises:
             ValueError: No such slot or tile, the pool was closed, or has no headers.
         """
-        size = self.frame_nbytes
-        if not size:
-            raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
-        if not 0 <= tile < len(self.tiles):
-            raise ValueError(f"there is no tile {tile}: pages are cut into {len(self.tiles)}")
-        payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
-        start = (slot * len(self.tiles) + tile) * size
-        return FramedPage(self._headers[start : start + size], payload)
+        if 0 <= tile < len(self.tiles):
+            kept = self._framed.get(slot * len(self.tiles) + tile)
+            if kept is not None:
+                return kept
+        return self._new_framed_page(slot, tile)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """The same memory as one numpy array a plane, shaped as the layout says.
@@ -187,12 +191,30 @@ class HostPool:
             if self._pinning is not None:
                 self._pinning()
             self._pages = self._headers = memoryview(b"")
+            self._framed = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _new_framed_page(self, slot: int, tile: int) -> FramedPage:
+        kept = (
+            self._framed
+        )  # where another thread closes the pool meanwhile, nobody looks there again
+        size = self.frame_nbytes
+        if not size:
+            raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
+        if not 0 <= tile < len(self.tiles):
+            raise ValueError(f"there is no tile {tile}: pages are cut into {len(self.tiles)}")
+        payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
+        number = slot * len(self.tiles) + tile
+        framed = FramedPage(self._headers[number * size : (number + 1) * size], payload)
+        if self._views < _MOST_VIEWS:
+            self._views += len(payload.segments)
+            kept[number] = framed
+        return framed
 
     def _view(self, slot: int, runs: list[Run], nbytes: int) -> Page:
         if not 0 <= slot < self._end_slot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hicache_storage.errors import did_you_mean
+from hicache_storage.whole_numbers import check_whole
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
@@ -50,8 +51,7 @@ class PageShape:
         for heads, dim in self.planes:
             sizes += [("heads", heads), ("dim", dim)]
         for name, size in sizes:
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}")
+            check_whole(name, size, least=1)
         plane_heads = [heads for heads, _ in self.planes]
         if plane_heads != [1] and not (len(plane_heads) == 2 and len(set(plane_heads)) == 1):
             raise ValueError(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from hicache_storage.controller.handoff.completion import Completion
 from hicache_storage.errors import HiCacheError
 from hicache_storage.frame import FramedPage
-from hicache_storage.hit_policy import Pool
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.transfer import Transfer, Verdict
@@ -75,7 +74,7 @@ class CompletionBoard:
 
     def read(self, keys: Sequence[str]) -> dict[str, Completion]:
         """Those of `keys` that are up and fresh. What is stale or unreadable is deleted."""
-        present = self._store.match(keys, [Pool(space=self.space)]).present[0]
+        present = self._store.present(self.space, keys)
         wanted = [key for key, there in zip(keys, present, strict=True) if there]
         if not wanted:
             return {}

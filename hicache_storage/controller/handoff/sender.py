@@ -150,7 +150,7 @@ class HandoffSender:
         missing = [0] * len(hashes)
         for number in numbers(pool_set.written):
             parts = [
-                self._store.match(hashes, [stored]).present[0]
+                self._store.present(stored.space, hashes)
                 for stored in pool_set.pools[number].stored
             ]
             for page, present in enumerate(zip(*parts, strict=True)):
