@@ -11,7 +11,7 @@ from hicache_storage.controller.explain import Explanations
 from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.lease import Reservation
 from hicache_storage.controller.limits import Occupancy
-from hicache_storage.controller.policies import ControllerSettings, WritePolicy
+from hicache_storage.controller.policies import ControllerSettings, PartialHits, WritePolicy
 from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetcher import Prefetcher
 from hicache_storage.controller.ranks import SingleRank
@@ -71,17 +71,19 @@ class CacheController:
         self.cache = HostCache(pools, write_back=self._offer if self._writes_back else None)
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
+        pool_set = self.cache.pool_set
+        shorten = self.settings.partial_hits is PartialHits.SHORTEN
+        vital = pool_set.everything if shorten else pool_set.required
         self._context = Context(
             cache=self.cache,
             settings=self.settings,
             counters=self._counters,
-            agreement=Agreement(ranks, self._counters),
+            agreement=Agreement(ranks, self._counters, pool_set, vital),
             explanations=self._explanations,
-            occupancy=Occupancy(
-                self.settings.prefetch_capacity * self.cache.pool_set.capacity_pages
-            ),
+            occupancy=Occupancy(self.settings.prefetch_capacity * pool_set.capacity_pages),
             tier=lambda: self._tier,
             consider=self._consider,
+            vital=vital,
         )
         self._prefetcher = Prefetcher(self._context)
         self._tier: Tier | None = None
