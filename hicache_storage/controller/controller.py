@@ -74,11 +74,13 @@ class CacheController:
         pool_set = self.cache.pool_set
         shorten = self.settings.partial_hits is PartialHits.SHORTEN
         vital = pool_set.everything if shorten else pool_set.required
+        self.agreement = Agreement(ranks, self._counters, pool_set, vital)
+        """Where its requests, and hand-offs of them, are agreed on with the other ranks."""
         self._context = Context(
             cache=self.cache,
             settings=self.settings,
             counters=self._counters,
-            agreement=Agreement(ranks, self._counters, pool_set, vital),
+            agreement=self.agreement,
             explanations=self._explanations,
             occupancy=Occupancy(self.settings.prefetch_capacity * pool_set.capacity_pages),
             tier=lambda: self._tier,
@@ -104,6 +106,11 @@ class CacheController:
             self._started = True
         self._prefetcher.start()
 
+    @property
+    def closed(self) -> bool:
+        """Nothing is fetched any more."""
+        return self._closed
+
     # --- requests ------------------------------------------------------------------------------------
 
     def prefetch(
@@ -121,6 +128,12 @@ class CacheController:
         if self._closed:
             raise StorageClosed("this controller was closed: make a new one")
         check_page_hashes(hashes)
+        return self.prefetch_more(request_id, hashes, deadline_s=deadline_s)
+
+    def prefetch_more(
+        self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
+    ) -> Prefetch:
+        """As `prefetch`, for a request that has begun: once this was closed it gets what L2 has."""
         prefetch = Prefetch(self._context, request_id, hashes, deadline_s)
         self._prefetcher.submit(prefetch)
         if self._closed:  # closed meanwhile: its thread may be gone
