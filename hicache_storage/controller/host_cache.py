@@ -220,11 +220,19 @@ class HostCache:
                 if current and self._write_back is not None:
                     # A page that was to be written at its eviction and could not be is forgotten.
                     entry.stored |= entry.filled
+            self._changed.notify_all()
 
     def give_up(self, entries: Sequence[Entry], epoch: int | None = None) -> None:
         """`entries` will not be written: unpin them, and let them be evicted without it."""
         self.written(entries, epoch)
         self.unpin(entries)
+
+    def wait_written(self, hashes: Iterable[str], timeout_s: float) -> bool:
+        """Wait until none of these pages is on its way to L3; False where one is after `timeout_s`."""
+        with self._changed:
+            entries = [self._entries.get(page_hash) for page_hash in hashes]
+            waiting = [entry for entry in entries if entry is not None and entry.queued]
+            return self._changed.wait_for(lambda: not _still_queued(waiting), timeout_s)
 
     def unwritten(self) -> list[Entry]:
         """All pages that L3 is owed, claimed for writing: what a write-back cache owes at its end."""
@@ -255,3 +263,10 @@ class HostCache:
 
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.page_hash]
+
+
+def _still_queued(waiting: list[Entry]) -> bool:
+    """Whether one of them is; those that are not any more are left out, so that each is seen once."""
+    while waiting and not waiting[-1].queued:
+        waiting.pop()
+    return bool(waiting)

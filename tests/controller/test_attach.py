@@ -17,16 +17,17 @@ from engines import (
     leaked,
     page_store,
     until,
+    windowed,
 )
 from pages import hash_of
 from stores import Gate, HookedStorage
 
 from hicache_storage.controller import CacheController, Reason, WritePolicy
-from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -132,6 +133,15 @@ class TestAttach:
             assert engine.drain(20)
         assert stored(good) == 32
 
+    def test_all_key_spaces_are_opened_within_one_timeout(self, stack: ExitStack) -> None:
+        """Each by itself is quick enough."""
+        storage, pause = HookedStorage(), threading.Event()
+        vars(storage)["open_space"] = lambda _: pause.wait(0.6)
+        with engine_on(None, windowed()) as engine:
+            with pytest.raises(StorageTimeout):
+                engine.attach(stack.enter_context(page_store(storage, timeout_s=1)))
+            assert engine.detach()
+
 
 class TestDetach:
     def test_what_is_queued_is_written_first_or_dropped(self) -> None:
@@ -235,17 +245,22 @@ class TestDetach:
 
     @pytest.mark.parametrize("end", ["detach", "close"])
     def test_true_means_that_every_page_is_in_the_store(self, end: str) -> None:
-        """Time for one write of many: what is dropped then is told."""
-        storage, gate = HookedStorage(), Gate()
+        """A slow store, and time for some of many writes: what is dropped then is told."""
+        storage, slow = HookedStorage(), threading.Event()
+
+        def late(answer: Callable[[], Any]) -> Any:
+            slow.wait(0.02)
+            return answer()
+
+        storage.hooks["batch_set"] = late
         how: dict[str, Any] = {"write_policy": WritePolicy.WRITE_BACK, "batch_pages": 1}
         with engine_on(storage, cache_pools(), **how) as engine:
             compute(engine, PROMPT)
-            storage.hooks["batch_set"] = gate
-            threading.Timer(0.3, gate.open).start()
 
             assert not getattr(engine, end)(drain=True, timeout_s=0.1)
 
             assert engine.stats()["dropped_pages"] > 0
+            assert stored(storage) < 32
 
     def test_a_page_that_the_store_refuses_is_told(self) -> None:
         storage = HookedStorage()
