@@ -165,6 +165,18 @@ def leaked(controller: CacheController) -> list[str]:
     return held + [f"{occupied} pages of prefetch capacity"] * bool(occupied)
 
 
+def lost_pages(controller: CacheController) -> int:
+    """Pages that were to be written, and that the store has not got in every pool."""
+    counted = controller.stats()
+    return sum(counted.get(name, 0) for name in ("dropped_pages", "unwritten_pages"))
+
+
+def is_truth(controller: CacheController, end: Callable[[], bool]) -> bool:
+    """Whether `end`, a drain or a close, says True exactly where no page is lost by it."""
+    before = lost_pages(controller)
+    return end() == (lost_pages(controller) == before)
+
+
 def until(condition: Callable[[], object]) -> None:
     """Wait for what another thread does; the test's own timeout ends it."""
     pause = threading.Event()

@@ -138,14 +138,20 @@ def in_turn(*channels: Channel) -> list[list[int]]:
 
 def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]:
     """What the ranks agree on about a request, asked on each channel by a thread of its own."""
+    from engines import cache_pools
+
     from hicache_storage.controller.agreement import Agreement
+    from hicache_storage.controller.pool_set import PoolSet
+    from hicache_storage.controller.topic import Topic
     from hicache_storage.counters import Counters
 
-    agreement = Agreement(_joined[0], Counters())
+    agreement = Agreement(_joined[0], Counters(), PoolSet(cache_pools()))
+    topic = Topic.of_request(request_id, [])
     pages: list[int] = []
 
     def ask(channel: Channel) -> None:
-        pages.append(agreement.agree(channel, request_id, [True, True]).pages)
+        agreed, _ = agreement.agree(channel, topic, [True, True])
+        pages.append(agreed.pages)
 
     threads = [threading.Thread(target=ask, args=(channel,)) for channel in (first, *others)]
     for thread in threads:
@@ -153,6 +159,13 @@ def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]
     for thread in threads:
         thread.join()
     return pages
+
+
+def play_losses(requests: int) -> list[Any]:
+    """What this rank tells of requests while its store loses pages."""
+    from rank_losses import played
+
+    return played(_joined[0].rank, _joined[0], requests)
 
 
 def connections_after_loss() -> int:

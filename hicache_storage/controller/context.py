@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.policies import PartialHits
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -36,9 +34,5 @@ class Context:
     consider: Callable[[Sequence[Entry]], None]
     """Offers pages to the write policy."""
 
-    @property
-    def vital(self) -> Bits:
-        """The pools without which a page is no hit."""
-        pool_set = self.cache.pool_set
-        shorten = self.settings.partial_hits is PartialHits.SHORTEN
-        return pool_set.everything if shorten else pool_set.required
+    vital: Bits
+    """The pools without which a page is no hit."""

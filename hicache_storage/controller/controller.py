@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Self
 
 from hicache_storage.controller.agreement import Agreement
@@ -12,14 +11,16 @@ from hicache_storage.controller.explain import Explanations
 from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.lease import Reservation
 from hicache_storage.controller.limits import Occupancy
-from hicache_storage.controller.policies import ControllerSettings, WritePolicy
+from hicache_storage.controller.policies import ControllerSettings, PartialHits, WritePolicy
 from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetcher import Prefetcher
 from hicache_storage.controller.ranks import SingleRank
 from hicache_storage.controller.tier import Tier
 from hicache_storage.counters import Counters
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
+from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import CachePool
     from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
+
+
+# Threads that have nothing left to do need a moment, also where all the time went into writing.
+_TO_END_S = 0.1
 
 
 class CacheController:
@@ -66,20 +71,28 @@ class CacheController:
         self.cache = HostCache(pools, write_back=self._offer if self._writes_back else None)
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
+        pool_set = self.cache.pool_set
+        shorten = self.settings.partial_hits is PartialHits.SHORTEN
+        vital = pool_set.everything if shorten else pool_set.required
+        self.agreement = Agreement(ranks, self._counters, pool_set, vital)
+        """Where its requests, and hand-offs of them, are agreed on with the other ranks."""
         self._context = Context(
             cache=self.cache,
             settings=self.settings,
             counters=self._counters,
-            agreement=Agreement(ranks, self._counters),
+            agreement=self.agreement,
             explanations=self._explanations,
-            occupancy=Occupancy(
-                self.settings.prefetch_capacity * self.cache.pool_set.capacity_pages
-            ),
+            occupancy=Occupancy(self.settings.prefetch_capacity * pool_set.capacity_pages),
             tier=lambda: self._tier,
             consider=self._consider,
+            vital=vital,
         )
         self._prefetcher = Prefetcher(self._context)
         self._tier: Tier | None = None
+        self._left_behind: list[Tier] = []
+        """Stores that were detached while a call of theirs was running."""
+        self._whole = True
+        """Nothing that was to be written was lost when it was closed."""
         self._switching = threading.Lock()
         self._started = self._closed = False
         if store is not None:
@@ -92,6 +105,11 @@ class CacheController:
                 self._tier.start()
             self._started = True
         self._prefetcher.start()
+
+    @property
+    def closed(self) -> bool:
+        """Nothing is fetched any more."""
+        return self._closed
 
     # --- requests ------------------------------------------------------------------------------------
 
@@ -110,6 +128,12 @@ class CacheController:
         if self._closed:
             raise StorageClosed("this controller was closed: make a new one")
         check_page_hashes(hashes)
+        return self.prefetch_more(request_id, hashes, deadline_s=deadline_s)
+
+    def prefetch_more(
+        self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
+    ) -> Prefetch:
+        """As `prefetch`, for a request that has begun: once this was closed it gets what L2 has."""
         prefetch = Prefetch(self._context, request_id, hashes, deadline_s)
         self._prefetcher.submit(prefetch)
         if self._closed:  # closed meanwhile: its thread may be gone
@@ -199,14 +223,22 @@ class CacheController:
         """Use the store no more; requests go on with L2 alone. Idempotent.
 
         Prefetches in progress end with what has arrived. With `drain`, pages that are to be written are
-        written first. False where a call still runs after `timeout_s`: a store that hangs. Until it
-        returns the host pools stay registered with that store, and the pages of the call pinned.
+        written first, and True says that the store has all of them. False where one was dropped for want
+        of time or not taken by the store, or where a call still runs after `timeout_s`: a store that
+        hangs. Until that call returns the host pools stay registered with that store, and the pages of
+        the call pinned; calling this again waits for it.
         """
+        deadline = Deadline(min(timeout_s, LONGEST_S))
         with self._switching:
-            return self._detach(drain=drain, timeout_s=timeout_s)
+            whole = self._detach(deadline, drain=drain)
+            return self._calls_ended(deadline) and whole
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until the write queue is empty; False where that took longer than `timeout_s`."""
+        """Wait until the write queue is empty; True where the store has taken every page of it.
+
+        False where that took longer than `timeout_s`, or where a page was dropped or not taken by the
+        store meanwhile: `dropped_pages` and `unwritten_pages` count these.
+        """
         tier = self._tier
         return tier is None or tier.writeback.drain(timeout_s)
 
@@ -221,16 +253,18 @@ class CacheController:
     def close(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
         """Stop. With `drain`, pages that are to be written are written first. Idempotent.
 
-        False where something still runs after `timeout_s`: a store that hangs. Its pages stay pinned.
+        True and False as of `detach`; False also where a prefetch still runs after `timeout_s`. Pages of
+        a call that still runs stay pinned until it returns; calling this again waits for it.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline = Deadline(min(timeout_s, LONGEST_S))
         with self._switching:
-            if self._closed:
-                return True
-            self._closed = True
-            self._prefetcher.stop()
-            stopped = self._detach(drain=drain, timeout_s=timeout_s)
-        return self._prefetcher.join(max(0.1, deadline_s - time.monotonic())) and stopped
+            if not self._closed:
+                self._closed = True
+                self._prefetcher.stop()
+                self._whole = self._detach(deadline, drain=drain)
+            ended = self._calls_ended(deadline)
+        joined = self._prefetcher.join(max(_TO_END_S, deadline.remaining_s()))
+        return self._whole and ended and joined
 
     def __enter__(self) -> Self:
         self.start()
@@ -242,13 +276,21 @@ class CacheController:
     def _made_tier(self, store: PageStore) -> Tier:
         return Tier(store, self.cache, self.settings, self._counters)
 
-    def _detach(self, *, drain: bool, timeout_s: float) -> bool:
-        tier, self._tier = self._tier, None
+    def _detach(self, deadline: Deadline, *, drain: bool) -> bool:
+        """Let go of the store; False where `drain` has lost pages that were to be written."""
+        tier = self._tier
         if tier is None:
             return True
-        drain &= self._started
-        owed = self.cache.unwritten() if drain and self._writes_back else []
-        return tier.end(owed=owed, drain=drain, timeout_s=timeout_s)
+        if drain and self._writes_back:  # while evictions still go there too
+            tier.writeback.offer(self.cache.unwritten(), bounded=False)
+        self._tier = None
+        self._left_behind.append(tier)
+        return tier.end(deadline, drain=drain)
+
+    def _calls_ended(self, deadline: Deadline) -> bool:
+        """Wait for the calls of stores that were detached; False where one still runs."""
+        self._left_behind = [tier for tier in self._left_behind if not tier.ended(deadline)]
+        return not self._left_behind
 
     def _consider(self, entries: Sequence[Entry]) -> None:
         tier = self._tier

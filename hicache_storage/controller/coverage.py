@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
-
-from hicache_storage.hit_policy import longest
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.controller.pool_set import Bits, PoolSet
+    from hicache_storage.controller.pool_set import Bits
 
 
 class Coverage(enum.Enum):
@@ -24,21 +22,26 @@ class Coverage(enum.Enum):
     """Not even those: the page must be computed."""
 
 
+class Pools(Protocol):
+    """Whatever knows which pools a prefix needs where."""
+
+    def needed(self, page: int, length: int) -> Bits: ...
+
+
 def coverage(
-    pool_set: PoolSet, filled: Sequence[Bits], length: int, known: Sequence[Bits]
+    pools: Pools, filled: Sequence[Bits], length: int, *, target_pages: int, asked_pages: int
 ) -> list[Coverage]:
     """For each page that was asked for, given a prefix of `length` pages with these pools `filled`.
 
-    Behind the prefix's end, `known` tells what storage said that it has: TARGET_ONLY is then what the
-    draft's absence has cost.
+    Behind the prefix's end, `target_pages` tells how far the required pools would have gone: TARGET_ONLY
+    is then what the draft's absence has cost.
     """
     pages = [
-        Coverage.TARGET_ONLY if pool_set.needed(page, length) & ~filled[page] else Coverage.BOTH
+        Coverage.TARGET_ONLY if pools.needed(page, length) & ~filled[page] else Coverage.BOTH
         for page in range(length)
     ]
-    target_pages = longest(pool_set.usable(known, pool_set.required))
     pages += [Coverage.TARGET_ONLY] * (target_pages - length)
-    return pages + [Coverage.NONE] * (len(known) - len(pages))
+    return pages + [Coverage.NONE] * (asked_pages - len(pages))
 
 
 def verdict(pages: Sequence[Coverage]) -> Coverage:

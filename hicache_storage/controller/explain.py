@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from hicache_storage.controller.topic import shown
 from hicache_storage.transfer import Verdict
 
 
@@ -72,8 +73,8 @@ class Explanation:
 
     def __str__(self) -> str:
         told = (
-            f"request {self.request_id!r}: {self.usable_pages} of {self.asked_pages} pages are usable"
-            f" ({self.l2_pages} from host memory, {self.l3_pages} from storage)"
+            f"request {shown(self.request_id)}: {self.usable_pages} of {self.asked_pages} pages are"
+            f" usable ({self.l2_pages} from host memory, {self.l3_pages} from storage)"
         )
         if self.reason is None:
             return told
@@ -108,6 +109,6 @@ class Explanations:
             explanation = self._kept.get(request_id)
         if explanation is None:
             raise LookupError(
-                f"request {request_id!r} is not among the last {self._limit} that have ended"
+                f"request {shown(request_id)} is not among the last {self._limit} that have ended"
             )
         return explanation

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class HostCache:
     """The pages of L2. Thread-safe; pinned pages stay, the others go in LRU order.
 
-    A page is in L2 with at least its required pools filled. `write_back` is called, without the lock,
-    with entries that must be written before they can go. They are pinned for it; `written` and `unpin`
-    end that.
+    A page is in L2 with at least its required pools filled. `write_back` is called with entries that
+    must be written before they can go. They are pinned for it; `written` and `unpin` end that. The call
+    is made under the lock, so that no page is claimed for writing and in nobody's queue (`unwritten`):
+    it queues, and waits for nothing.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class HostCache:
             with self._changed:
                 self._changed.wait_for(lambda: self._room.is_there(wanted), max(0.0, left_s))
                 got, dirty = self._room.take(wanted)
-            if dirty and self._write_back is not None:
-                self._write_back(dirty)
+                if dirty and self._write_back is not None:
+                    self._write_back(dirty)
             if got or not wanted or left_s <= 0:
                 return got
 
@@ -175,12 +176,18 @@ class HostCache:
     # --- pages to be written -------------------------------------------------------------------------
 
     def claim_for_writing(self, entries: Iterable[Entry], uses: int) -> list[Entry]:
-        """Those of `entries` with enough uses that L3 is owed, and not on their way; each is pinned."""
+        """Those of `entries` with enough uses that L3 is owed, and not on their way; each is pinned.
+
+        An entry that has left L2 is none of them: its slots hold another page by now.
+        """
         with self._changed:
             claimed = [
                 entry
                 for entry in entries
-                if entry.uses >= uses and not entry.queued and entry.owed(self.pool_set.written)
+                if entry.uses >= uses
+                and not entry.queued
+                and entry.owed(self.pool_set.written)
+                and self._entries.get(entry.page_hash) is entry
             ]
             for entry in claimed:
                 entry.queued = True
@@ -213,17 +220,24 @@ class HostCache:
                 if current and self._write_back is not None:
                     # A page that was to be written at its eviction and could not be is forgotten.
                     entry.stored |= entry.filled
+            self._changed.notify_all()
 
     def give_up(self, entries: Sequence[Entry], epoch: int | None = None) -> None:
         """`entries` will not be written: unpin them, and let them be evicted without it."""
         self.written(entries, epoch)
         self.unpin(entries)
 
+    def wait_written(self, hashes: Iterable[str], timeout_s: float) -> bool:
+        """Wait until none of these pages is on its way to L3; False where one is after `timeout_s`."""
+        with self._changed:
+            entries = [self._entries.get(page_hash) for page_hash in hashes]
+            waiting = [entry for entry in entries if entry is not None and entry.queued]
+            return self._changed.wait_for(lambda: not _still_queued(waiting), timeout_s)
+
     def unwritten(self) -> list[Entry]:
         """All pages that L3 is owed, claimed for writing: what a write-back cache owes at its end."""
-        with self._changed:
-            everything = list(self._entries.values())
-        return self.claim_for_writing(everything, uses=0)
+        with self._changed:  # also while they are claimed: else they can leave L2 in between
+            return self.claim_for_writing(list(self._entries.values()), uses=0)
 
     def new_epoch(self) -> int:
         """Another store has none of the pages: forget what is stored. Names the store in later calls."""
@@ -249,3 +263,10 @@ class HostCache:
 
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.page_hash]
+
+
+def _still_queued(waiting: list[Entry]) -> bool:
+    """Whether one of them is; those that are not any more are left out, so that each is seen once."""
+    while waiting and not waiting[-1].queued:
+        waiting.pop()
+    return bool(waiting)

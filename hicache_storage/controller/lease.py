@@ -6,20 +6,24 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from hicache_storage.controller.claims import Claims
 from hicache_storage.controller.coverage import Coverage, coverage, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from hicache_storage.controller.agreement import Taken
+    from hicache_storage.controller.claims import Ask
     from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.host_cache import HostCache
-    from hicache_storage.controller.pool_set import Bits, PageSlots
+    from hicache_storage.controller.pool_set import PageSlots
 
 
 class Lease:
     """The usable prefix of a request, pinned in L2 until `release`. A context manager.
 
-    It tells what was there when it was taken; a slot is told only where it holds its page.
+    It tells what was there when it was taken; a slot is told only where it holds its page. With several
+    ranks it tells the same on each of them: a page is there where every rank has it.
     """
 
     def __init__(
@@ -27,19 +31,20 @@ class Lease:
         cache: HostCache,
         entries: list[Entry],
         loaded: list[int],
-        filled: Sequence[Bits],
+        taken: Taken,
         *,
-        known: Sequence[Bits],
+        ask: Ask,
         consider: Callable[[Sequence[Entry]], None],
     ) -> None:
         self.cache = cache
         self.entries = entries
         self.loaded = loaded
-        """Indices of the pages that came from L3 for this request, in any pool."""
-        self._filled = filled
-        self._known = known
-        self._consider = consider
-        self._claims: dict[int, dict[int, Entry]] = {}
+        """Indices of the pages that came from L3 for this request, in any pool, on this rank."""
+        self._pools = taken.pools
+        self._filled = taken.filled[: len(entries)]
+        self._target_pages = taken.target_pages
+        self._asked_pages = len(taken.filled)
+        self._claims = Claims(cache, entries, taken.here, ask=ask, consider=consider)
         self._held = True
         self._lock = threading.Lock()
 
@@ -65,7 +70,13 @@ class Lease:
         Behind the prefix, TARGET_ONLY tells of pages that L2 has, or L3 said that it has, for the target
         and not for the draft.
         """
-        return coverage(self.cache.pool_set, self._filled, self.pages, self._known)
+        return coverage(
+            self._pools,
+            self._filled,
+            self.pages,
+            target_pages=self._target_pages,
+            asked_pages=self._asked_pages,
+        )
 
     @property
     def verdict(self) -> Coverage:
@@ -75,7 +86,7 @@ class Lease:
     @property
     def target_only_pages(self) -> int:
         """Pages of the prefix that the draft lacks."""
-        everything = self.cache.pool_set.everything
+        everything = self._pools.everything
         if not any(everything & ~bits for bits in self._filled):
             return 0
         return self.coverage[: self.pages].count(Coverage.TARGET_ONLY)
@@ -103,34 +114,24 @@ class Lease:
         Raises:
             ValueError: There is no such pool.
         """
-        number = self.cache.pool_set.number(pool)
-        needed = self.cache.pool_set.needed
-        return [
-            page
-            for page, bits in enumerate(self._filled)
-            if needed(page, self.pages) & ~bits & 1 << number
-        ]
+        return self._missing(self._pools.number(pool))
 
     def claim(self, pool: str) -> dict[int, int]:
         """The missing pages of a pool that this request may compute, each with the slot to write it to.
 
-        Not those that another request is filling, and none after `release`. Idempotent.
+        Not those that another request is filling, and none after `release`. Idempotent. With several
+        ranks every rank calls it, in the order in which it takes its results, and gets the same pages:
+        those that every rank has a slot for. A rank that has no such pool calls it too, and gets none.
 
         Raises:
             ValueError: There is no such pool.
         """
-        number = self.cache.pool_set.number(pool)
+        number = self._pools.number(pool)
         with self._lock:
-            claims = self._claims.setdefault(number, {})
-            for page in self.missing(pool) if self._held else ():
-                entry = self.entries[page]
-                if page not in claims and self.cache.claim(entry, 1 << number):
-                    claims[page] = entry
-            return {
-                page: slot
-                for page, entry in claims.items()
-                if (slot := entry.slots[number]) is not None
-            }
+            missing = self._missing(number)
+            if not (self._held and missing):
+                return {}
+            return self._claims.claim(number, pool, missing)
 
     def fill(self, pool: str, pages: Iterable[int]) -> None:
         """Claimed pages of a pool are written: they are L2's from now on, and L3's by write policy.
@@ -138,27 +139,17 @@ class Lease:
         Raises:
             ValueError: A page was not claimed, or the lease was released. None is filled then.
         """
-        number = self.cache.pool_set.number(pool)
-        chosen = list(pages)
+        number = self._pools.number(pool)
         with self._lock:
-            claims = self._claims.get(number, {})
-            for page in chosen:
-                if page not in claims:
-                    raise ValueError(f"page {page} of pool {pool!r} is not claimed by this lease")
-            filled = [claims.pop(page) for page in chosen]
-            for entry in filled:
-                self.cache.fill(entry, 1 << number)
-            self._consider(filled)
+            self._claims.fill(number, pool, list(pages))
 
     def release(self) -> None:
         """Unpin the pages; their slots are not the request's any more. Idempotent."""
         with self._lock:
             was_held, self._held = self._held, False
-            claims, self._claims = self._claims, {}
+            if was_held:
+                self._claims.give_back()
         if was_held:
-            for number, entries in claims.items():
-                for entry in entries.values():
-                    self.cache.unclaim(entry, 1 << number)
             self.cache.unpin(self.entries)
 
     def __enter__(self) -> Self:
@@ -166,6 +157,14 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def _missing(self, number: int) -> list[int]:
+        needed = self._pools.needed
+        return [
+            page
+            for page, bits in enumerate(self._filled)
+            if needed(page, self.pages) & ~bits & 1 << number
+        ]
 
 
 @dataclass(slots=True, eq=False)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from hicache_storage.controller.agreement import Holdings
 from hicache_storage.controller.explain import Explanation, Reason
 from hicache_storage.controller.findings import Findings
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
+from hicache_storage.controller.topic import Topic
 from hicache_storage.hit_policy import longest
 from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from hicache_storage.controller.agreement import Agreed
+    from hicache_storage.controller.agreement import Taken
     from hicache_storage.controller.context import Context
     from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.pool_set import Bits
@@ -51,6 +54,11 @@ class Prefetch:
         self._lock = threading.Lock()
         self._complete = threading.Event()
 
+    @cached_property
+    def topic(self) -> Topic:
+        """What the ranks speak of when they speak of this request."""
+        return Topic.of_request(self.request_id, self.hashes)
+
     @property
     def arrived_pages(self) -> int:
         """The length of the prefix that is usable by now, as far as this rank knows."""
@@ -70,23 +78,25 @@ class Prefetch:
         Raises:
             RuntimeError: It was taken or cancelled before.
         """
-        filled, usable, agreed = self._take()
-        lease = self._lease(filled, agreed.pages, earlier)
+        usable, taken = self._take(self._context.agreement.take)
+        lease = self._lease(taken, earlier)
         self._cache.use(lease.entries)
         self._context.consider(lease.entries)
         self._count(lease)
-        self._count_unused(agreed.pages)
-        self._explain_result(filled, usable, agreed, lease)
+        self._count_unused(lease.pages)
+        self._explain_result(usable, taken, lease)
         return lease
 
     def look(self) -> Lease:
-        """As `result`, for a request that is asked for again: this is neither its use nor its end.
+        """Take what has arrived on this rank, for a request that is asked for again.
+
+        It is neither the request's use nor its end, and no other rank is asked: it keeps pages pinned.
 
         Raises:
             RuntimeError: It was taken or cancelled before.
         """
-        filled, _, agreed = self._take()
-        return self._lease(filled, agreed.pages)
+        _, taken = self._take(self._context.agreement.of_this_rank)
+        return self._lease(taken)
 
     def cancel(self) -> None:
         """End the prefetch and let everything go. Idempotent; does nothing after `result`."""
@@ -99,21 +109,21 @@ class Prefetch:
 
     # --- how it ends ---------------------------------------------------------------------------------
 
-    def _take(self) -> tuple[list[Bits], list[bool], Agreed]:
-        """Wait and end; the pools of each page, the lengths usable here, and what all ranks can use."""
+    def _take(self, ask: Callable[[Topic, Holdings], Taken]) -> tuple[list[bool], Taken]:
+        """Wait and end; the lengths usable here, and what `ask` makes of what this rank holds."""
         patience_s, left_s = self._patience_s, self.left_s()
         limits_s = [limit_s for limit_s in (patience_s, left_s) if limit_s is not None]
         self._complete.wait(min(*limits_s, LONGEST_S) if limits_s else None)
         if not self._end():
-            raise RuntimeError(f"prefetch of request {self.request_id!r} was ended before")
-        filled = self.filled()
-        usable = self._cache.pool_set.usable(filled, self._context.vital)
+            raise RuntimeError(f"prefetch of {self.topic.told} was ended before")
+        filled, pool_set = self.filled(), self._cache.pool_set
+        usable = pool_set.usable(filled, self._context.vital)
+        known = pool_set.usable(self.findings.present or filled, pool_set.required)
         try:
-            agreed = self._context.agreement.agree(Channel.RESULT, self.request_id, usable)
+            return usable, ask(self.topic, Holdings(usable, filled, longest(known)))
         except BaseException:
             self._let_go(0)
             raise
-        return filled, usable, agreed
 
     def _end(self) -> bool:
         """Whether it had not ended before. From here on nothing is added."""
@@ -129,15 +139,16 @@ class Prefetch:
         """Unpin what lies behind a prefix of `pages` pages."""
         self._cache.unpin([entry for entry in self._table[pages:] if entry is not None])
 
-    def _lease(self, filled: list[Bits], pages: int, earlier: Sequence[Lease] = ()) -> Lease:
+    def _lease(self, taken: Taken, earlier: Sequence[Lease] = ()) -> Lease:
+        pages = taken.agreed.pages
         self._let_go(pages)
         loaded = self._loaded.union(*(lease.loaded for lease in earlier))
         return Lease(
             self._cache,
             [entry for entry in self._table[:pages] if entry is not None],
             sorted(page for page in loaded if page < pages),
-            filled[:pages],
-            known=self.findings.present or filled,
+            taken,
+            ask=partial(self._context.agreement.answers, Channel.RESULT, self.topic),
             consider=self._context.consider,
         )
 
@@ -154,10 +165,9 @@ class Prefetch:
         counters.add("missed_pages", len(self.hashes) - lease.pages)
         counters.add("target_only_pages", lease.target_only_pages)
 
-    def _explain_result(
-        self, filled: list[Bits], usable: list[bool], agreed: Agreed, lease: Lease
-    ) -> None:
-        gap = self._gap(filled, longest(usable))
+    def _explain_result(self, usable: list[bool], taken: Taken, lease: Lease) -> None:
+        agreed = taken.agreed
+        gap = self._gap(taken.here, longest(usable))
         counts = (lease.pages, lease.l3_pages)
         if agreed.lost:
             self._explain(*counts, first_missing=lease.pages, reason=Reason.RANKS_LOST)
@@ -179,7 +189,7 @@ class Prefetch:
                 reason=reason,
             )
 
-    def _gap(self, filled: list[Bits], usable_pages: int) -> tuple[int, int] | None:
+    def _gap(self, filled: Sequence[Bits], usable_pages: int) -> tuple[int, int] | None:
         """For want of what the prefix ends: of what was planned, or of what there was to plan."""
         pool_set, vital = self._cache.pool_set, self._context.vital
         known = [

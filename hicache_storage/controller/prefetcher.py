@@ -93,7 +93,7 @@ class Prefetcher:
             try:
                 self._serve(prefetch)
             except Exception:
-                logger.exception("the prefetch of request %r failed", prefetch.request_id)
+                logger.exception("the prefetch of %s failed", prefetch.topic.told)
                 self._blame(prefetch)
             finally:
                 prefetch.finish()
@@ -103,10 +103,10 @@ class Prefetcher:
         try:
             usable = self._usable(prefetch, tier)
         except Exception:
-            logger.exception("request %r could not be looked up", prefetch.request_id)
+            logger.exception("%s could not be looked up", prefetch.topic.told)
             self._blame(prefetch)
             usable = [True] + [False] * len(prefetch.hashes)
-        agreed = self._context.agreement.agree(Channel.MATCH, prefetch.request_id, usable)
+        agreed, _ = self._context.agreement.agree(Channel.MATCH, prefetch.topic, usable)
         if agreed.pages < longest(usable):
             prefetch.findings.stopped = Reason.RANKS_LOST if agreed.lost else Reason.OTHER_RANK
             prefetch.findings.rank = agreed.rank
@@ -114,6 +114,8 @@ class Prefetcher:
             with tier.used() as may:
                 if may:
                     self._load(prefetch, tier, agreed.pages)
+                elif prefetch.findings.stopped is None:
+                    prefetch.findings.stopped = Reason.DETACHED
 
     def _load(self, prefetch: Prefetch, tier: Tier, length: int) -> None:
         """Bring a prefix of `length` pages; where some turn out to be gone, the longest without them.

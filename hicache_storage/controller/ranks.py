@@ -17,7 +17,8 @@ class Channel(enum.Enum):
     MATCH = "match"
     """What L2 and L3 have of a prefix: asked by the prefetching thread, in the order of the requests."""
     RESULT = "result"
-    """What has arrived of it: asked by the engine's thread, as it takes the requests up."""
+    """What has arrived of it, and what is claimed of it: asked by the engine's thread, as it takes the
+    requests up."""
 
 
 class RanksLost(HiCacheError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller.pool_set import numbers
+from hicache_storage.deadline import Deadline
 from hicache_storage.hit_policy import longest
 
 if TYPE_CHECKING:
@@ -38,14 +39,16 @@ def survey(
     """Ask the store for what L2 lacks: `filled` tells which pools L2 has of each page.
 
     Required pools are asked first, and each pool only for the prefix that those before it left. Pools
-    that are not `vital` are asked last, each for every page of the prefix that the vital ones have.
+    that are not `vital` are asked last, each for every page of the prefix that the vital ones have. All
+    of them together are given `timeout_s`.
     """
+    deadline = Deadline(timeout_s)
     found = Survey(list(filled), {})
     _ask(store, pool_set, pool_set.in_order(vital), hashes, found=found, timeout_s=timeout_s)
     length = longest(pool_set.usable(found.present, vital))
     for number in numbers(pool_set.everything & ~vital):
-        prefix = hashes[:length]
-        _ask(store, pool_set, [number], prefix, found=found, timeout_s=timeout_s, past_gaps=True)
+        prefix, left_s = hashes[:length], deadline.remaining_s()
+        _ask(store, pool_set, [number], prefix, found=found, timeout_s=left_s, past_gaps=True)
     return found
 
 

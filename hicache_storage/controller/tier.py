@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller.limits import InFlight
 from hicache_storage.controller.writeback import Writeback
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from concurrent.futures import Future
 
-    from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.host_cache import HostCache
     from hicache_storage.controller.policies import ControllerSettings
     from hicache_storage.counters import Counters
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
+
+# A call that is about to return needs a moment, also where all the time went into writing.
+_TO_END_S = 0.1
 
 
 class Tier:
@@ -43,14 +45,22 @@ class Tier:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         _check_headers(store, cache)
+        deadline = Deadline(store.settings.timeout_s)
         for pool in cache.pools:
             for part in pool.stored:
+                deadline.check("opening the key spaces")
                 store.open_space(part.space)
         self.store = store
         self.epoch = cache.new_epoch()
         self.in_flight = InFlight(settings.inflight_nbytes)
         self.writeback = Writeback(
-            store, cache, settings, counters, epoch=self.epoch, track=self.track
+            store,
+            cache,
+            settings,
+            counters,
+            epoch=self.epoch,
+            used=self.used,
+            track=self.track,
         )
         self._buffers = [buffer for pool in cache.pools for buffer in pool.host.buffers]
         self._registered: list[HostBuffer] = []
@@ -95,28 +105,29 @@ class Tier:
             self._uses += 1
         settled.add_done_callback(lambda _: self._leave())
 
-    def end(self, *, owed: Sequence[Entry], drain: bool, timeout_s: float) -> bool:
-        """Stop using the store: reads end; with `drain` writes are finished first, `owed` pages too.
+    def end(self, deadline: Deadline, *, drain: bool) -> bool:
+        """Stop using the store: reads end; with `drain`, writes that are queued are finished first.
 
-        False where a call still runs after `timeout_s`; the host pools stay registered until it returns.
+        False where `drain` has lost a page that was queued. While a call still runs at the deadline the
+        host pools stay registered; `ended` tells.
         """
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
-        self.writeback.offer(owed, bounded=False)
-        if drain:
-            self.writeback.drain(timeout_s)
-        ended = self.writeback.close(max(0.1, deadline_s - time.monotonic()))
+        written = self.writeback.close(deadline, drain=drain)
+        self.ended(deadline)
         with self._changed:
-            left_s = max(0.1, deadline_s - time.monotonic())
-            ended &= self._changed.wait_for(lambda: not self._uses, left_s)
-            idle = not self._uses
-            unregistered, self._unregister_later = idle, not idle
+            unregistered, self._unregister_later = not self._uses, bool(self._uses)
         if unregistered:
             self._unregister()
         else:
-            logger.warning("storage calls still run after %.0f s: left behind", timeout_s)
-        return ended
+            logger.warning("storage calls still run after %.0f s: left behind", deadline.timeout_s)
+        return written
+
+    def ended(self, deadline: Deadline) -> bool:
+        """Wait until no call runs any more; False where one still does at the deadline."""
+        with self._changed:
+            left_s = max(_TO_END_S, deadline.remaining_s())
+            return self._changed.wait_for(lambda: not self._uses, left_s)
 
     def _leave(self) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-_HEAD_WORDS = 256
+_HEAD_WORDS = 512
 _HEAD_VALUES = _HEAD_WORDS - 2
 _TIMEOUT_S = 60.0
 

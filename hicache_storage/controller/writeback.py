@@ -13,14 +13,19 @@ from hicache_storage.controller.traffic import PoolTraffic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.host_cache import HostCache
     from hicache_storage.controller.policies import ControllerSettings
     from hicache_storage.counters import Counters
+    from hicache_storage.deadline import Deadline
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
+
+# A thread that has nothing left to do needs a moment, also where all the time went into writing.
+_TO_END_S = 0.1
 
 
 class Writeback:
@@ -39,14 +44,17 @@ class Writeback:
         counters: Counters,
         *,
         epoch: int,
+        used: Callable[[], AbstractContextManager[object]],
         track: Callable[[Future[None]], None],
     ) -> None:
+        """Take the store, the pages' cache, and what counts the calls of the store that still run."""
         self._store = store
         self._cache = cache
         self._settings = settings
         self._limit = settings.write_queue_pages or cache.pool_set.capacity_pages
         self._counters = counters
         self._epoch = epoch
+        self._used = used
         self._track = track
         self._queue: deque[Entry] = deque()
         self._begun: list[Entry] = []
@@ -54,6 +62,8 @@ class Writeback:
         self._changed = threading.Condition()
         self._writing = False
         self._closing = False
+        self._lost = 0
+        """Pages that were queued and are not in the store, or not in all pools."""
         self._thread = threading.Thread(target=self._work, name="hicache-writeback", daemon=True)
 
     def start(self) -> None:
@@ -81,13 +91,22 @@ class Writeback:
         self._drop(dropped)
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until everything is written or failed; False where that took too long."""
-        with self._changed:
-            return self._changed.wait_for(self._is_idle, timeout_s)
+        """Wait until the queue is empty; True where no page was lost meanwhile.
 
-    def close(self, timeout_s: float) -> bool:
-        """End the thread; what is still queued is dropped. False where a write still runs."""
+        A page is lost that was dropped, or that the store did not take in every pool.
+        """
         with self._changed:
+            lost_before = self._lost
+            return self._changed.wait_for(self._is_idle, timeout_s) and self._lost == lost_before
+
+    def close(self, deadline: Deadline, *, drain: bool) -> bool:
+        """End the thread, with `drain` once the queue is empty; what is still queued is dropped.
+
+        False where `drain` lost a page. What is offered from then on is dropped.
+        """
+        with self._changed:
+            # In one hold of the lock: a page that is queued between the two would be dropped unseen.
+            drained = not drain or self.drain(deadline.remaining_s() if self._thread.ident else 0)
             self._closing = True
             dropped = [*self._begun, *self._queue]
             self._begun = []
@@ -95,8 +114,8 @@ class Writeback:
             self._changed.notify_all()
         self._drop(dropped)
         if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+            self._thread.join(max(_TO_END_S, deadline.remaining_s()))
+        return drained
 
     def _is_idle(self) -> bool:
         return not (self._queue or self._begun or self._writing)
@@ -104,7 +123,12 @@ class Writeback:
     def _drop(self, entries: Sequence[Entry]) -> None:
         if entries:
             self._counters.add("dropped_pages", len(entries))
+            self._lose(len(entries))
             self._cache.give_up(entries, self._epoch)
+
+    def _lose(self, pages: int) -> None:
+        with self._changed:
+            self._lost += pages
 
     def _work(self) -> None:
         while batch := self._next_batch():
@@ -114,6 +138,7 @@ class Writeback:
             except Exception:
                 logger.exception("%d pages could not be written", len(batch))
                 self._counters.add("internal_errors")
+                self._lose(len(batch))
                 self._cache.give_up(batch, self._epoch)
             with self._changed:
                 self._writing = False
@@ -140,8 +165,9 @@ class Writeback:
         wanted = cache.due(batch)
         for entry, bits in zip(batch, wanted, strict=True):
             traffic.add(entry.page_hash, entry.slots, bits)
-        outcome = self._store.save(traffic.transfers())
-        self._track(outcome.settled)
+        with self._used():
+            outcome = self._store.save(traffic.transfers())
+            self._track(outcome.settled)
         taken = traffic.ok(outcome)
         cache.stored(batch, taken, self._epoch)
         due = cache.due(batch)
@@ -152,6 +178,7 @@ class Writeback:
         whole = sum(not more for more in due)
         self._counters.add("written_pages", whole)
         self._counters.add("unwritten_pages", len(ended) - whole)
+        self._lose(len(ended) - whole)
         cache.written(ended, self._epoch)
         # A call that overran may still read these slots: they stay pinned until it is over.
         outcome.settled.add_done_callback(lambda _: cache.unpin(ended))

@@ -214,7 +214,8 @@ def _swap_told(swap: Mapping[str, Any]) -> str:
     if not swap["begun"]:
         return f"to {swap['backend']} was not begun"
     told = f"to {swap['backend']} after {swap['after_requests']:,} requests, {swap['took_s']:.2f} s"
-    left = "" if swap["drained"] else "; calls of the first storage still ran"
+    undone = "; pages for the first storage were lost, or calls of it still ran"
+    left = "" if swap["drained"] else undone
     failed = "" if swap["attached"] else f"; L2 alone since then: {swap['complaint']}"
     return f"{told}{left}{failed}"
 

@@ -17,16 +17,17 @@ from engines import (
     leaked,
     page_store,
     until,
+    windowed,
 )
 from pages import hash_of
 from stores import Gate, HookedStorage
 
 from hicache_storage.controller import CacheController, Reason, WritePolicy
-from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -132,6 +133,15 @@ class TestAttach:
             assert engine.drain(20)
         assert stored(good) == 32
 
+    def test_all_key_spaces_are_opened_within_one_timeout(self, stack: ExitStack) -> None:
+        """Each by itself is quick enough."""
+        storage, pause = HookedStorage(), threading.Event()
+        vars(storage)["open_space"] = lambda _: pause.wait(0.6)
+        with engine_on(None, windowed()) as engine:
+            with pytest.raises(StorageTimeout):
+                engine.attach(stack.enter_context(page_store(storage, timeout_s=1)))
+            assert engine.detach()
+
 
 class TestDetach:
     def test_what_is_queued_is_written_first_or_dropped(self) -> None:
@@ -167,7 +177,8 @@ class TestDetach:
         engine = CacheController(store, cache_pools())
         compute(engine, PROMPT)
 
-        assert engine.close(timeout_s=60)
+        assert not engine.close(timeout_s=1e9)
+        assert engine.stats()["dropped_pages"] == 16
         assert not leaked(engine)
 
     def test_a_prefetch_in_progress_ends_with_what_has_arrived(self) -> None:
@@ -231,6 +242,74 @@ class TestDetach:
             fetched(engine)
             assert engine.drain(20)
         assert stored(second) == 8
+
+    @pytest.mark.parametrize("end", ["detach", "close"])
+    def test_true_means_that_every_page_is_in_the_store(self, end: str) -> None:
+        """A slow store, and time for some of many writes: what is dropped then is told."""
+        storage, slow = HookedStorage(), threading.Event()
+
+        def late(answer: Callable[[], Any]) -> Any:
+            slow.wait(0.02)
+            return answer()
+
+        storage.hooks["batch_set"] = late
+        how: dict[str, Any] = {"write_policy": WritePolicy.WRITE_BACK, "batch_pages": 1}
+        with engine_on(storage, cache_pools(), **how) as engine:
+            compute(engine, PROMPT)
+
+            assert not getattr(engine, end)(drain=True, timeout_s=0.1)
+
+            assert engine.stats()["dropped_pages"] > 0
+            assert stored(storage) < 32
+
+    def test_a_page_that_the_store_refuses_is_told(self) -> None:
+        storage = HookedStorage()
+        storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
+        with engine_on(storage, cache_pools()) as engine:
+            compute(engine, PROMPT)
+
+            assert not engine.detach()
+
+            assert engine.stats()["unwritten_pages"] == 16
+
+    def test_what_was_dropped_at_a_close_is_told_by_the_next_one_too(self) -> None:
+        storage = HookedStorage()
+        storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
+        with engine_on(storage, cache_pools()) as engine:
+            compute(engine, PROMPT)
+
+            assert [False, False] == [engine.close(), engine.close()]
+
+    def test_nothing_is_lost_where_nothing_was_to_be_written_first(self) -> None:
+        storage, gate = HookedStorage(), Gate()
+        with engine_on(storage, cache_pools()) as engine:
+            storage.hooks["batch_set"] = gate
+            compute(engine, PROMPT)
+            assert gate.entered.wait(20)
+            threading.Timer(0.05, gate.open).start()
+
+            assert engine.detach(drain=False)
+
+    def test_host_pools_stay_registered_while_a_save_runs(self) -> None:
+        """The store has all the time of its own timeout, the detach has not."""
+        storage, gate = HookedStorage(), Gate()
+        registered: list[int] = []
+        vars(storage)["register_buffer"] = lambda buffer: registered.append(len(buffer))
+        vars(storage)["unregister_buffer"] = lambda buffer: registered.remove(len(buffer))
+        with engine_on(storage, cache_pools(), timeout_s=60) as engine:
+            storage.hooks["batch_set"] = gate
+            compute(engine, PROMPT[:4])
+            assert gate.entered.wait(20)
+            before = len(registered)
+            assert before
+
+            assert not engine.detach(drain=False, timeout_s=0.1)
+            assert len(registered) == before
+            assert not engine.detach(timeout_s=0.1)  # it still runs
+
+            gate.open()
+            assert engine.detach(timeout_s=20)
+            until(lambda: not registered)
 
     def test_it_is_idempotent(self) -> None:
         with engine_on(HookedStorage(), cache_pools()) as engine:

@@ -11,6 +11,7 @@ from engines import (
     compute,
     engine_on,
     is_right,
+    is_truth,
     leaked,
     optional_draft,
     page_store,
@@ -43,15 +44,15 @@ def served(engine: CacheController, request_id: str, prompt: Sequence[str]) -> P
             yield f"request {request_id} was given a wrong page"
         missing = prompt[lease.pages :]
     compute(engine, missing)
-    if not engine.drain(20):
-        yield "the write queue does not run dry"
+    if not is_truth(engine, lambda: engine.drain(20)):
+        yield "the write queue does not run dry, or a page was lost in silence"
 
 
 def finished(engine: CacheController, storage: FaultyStorage) -> Problems:
     """Everything that hung comes back: then nothing is held any more."""
     storage.release()
-    if not engine.close(timeout_s=20):
-        yield "the controller does not close"
+    if not is_truth(engine, lambda: engine.close(timeout_s=20)):
+        yield "the controller does not close, or a page was lost in silence"
     yield from leaked(engine)
 
 

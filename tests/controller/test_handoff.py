@@ -366,16 +366,39 @@ class TestClearingUp:
 
         assert left_behind(storage) == ({} if delete_pages else {"kv": 24, "draft": 24})
 
-    def test_a_cancelled_request_is_cleared_up(self, storage: MemoryStorage) -> None:
+    @pytest.mark.parametrize("delete_pages", [False, True])
+    def test_a_request_that_is_cancelled_here_is_whole_on_another_engine(
+        self, storage: MemoryStorage, *, delete_pages: bool
+    ) -> None:
+        """It has moved there: its completions and pages are that engine's to take."""
         prefilled(storage)
+        settings = replace(PATIENT, timeout_s=500, delete_pages=delete_pages)
 
-        with receiving(storage) as receiver:
+        with receiving(storage, handoff=settings) as receiver:
             incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
             incoming.cancel()
             incoming.cancel()
+            assert incoming.poll()
             assert receiver.stats()["cancelled_requests"] == 1
+        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
 
-        assert "handoff" not in left_behind(storage)
+        with receiving(storage, handoff=settings) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
+            assert receiver.stats()["complete_requests"] == 1
+
+    def test_completions_that_were_not_seen_stay(self, storage: MemoryStorage) -> None:
+        """Of two ranks one is done: what comes after the time was up may be awaited elsewhere."""
+        with (
+            receiving(storage, kind="mha-mha", rank=0, size=2, handoff=HASTY) as receiver,
+            sending(storage, kind="mha-mha", rank=0, size=2) as sender,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(incoming.poll)
+            sender.publish("request-1", PROMPT).result(30)
+            incoming._completions.clear()
+            taken(incoming)
+        assert left_behind(storage)["handoff"] == 2
 
     def test_another_may_have_cleared_up(self, storage: MemoryStorage) -> None:
         prefilled(storage)

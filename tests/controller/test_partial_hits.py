@@ -363,7 +363,7 @@ class TestWriting:
         vars(storage.inner)["batch_set"] = refuse
         with engine_on(storage, optional_draft()) as engine:
             compute(engine, PROMPT[:4])
-            assert engine.drain(20)
+            assert not engine.drain(20)
             assert (engine.stats()["written_pages"], engine.stats()["unwritten_pages"]) == (3, 1)
 
         drafts = [True, True, False, True]

@@ -83,8 +83,9 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
     target = longest(pools.usable(filled, pools.required))
     both = longest(pools.usable(filled, pools.everything))
 
-    taken = coverage(pools, filled, target, filled)
-    shortened = coverage(pools, filled, both, filled)
+    ends = {"target_pages": target, "asked_pages": len(filled)}
+    taken = coverage(pools, filled, target, **ends)
+    shortened = coverage(pools, filled, both, **ends)
 
     whole = [
         all(

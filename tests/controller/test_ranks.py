@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from contextlib import ExitStack
@@ -29,6 +30,8 @@ from hicache_storage.controller import (
     SingleRank,
 )
 from hicache_storage.controller.agreement import Agreement
+from hicache_storage.controller.pool_set import PoolSet
+from hicache_storage.controller.topic import Topic
 from hicache_storage.counters import Counters
 from hicache_storage.errors import StorageUnavailable
 
@@ -216,6 +219,65 @@ def test_ranks_with_other_requests_are_lost_and_hang_nobody(
     assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
 
 
+def test_one_request_id_with_different_prompts_is_no_agreement(fleet: Callable[..., Fleet]) -> None:
+    """Two ranks that each have all of another prompt: as many pages, but not the same."""
+    ranks = fleet(2)
+    prompts = [PROMPT[:8], PROMPT[8:]]
+    for engine, prompt in zip(ranks.engines, prompts, strict=True):
+        compute(engine, prompt)
+
+    def act(rank: int, engine: CacheController) -> int:
+        with engine.prefetch("r", prompts[rank]).result() as lease:
+            return lease.pages
+
+    assert ranks.everywhere(act) == [0, 0]
+    assert [1, 1] == [engine.stats()["ranks_lost"] for engine in ranks.engines]
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    ["", json.loads('"\\ud800"'), "a\n\0", "\U0001f600", "x" * 1_000_000],
+    ids=["empty", "lone surrogate", "control characters", "emoji", "huge"],
+)
+def test_any_string_is_a_request_id(fleet: Callable[..., Fleet], request_id: str) -> None:
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    ranks.forget()
+
+    assert ranks.fetch(request_id, PROMPT) == [16, 16]
+
+    told = str(ranks.engines[0].explain(request_id))
+    assert told.isascii() or request_id == "\U0001f600"
+    assert told.isprintable()
+    assert len(told) < 1000
+
+
+def test_an_interrupt_in_asking_leaves_no_rank_out_of_step() -> None:
+    """What the interrupted rank would be told next belongs to another question."""
+
+    class Interrupted(SingleRank):
+        size = 2
+        closed = False
+
+        def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+            if channel is Channel.MATCH:
+                return list(values)
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.closed = True
+
+    ranks = Interrupted()
+    with engine_on(None, cache_pools(), ranks=ranks) as engine:
+        compute(engine, PROMPT)
+        with pytest.raises(KeyboardInterrupt):
+            engine.prefetch("r", PROMPT).result()
+        assert ranks.closed
+        with engine.prefetch("next", PROMPT).result() as lease:
+            assert lease.pages == 0
+        assert not leaked(engine)
+
+
 def test_a_rank_that_is_gone_hangs_nobody(fleet: Callable[..., Fleet]) -> None:
     ranks = fleet(2, timeout_s=0.2)
     ranks.compute(PROMPT)
@@ -253,9 +315,9 @@ def test_ranks_ask_with_one_thread() -> None:
 
 
 def test_one_rank_agrees_with_itself() -> None:
-    agreement = Agreement(SingleRank(), Counters())
+    agreement = Agreement(SingleRank(), Counters(), PoolSet(cache_pools()))
 
-    agreed = agreement.agree(Channel.MATCH, "r", [True, False, True, False])
+    agreed, _ = agreement.agree(Channel.MATCH, Topic.of("r"), [True, False, True, False])
 
     assert (2, None, False) == (agreed.pages, agreed.rank, agreed.lost)
 

@@ -9,7 +9,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from engines import compute, engine_on, is_right, leaked, page_store, recompute, windowed
+from engines import (
+    compute,
+    engine_on,
+    is_right,
+    leaked,
+    lost_pages,
+    page_store,
+    recompute,
+    windowed,
+)
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance import Fault, FaultyStorage, Strike
 from hicache_conformance.instruments.census import Census, left_after, resident_nbytes
@@ -86,7 +95,9 @@ def soaked(
             with suppress(StorageTimeout):  # a busy machine: no store this time
                 engine.attach(store)
             threads[0].join(0.3)
-            wrong += [] if engine.detach(drain=bool(turn % 2), timeout_s=30) else ["no detach"]
+            lost_before = lost_pages(engine)
+            whole = engine.detach(drain=bool(turn % 2), timeout_s=30)
+            wrong += [] if whole or lost_pages(engine) > lost_before else ["no detach"]
             seen.update(store.stats())
     return wrong
 

@@ -57,7 +57,7 @@ class TestAgreement:
 
         assert [[4, 0, -7]] * 3 == answers
 
-    @pytest.mark.parametrize("length", [0, 1, 253, 254, 255, 256, 3000])
+    @pytest.mark.parametrize("length", [0, 1, 509, 510, 511, 512, 3000])
     def test_of_any_number_of_values(self, ranks: list[RankProcess], length: int) -> None:
         values = [[(number * factor) % 1009 for number in range(length)] for factor in (3, 5, 7)]
 

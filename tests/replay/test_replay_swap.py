@@ -68,6 +68,16 @@ def test_no_byte_is_wrong_and_the_second_storage_is_used(policy: WritePolicy) ->
     assert report["swap"]["store"]["load_ok"] > 0
 
 
+def test_pages_that_the_first_storage_did_not_take_are_told() -> None:
+    first = HookedStorage()
+    first.hooks["batch_set"] = lambda answer: [False] * len(answer())
+
+    report = swapped(first, MemoryStorage(), WritePolicy.WRITE_BACK)
+
+    assert not report["swap"]["drained"]
+    assert report["swap"]["attached"]
+
+
 def test_the_first_storage_is_left_alone_afterwards() -> None:
     first = HookedStorage()
     with Replay(first, settings(), next_storage=MemoryStorage()) as replay:

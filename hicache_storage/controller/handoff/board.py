@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller.handoff.completion import Completion
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import HiCacheError
 from hicache_storage.frame import FramedPage
 from hicache_storage.keys import KeySpace, Shard
@@ -64,22 +65,25 @@ class CompletionBoard:
 
         Completions of an earlier attempt go first: a store may keep the bytes that it has.
         """
-        keys = list(completions)
+        keys, deadline = list(completions), self._deadline()
         self._store.delete(self.space, keys)
         pages = [self._page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
-        (verdicts,) = self._store.save([Transfer(self.space, keys, pages)]).verdicts
+        transfer = Transfer(self.space, keys, pages)
+        (verdicts,) = self._store.save([transfer], timeout_s=deadline.remaining_s()).verdicts
         return [
             key for key, verdict in zip(keys, verdicts, strict=True) if verdict is not Verdict.OK
         ]
 
     def read(self, keys: Sequence[str]) -> dict[str, Completion]:
         """Those of `keys` that are up and fresh. What is stale or unreadable is deleted."""
-        present = self._store.present(self.space, keys)
+        deadline = self._deadline()
+        present = self._store.present(self.space, keys, timeout_s=deadline.remaining_s())
         wanted = [key for key, there in zip(keys, present, strict=True) if there]
         if not wanted:
             return {}
         pages = [self._page(bytes(PAGE_NBYTES)) for _ in wanted]
-        (verdicts,) = self._store.load([Transfer(self.space, wanted, pages)]).verdicts
+        transfer = Transfer(self.space, wanted, pages)
+        (verdicts,) = self._store.load([transfer], timeout_s=deadline.remaining_s()).verdicts
         read = {
             key: Completion.decode(page.payload.tobytes())
             for key, page, verdict in zip(wanted, pages, verdicts, strict=True)
@@ -108,6 +112,10 @@ class CompletionBoard:
         except HiCacheError as error:
             logger.warning("old completions could not be looked through: %s", error)
         return fresh
+
+    def _deadline(self) -> Deadline:
+        """Of one call here, whatever it asks the store for."""
+        return Deadline(self._store.settings.timeout_s)
 
     def _listed(self) -> Iterator[str]:
         framed = self._store.framed(self.space)

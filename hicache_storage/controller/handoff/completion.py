@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hicache_storage.controller.topic import id_bytes
 from hicache_storage.keys import Shard
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Completion(BaseModel):
     ) -> Completion:
         """The completion of `pages` leading pages of `hashes` in `space`."""
         return cls(
-            request_id=request_id[:_SHOWN_CHARACTERS],
+            request_id=_printable(request_id),
             pool=space.pool,
             shard=space.shard,
             space_id=space.id,
@@ -95,6 +96,12 @@ def completion_hash(request_id: str, space: KeySpace, hashes: Sequence[str]) -> 
     """
     digest = hashlib.sha256(b"hicache-handoff-v1")
     for part in (request_id, space.id, hashes[-1]):
-        text = part.encode()
+        text = id_bytes(part)
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()
+
+
+def _printable(request_id: str) -> str:
+    """As much of it as people need, with what JSON cannot carry as UTF-8 spelt out."""
+    shown = request_id[:_SHOWN_CHARACTERS].encode(errors="backslashreplace").decode()
+    return shown[:_SHOWN_CHARACTERS]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Self
 from hicache_storage.controller.handoff.board import CompletionBoard
 from hicache_storage.controller.handoff.completion import completion_hash
 from hicache_storage.controller.handoff.incoming import Incoming
+from hicache_storage.controller.handoff.polls import Polls
 from hicache_storage.controller.handoff.settings import HandoffSettings
 from hicache_storage.counters import Counters
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import StorageClosed
 from hicache_storage.workers import Workers
 
@@ -52,6 +54,7 @@ class HandoffReceiver:
         self._board = CompletionBoard(
             store, controller.cache.pools[0].space, stale_after_s=self.settings.stale_after_s
         )
+        self._polls = Polls(controller.agreement)
         self._counters = Counters()
         self._changed = threading.Condition()
         self._waiting: list[Incoming] = []
@@ -87,6 +90,7 @@ class HandoffReceiver:
             controller=self._controller,
             settings=self.settings,
             timeout_s=self.settings.timeout_s if timeout_s is None else timeout_s,
+            polls=self._polls,
             ended=self._finish,
         )
         with self._changed:
@@ -113,9 +117,9 @@ class HandoffReceiver:
             waiting = list(self._waiting)
         for incoming in waiting:
             incoming.give_up()
-        deadline_s = time.monotonic() + timeout_s
-        self._watching.join(timeout_s)
-        cleaned = self._cleaning.close(max(0.0, deadline_s - time.monotonic()))
+        deadline = Deadline(timeout_s)
+        self._watching.join(deadline.remaining_s())
+        cleaned = self._cleaning.close(deadline.remaining_s())
         return cleaned and not self._watching.is_alive()
 
     def __enter__(self) -> Self:
@@ -126,15 +130,21 @@ class HandoffReceiver:
 
     # --- the end of a request ------------------------------------------------------------------------
 
-    def _finish(self, incoming: Incoming, outcome: str) -> None:
+    def _finish(self, incoming: Incoming, outcome: str, *, taken: bool) -> None:
         with self._changed:
             self._waiting.remove(incoming)
         self._counters.add(outcome)
-        self._clean(lambda: self._clear_up(incoming))
+        if taken:
+            seen = incoming.seen
+            self._clean(lambda: self._clear_up(incoming, seen))
 
-    def _clear_up(self, incoming: Incoming) -> None:
-        """The request is over: its completions go, and by option its pages. Others may have done it."""
-        self._board.remove(list(incoming.awaited))
+    def _clear_up(self, incoming: Incoming, seen: Sequence[str]) -> None:
+        """The completions that were seen go, and by option the request's pages. Others may have done it.
+
+        A request that was cancelled is not cleared up: it may be another decode engine's by now, which
+        waits for its completions. What nobody takes is stale one day.
+        """
+        self._board.remove(seen)
         if self.settings.delete_pages:
             for space in incoming.awaited.values():
                 self._store.delete(space, incoming.hashes)

@@ -11,8 +11,10 @@ from hicache_storage.controller.handoff.board import CompletionBoard
 from hicache_storage.controller.handoff.completion import Completion, completion_hash
 from hicache_storage.controller.handoff.settings import HandoffSettings
 from hicache_storage.controller.pool_set import numbers
+from hicache_storage.controller.topic import shown
 from hicache_storage.controller.traffic import PoolTraffic
 from hicache_storage.counters import Counters
+from hicache_storage.deadline import Deadline
 from hicache_storage.keys import check_page_hashes
 from hicache_storage.workers import Workers
 
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 
     from hicache_storage.controller.controller import CacheController
     from hicache_storage.controller.pool_set import Bits
+    from hicache_storage.hit_policy import Pool
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import PageStore
+    from hicache_storage.transfer import Match
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +76,8 @@ class HandoffSender:
             ValueError: A malformed page hash.
         """
         check_page_hashes(hashes)
-        deadline_s = time.monotonic() + self.settings.timeout_s
-        published = self._workers.submit(lambda: self._publish(request_id, hashes, deadline_s))
+        deadline = Deadline(self.settings.timeout_s)
+        published = self._workers.submit(lambda: self._publish(request_id, hashes, deadline))
         published.add_done_callback(partial(_log_failure, request_id))
         return published
 
@@ -93,85 +97,124 @@ class HandoffSender:
 
     # --- on the sender's thread ----------------------------------------------------------------------
 
-    def _publish(self, request_id: str, hashes: Sequence[str], deadline_s: float) -> int:
+    def _publish(self, request_id: str, hashes: Sequence[str], deadline: Deadline) -> int:
         if not hashes or not self._pools:
             return len(hashes)  # nothing that this rank would have to write
-        self._await_writes(hashes, deadline_s)
-        self._write_missing(hashes, deadline_s)
-        pages = self._stored(hashes)
-        posted = self._post(request_id, hashes, pages, deadline_s)
+        self._controller.cache.wait_written(hashes, deadline.remaining_s())
+        self._write_missing(hashes, deadline)
+        # Whatever the writes have left of the time: what came of them is looked up, and posted.
+        telling = Deadline(max(deadline.remaining_s(), self._store.settings.timeout_s))
+        pages = self._stored(hashes, deadline, telling)
+        posted = self._post(request_id, hashes, pages, deadline)
         least = min(pages.values()) if posted else 0
         outcome = "published" if least == len(hashes) else "published_in_part"
         self._counters.add(outcome if posted else "unpublished")
         return least
 
-    def _await_writes(self, hashes: Sequence[str], deadline_s: float) -> None:
-        """Until none of these pages is in the write queue; others' may be."""
-        cache = self._controller.cache
-        held = [entry for entry in cache.hold(hashes) if entry is not None]
-        while any(entry.queued for entry in held):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or self._controller.drain(min(_LOOK_S, left_s)):
-                break
-        cache.unpin(held)
-
-    def _write_missing(self, hashes: Sequence[str], deadline_s: float) -> None:
+    def _write_missing(self, hashes: Sequence[str], deadline: Deadline) -> None:
         """Write what L2 has and storage has not: dropped from the queue, evicted there, or kept back.
 
-        Optional pools go after all that are required, as the controller's own writes do.
+        Optional pools go after all that are required, as the controller's own writes do, and only for
+        pages of which storage has these.
         """
-        pool_set = self._controller.cache.pool_set
-        owed = self._missing(hashes)
-        for part in (pool_set.required, pool_set.everything & ~pool_set.required):
-            left_s = deadline_s - time.monotonic()
-            if left_s > 0 and any(bits & part for bits in owed):
-                self._write(hashes, [bits & part for bits in owed], left_s)
+        required = self._controller.cache.pool_set.required
+        missing = self._missing(hashes, deadline)
+        lacking = [bits & required for bits in missing]
+        if any(lacking):
+            written = self._write(hashes, lacking, deadline)
+            lacking = [bits & ~ok for bits, ok in zip(lacking, written, strict=True)]
+        optional = [
+            0 if lacks else bits & ~required for lacks, bits in zip(lacking, missing, strict=True)
+        ]
+        if any(optional):
+            self._write(hashes, optional, deadline)
 
-    def _write(self, hashes: Sequence[str], owed: Sequence[Bits], timeout_s: float) -> None:
+    def _write(self, hashes: Sequence[str], owed: Sequence[Bits], deadline: Deadline) -> list[Bits]:
+        """Write the pools that are `owed` of each page; those that storage has by that."""
         cache = self._controller.cache
+        if deadline.passed():
+            return [0] * len(hashes)
         entries = cache.hold(hashes)
         held = [entry for entry in entries if entry is not None]
         traffic = PoolTraffic(cache.pool_set)
         for entry, bits in zip(entries, owed, strict=True):
-            if entry is not None:
+            if entry is None:
+                traffic.add("", [], 0)
+            else:
                 traffic.add(entry.page_hash, entry.slots, entry.filled & bits)
         try:
-            outcome = self._store.save(traffic.transfers(), timeout_s=timeout_s)
+            outcome = self._store.save(traffic.transfers(), timeout_s=deadline.remaining_s())
         except BaseException:
             cache.unpin(held)
             raise
-        self._counters.add("written_pages", sum(map(len, outcome.verdicts)))
+        written = traffic.ok(outcome)
+        self._counters.add("written_pages", sum(map(int.bit_count, written)))
         # A call that overran may still read these slots: they stay pinned until it is over.
         outcome.settled.add_done_callback(lambda _: cache.unpin(held))
+        return written
 
-    def _missing(self, hashes: Sequence[str]) -> list[Bits]:
-        """For each page, the pools that this rank writes, that the prefix needs, and storage lacks."""
+    def _missing(self, hashes: Sequence[str], deadline: Deadline) -> list[Bits]:
+        """For each page, the pools that this rank writes, that the prefix needs, and storage lacks.
+
+        Of a pool that storage cannot say it of, nothing is: it would not take the pages either.
+        """
         pool_set = self._controller.cache.pool_set
         missing = [0] * len(hashes)
         for number in numbers(pool_set.written):
             parts = [
-                self._store.present(stored.space, hashes)
+                match.present[0]
                 for stored in pool_set.pools[number].stored
+                if (match := self._matched(hashes, stored, deadline, deadline, past_gaps=True))
             ]
+            if len(parts) < len(pool_set.pools[number].stored):
+                continue
             for page, present in enumerate(zip(*parts, strict=True)):
                 if not all(present):
                     missing[page] |= 1 << number & pool_set.needed(page, len(hashes))
         return missing
 
-    def _stored(self, hashes: Sequence[str]) -> dict[KeySpace, int]:
-        """For each shard that this rank writes: how many leading pages a reader would find."""
+    def _stored(
+        self, hashes: Sequence[str], deadline: Deadline, telling: Deadline
+    ) -> dict[KeySpace, int]:
+        """For each shard that this rank writes: how many leading pages a reader would find.
+
+        A shard that storage cannot say it of is left out: nothing is known of it.
+        """
+        shards = [stored for pool in self._pools for stored in pool.stored]
         return {
-            stored.space: self._store.match(hashes, [stored]).pages
-            for pool in self._pools
-            for stored in pool.stored
+            stored.space: match.pages
+            for stored in shards
+            if (match := self._matched(hashes, stored, deadline, telling)) is not None
         }
+
+    def _matched(
+        self,
+        hashes: Sequence[str],
+        stored: Pool,
+        deadline: Deadline,
+        telling: Deadline,
+        *,
+        past_gaps: bool = False,
+    ) -> Match | None:
+        """What storage has, asked again until the deadline; None where it could not say by then.
+
+        The answer to the last question may come until the time for `telling` is up.
+        """
+        while True:
+            left_s = min(telling.remaining_s(), self._store.settings.timeout_s)
+            match = self._store.match(hashes, [stored], past_gaps=past_gaps, timeout_s=left_s)
+            if match.failures[0] is None:
+                return match
+            if deadline.passed():
+                return None
+            time.sleep(min(_LOOK_S, deadline.remaining_s()))
 
     def _post(
         self,
         request_id: str,
         hashes: Sequence[str],
         pages: Mapping[KeySpace, int],
-        deadline_s: float,
+        deadline: Deadline,
     ) -> bool:
         """Post a completion for each shard until all are up, or time is; whether all are."""
         now_s = time.time()
@@ -181,23 +224,25 @@ class HandoffSender:
             )
             for space, count in pages.items()
         }
-        while True:
+        unknown = sum(len(pool.stored) for pool in self._pools) - len(pages)
+        while left:
             refused = self._board.post(left)
             left = {key: left[key] for key in refused}
-            if not left:
-                return True
-            if time.monotonic() >= deadline_s:
-                logger.warning(
-                    "request %r: %d of %d completions were not posted: its decode side will time out",
-                    request_id,
-                    len(left),
-                    len(pages),
-                )
-                return False
-            time.sleep(_LOOK_S)
+            if deadline.passed():
+                break
+            if left:
+                time.sleep(min(_LOOK_S, deadline.remaining_s()))
+        if left or unknown:
+            logger.warning(
+                "request %s: %d of %d completions were not posted: its decode side will time out",
+                shown(request_id),
+                len(left) + unknown,
+                len(pages) + unknown,
+            )
+        return not (left or unknown)
 
 
 def _log_failure(request_id: str, published: Future[int]) -> None:
     """Tell of it, as nobody need wait for what `publish` returns."""
     if not published.cancelled() and (error := published.exception()):
-        logger.error("request %r was not published: %s", request_id, error, exc_info=error)
+        logger.error("request %s was not published: %s", shown(request_id), error, exc_info=error)

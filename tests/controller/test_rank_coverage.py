@@ -1,0 +1,284 @@
+"""Two ranks never get different coverage, slots or claims for one request, whatever each lacks."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import rank_losses
+import rank_workers
+from engines import (
+    PROMPT,
+    ThreadRanks,
+    cache_pools,
+    compute,
+    content,
+    engine_on,
+    is_right,
+    leaked,
+    optional_draft,
+    windowed,
+)
+from rank_workers import connect_all, rank_processes
+from stores import HookedStorage
+
+from hicache_storage.controller import Coverage, PartialHits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from hicache_storage.controller import CacheController, CachePool, Channel, Lease
+
+TAKE: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET}
+
+
+class CountingRanks(ThreadRanks):
+    """Ranks that know how often they were asked."""
+
+    calls = 0
+
+    def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+        self.calls += 1
+        return super().minimum(channel, values)
+
+
+def at_once(act: Callable[[int], Any], size: int) -> list[Any]:
+    """What each rank's thread gives."""
+    got: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        got[rank] = act(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(500)
+    return got
+
+
+class Pair:
+    """Two ranks with a store and an L2 each, of which the second has lost pages of its draft."""
+
+    def __init__(self, stack: ExitStack, pools: Callable[[], list[CachePool]], **how: Any) -> None:
+        self.ranks = CountingRanks.of(2)
+        self.storages = [HookedStorage() for _ in self.ranks]
+        self.engines = [
+            stack.enter_context(engine_on(storage, pools(), ranks=ranks, **how))
+            for storage, ranks in zip(self.storages, self.ranks, strict=True)
+        ]
+
+    def lose(self, rank: int, pages: Sequence[int], pool: str = "draft") -> None:
+        """All that one rank has of some pages in a pool, in L2 and in L3."""
+        engine, inner = self.engines[rank], self.storages[rank].inner
+        assert engine.drain(20)
+        assert engine.cache.clear() == 0
+        (space,) = (space for space in inner.spaces() if space.pool == pool)
+        inner.batch_delete(space, [PROMPT[page] for page in pages])
+
+    def both(self, act: Callable[[Lease, CacheController], Any], pages: int = 6) -> list[Any]:
+        """What a request's lease says on each rank."""
+
+        def run(rank: int) -> Any:
+            with self.engines[rank].prefetch("r", PROMPT[:pages]).result() as lease:
+                assert is_right(lease)
+                return act(lease, self.engines[rank])
+
+        return at_once(run, 2)
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[..., Pair]]:
+    with ExitStack() as stack:
+
+        def make(pools: Callable[[], list[CachePool]] = optional_draft, **how: Any) -> Pair:
+            made = Pair(stack, pools, **{**TAKE, **how})
+            for engine in made.engines:
+                compute(engine, PROMPT[:6])
+            return made
+
+        yield make
+
+
+def test_a_draft_page_that_one_rank_lacks_is_missing_on_all(pair: Callable[..., Pair]) -> None:
+    ranks = pair()
+    ranks.lose(1, [2, 3])
+
+    def told(lease: Lease, _: CacheController) -> Any:
+        return lease.pages, lease.verdict, lease.coverage, lease.missing("draft"), lease.indices
+
+    coverage = [Coverage.BOTH] * 2 + [Coverage.TARGET_ONLY] * 2 + [Coverage.BOTH] * 2
+    indices = [[0, 1, 2, 3, 4, 5], [0, 1, 4, 5]]
+    assert [(6, Coverage.TARGET_ONLY, coverage, [2, 3], indices)] * 2 == ranks.both(told)
+
+
+def test_all_ranks_compute_it_again_and_then_all_have_it(pair: Callable[..., Pair]) -> None:
+    """The rank that has it writes to a spare slot: its own may be read by others at that time."""
+    ranks = pair()
+    ranks.lose(1, [2, 3])
+
+    def draft(lease: Lease, engine: CacheController) -> Any:
+        pool = engine.cache.pools[1]
+        before = [lease.entries[page].slots[1] for page in (2, 3)]
+        claimed = lease.claim("draft")
+        assert claimed == lease.claim("draft")
+        for page, slot in claimed.items():
+            pool.host.page(slot).copy_from(content(pool, PROMPT[page]))
+        lease.fill("draft", claimed)
+        assert not lease.claim("draft")
+        return list(claimed), before == list(claimed.values())
+
+    assert [([2, 3], False), ([2, 3], True)] == ranks.both(draft)
+    assert [Coverage.BOTH] * 2 == ranks.both(lambda lease, _: lease.verdict)
+    assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
+
+
+def test_what_was_claimed_and_not_filled_is_given_back(pair: Callable[..., Pair]) -> None:
+    ranks = pair()
+    ranks.lose(1, [2, 3])
+
+    assert [[2, 3]] * 2 == ranks.both(lambda lease, _: list(lease.claim("draft")))
+    assert [[2, 3]] * 2 == ranks.both(lambda lease, _: list(lease.claim("draft")))
+    assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
+
+
+def test_a_page_that_is_being_filled_on_one_rank_is_claimed_on_none(
+    pair: Callable[..., Pair],
+) -> None:
+    ranks = pair()
+    ranks.lose(0, [2, 3])
+    ranks.lose(1, [2, 3])
+
+    def claim(lease: Lease, engine: CacheController) -> Any:
+        if engine is ranks.engines[1]:
+            engine.cache.claim(lease.entries[2], 0b10)  # as a load does
+        claimed = list(lease.claim("draft"))
+        if engine is ranks.engines[1]:
+            engine.cache.unclaim(lease.entries[2], 0b10)
+        return claimed
+
+    assert [[3], [3]] == ranks.both(claim)
+    assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
+
+
+def test_a_page_that_one_rank_has_no_spare_slot_for_is_claimed_on_none(
+    pair: Callable[..., Pair],
+) -> None:
+    ranks = pair()
+    ranks.lose(1, [2, 3])
+
+    def claim(lease: Lease, engine: CacheController) -> Any:
+        taken = engine.cache.allocate([0b10] * (25 if engine is ranks.engines[0] else 1))
+        claimed = list(lease.claim("draft"))
+        engine.cache.free(taken)
+        return claimed
+
+    assert [[2], [2]] == ranks.both(claim)
+
+
+def test_behind_the_prefix_too_the_coverage_is_the_same(pair: Callable[..., Pair]) -> None:
+    """Where a draft's absence shortens the prefix, all ranks say how far the target would have gone."""
+    ranks = pair(partial_hits=PartialHits.SHORTEN)
+    ranks.lose(0, [5], "kv")
+    ranks.lose(1, [2, 3])
+
+    coverage = [Coverage.BOTH] * 2 + [Coverage.TARGET_ONLY] * 3 + [Coverage.NONE]
+    assert [coverage] * 2 == ranks.both(lambda lease, _: lease.coverage)
+
+
+def test_of_a_window_all_ranks_tell_the_same_slots(pair: Callable[..., Pair]) -> None:
+    """One rank has a window in front of page 3 too."""
+    ranks = pair(windowed)
+    compute(ranks.engines[0], PROMPT[:3], ends=[3])
+
+    indices = [[*range(6)], [*range(6)], [4, 5]]
+    assert [indices] * 2 == ranks.both(lambda lease, _: lease.indices)
+
+
+def test_a_rank_without_the_draft_tells_of_it_and_takes_part() -> None:
+    """Of two pipeline stages the last has the draft."""
+    with ExitStack() as stack:
+        ranks = ThreadRanks.of(2)
+        engines = [
+            stack.enter_context(engine_on(HookedStorage(), pools, ranks=rank, **TAKE))
+            for rank, pools in zip(ranks, (optional_draft()[:1], optional_draft()), strict=True)
+        ]
+        compute(engines[0], PROMPT[:4])
+        compute(engines[1], PROMPT[:2], without=["draft"])
+        compute(engines[1], PROMPT[2:4])
+
+        def act(rank: int) -> Any:
+            with engines[rank].prefetch("r", PROMPT[:4]).result() as lease:
+                claimed = lease.claim("draft")
+                lease.fill("draft", [])
+                with pytest.raises(ValueError, match="no pool 'drft'"):
+                    lease.claim("drft")
+                return lease.coverage, lease.missing("draft"), len(claimed)
+
+        coverage = [Coverage.TARGET_ONLY] * 2 + [Coverage.BOTH] * 2
+        assert [(coverage, [0, 1], 0), (coverage, [0, 1], 2)] == at_once(act, 2)
+
+
+def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(
+                engine_on(HookedStorage(), windowed(window_pages=pages), ranks=rank)
+            )
+            for pages, rank in zip((2, 3), ThreadRanks.of(2), strict=True)
+        ]
+        for engine in engines:
+            compute(engine, PROMPT[:4])
+
+        def act(rank: int) -> int:
+            with engines[rank].prefetch("r", PROMPT[:4]).result() as lease:
+                return lease.pages
+
+        assert [0, 0] == at_once(act, 2)
+        assert [1, 1] == [engine.stats()["ranks_lost"] for engine in engines]
+
+
+@pytest.mark.parametrize(("pools", "at_first"), [(cache_pools, 1), (optional_draft, 2)])
+def test_a_request_takes_two_agreements_and_a_claim_one(
+    pair: Callable[..., Pair], pools: Callable[[], list[CachePool]], at_first: int
+) -> None:
+    """At first they tell each other of which pools pages can be missing: once for each, and an end."""
+    ranks = pair(pools)
+    ranks.lose(1, [2, 3])
+    ranks.both(lambda lease, _: lease.pages)
+    assert [2 + at_first] * 2 == [rank.calls for rank in ranks.ranks]
+
+    ranks.both(lambda lease, _: lease.pages)
+    assert [4 + at_first] * 2 == [rank.calls for rank in ranks.ranks]
+
+    ranks.both(lambda lease, _: lease.claim("draft"))
+    claims = 1 if pools is optional_draft else 0
+    assert [6 + at_first + claims] * 2 == [rank.calls for rank in ranks.ranks]
+
+
+def test_four_ranks_that_lose_drafts_tell_the_same_of_a_thousand_requests() -> None:
+    ranks = ThreadRanks.of(4, timeout_s=120)
+
+    told = at_once(lambda rank: rank_losses.played(rank, ranks[rank], 1000), 4)
+
+    assert told[0]
+    assert [told[0]] * 4 == told
+    covered = [each for each in told[0] if len(each) == 5]
+    drafted = [each for each in told[0] if len(each) == 2]
+    assert len(covered) == 1000
+    assert {each[1] for each in covered} == {"both", "target_only", "none"}
+    assert any(claimed for claimed, _ in drafted)
+
+
+def test_processes_tell_the_same(tmp_path: Path) -> None:
+    """Through torch.distributed, as engines do."""
+    with rank_processes(2) as processes:
+        connect_all(processes, tmp_path, timeout_s=120)
+        answers = [process.ask(rank_workers.play_losses, 60) for process in processes]
+        told = [answer.result() for answer in answers]
+
+    assert told[0]
+    assert told[0] == told[1]

@@ -1,0 +1,51 @@
+"""What L3 says that it has of a prefix, in all pools together, in one call's time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from engines import DRAFT_SHAPE, PROMPT, TARGET_SHAPE, cache_pool, compute, engine_on
+from stores import Gate, HookedStorage
+
+from hicache_storage.controller import PartialHits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.controller import CachePool
+    from hicache_storage.keys import KeySpace
+
+
+class _SilentOnDrafts(HookedStorage):
+    """Does not say which pages of optional pools it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        if space.pool == "kv":
+            return super().batch_exists(space, hashes)
+        return self.gate(lambda: super(_SilentOnDrafts, self).batch_exists(space, hashes))
+
+
+def many_drafts() -> list[CachePool]:
+    drafts = [cache_pool(f"draft-{n}", DRAFT_SHAPE, required=False) for n in range(10)]
+    return [cache_pool("kv", TARGET_SHAPE), *drafts]
+
+
+def test_optional_pools_are_asked_about_within_one_timeout() -> None:
+    """Not one timeout each: the target is there, and is waited for no longer than that."""
+    storage = _SilentOnDrafts()
+    with engine_on(storage, many_drafts()) as engine:
+        compute(engine, PROMPT[:4])
+        assert engine.drain(20)
+    taking = PartialHits.TAKE_TARGET
+    with engine_on(storage, many_drafts(), timeout_s=1, partial_hits=taking) as engine:
+        began_s = time.monotonic()
+        with engine.prefetch("r", PROMPT[:4]).result() as lease:
+            took_s = time.monotonic() - began_s
+            assert lease.pages == 4
+        storage.gate.open()
+    assert took_s < 6  # 10 s, were each of the 10 given its second

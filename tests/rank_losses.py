@@ -1,0 +1,79 @@
+"""One rank of an engine whose stores lose pages, each on its own: what it tells of every request."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from engines import compute, content, engine_on, is_right, leaked, windowed
+from pages import hash_of
+from stores import HookedStorage
+
+from hicache_storage.controller import PartialHits
+
+if TYPE_CHECKING:
+    from hicache_storage.controller import CacheController, Lease, Ranks
+
+PAGES = 12
+_LOSSES = {"draft": 0.5, "swa": 0.1, "kv": 0.05}
+"""How likely a rank's store loses some pages of a pool before a request."""
+
+
+def played(rank: int, ranks: Ranks, requests: int, seed: int = 0) -> list[Any]:
+    """Serve `requests`; for each what the engine is told, which must be the same on all ranks."""
+    own = random.Random(f"{seed} {rank}")
+    together = random.Random(seed)  # what an engine decides for all of its ranks
+    storage = HookedStorage()
+    told: list[Any] = []
+    held: list[Lease] = []
+    pools = windowed(40, window_slots=20)
+    how: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET, "ranks": ranks}
+    with engine_on(storage, pools, **how) as engine:
+        for number in range(requests):
+            _lose(storage, own)
+            if own.random() < 0.4:
+                engine.cache.clear()
+            if own.random() < 0.2:
+                engine.drain(20)
+            prompt = [hash_of(100 * together.randrange(3) + page) for page in range(PAGES)]
+            prompt = prompt[: together.randrange(1, PAGES + 1)]
+            lease = engine.prefetch(f"request {number}", prompt).result()
+            assert is_right(lease)
+            told.append(_told(lease))
+            if together.random() < 0.7:
+                told.append(_drafted(engine, lease, together))
+            held.append(lease)
+            if len(held) > together.randrange(3):
+                held.pop(0).release()
+            compute(engine, prompt[lease.pages :], timeout_s=0)
+        for lease in held:
+            lease.release()
+        engine.drain(20)
+        assert "ranks_lost" not in engine.stats()
+        assert not leaked(engine)
+    return told
+
+
+def _lose(storage: HookedStorage, own: random.Random) -> None:
+    for space in storage.inner.spaces():
+        if own.random() < _LOSSES[space.pool]:
+            stored = [info.page_hash for info in storage.inner.scan(space)]
+            lost = own.sample(stored, min(len(stored), own.randrange(1, 4)))
+            storage.inner.batch_delete(space, lost)
+
+
+def _told(lease: Lease) -> Any:
+    coverage = [each.value for each in lease.coverage]
+    return lease.pages, lease.verdict.value, coverage, lease.missing("draft"), lease.indices
+
+
+def _drafted(engine: CacheController, lease: Lease, together: random.Random) -> Any:
+    """The draft computes some of what it lacks; the pages that it could, and those that it did."""
+    draft = engine.cache.pools[engine.cache.pool_set.number("draft")]
+    claimed = lease.claim("draft")
+    chosen = [page for page in sorted(claimed) if together.random() < 0.7]
+    for page in chosen:
+        page_hash = lease.entries[page].page_hash
+        draft.host.page(claimed[page]).copy_from(content(draft, page_hash))
+    lease.fill("draft", chosen)
+    return sorted(claimed), chosen
