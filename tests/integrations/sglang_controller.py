@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from servers import RedisServer, wait_until
-from sglang_engine import PAGE_TOKENS, Engine, PoolName, PoolPlan, engine_world
+from sglang_engine import PAGE_TOKENS, Engine, PoolName, PoolPlan, engine_world, get_context
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -385,3 +385,51 @@ def test_it_leaves_signals_alone(file_config: dict[str, Any]) -> None:
     with Engine([PoolPlan()], file_config):
         pass
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weight_version": "step-2"}, {"model_path": "org/model"}],
+    ids=lambda c: next(iter(c)),
+)
+def test_pages_of_former_weights_are_not_hits_when_weights_change_under_a_server(
+    change: dict[str, str], file_config: dict[str, Any]
+) -> None:
+    plans = [PoolPlan()]
+    with engine_world(), Engine(plans, file_config) as engine:
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+
+        get_context().override("model_runner.update_model_fields", **change)
+
+        assert engine.read(MORE).hits == 0
+        engine.wipe()
+        assert engine.write(TOKENS).pages == 0
+
+
+def test_a_change_of_nothing_that_kv_depends_on_changes_nothing(
+    file_config: dict[str, Any],
+) -> None:
+    with engine_world(), Engine([PoolPlan()], file_config) as engine:
+        engine.write(TOKENS)
+        get_context().override("scheduler", max_running_requests=3)
+
+        assert engine.read(TOKENS).hits == 8
+
+
+def test_servers_with_other_scale_files_do_not_share(
+    file_config: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "one")),
+        Engine([PoolPlan()], file_config) as engine,
+    ):
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "two")),
+        Engine([PoolPlan()], file_config) as engine,
+    ):
+        assert engine.read(TOKENS).hits == 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hicache_storage.hit_policy import HitPolicy, usable_prefix
+from hicache_storage.integrations.sglang._arguments import ENTERING
 from hicache_storage.integrations.sglang._launch import Launch
 from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
@@ -54,8 +55,10 @@ class Adapter:
             StorageUnavailable: The store cannot be reached.
         """
         name, settings, fields = split_config(storage_config.extra_config)
-        launch = Launch(self.engine.launch_arguments(), settings)
+        self._overridden = len(self.engine.later_arguments())
+        launch = Launch(self.engine.launch_arguments(), settings, self.engine.launch_defaults())
         self._config = storage_config
+        self._outdated = False
         self._closed = False
         self._storage = open_storage(name, fields)
         self._store = PageStore(
@@ -101,7 +104,7 @@ class Adapter:
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """How many leading pages are there."""
-        asked = self._safely(lambda: self._store.match(keys, self._pools[ANCHOR].asked()), None)
+        asked = self._answer(lambda: self._store.match(keys, self._pools[ANCHOR].asked()), None)
         return asked.pages if asked else 0
 
     def batch_exists_v2(
@@ -112,7 +115,7 @@ class Adapter:
     ) -> Any:
         """The longest prefix that KV and every side pool have, and each shorter one that they have."""
         none = self.engine.pool_transfer_result(0, {}, [])
-        return self._safely(lambda: self._usable(keys, pool_transfers or []), none)
+        return self._answer(lambda: self._usable(keys, pool_transfers or []), none)
 
     def _usable(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
         pools = {ANCHOR: self._pools[ANCHOR].asked()}
@@ -174,7 +177,7 @@ class Adapter:
                 whole.extend(move(pool, wanted[part], batch))
 
         if wanted:
-            self._safely(run, None)
+            self._answer(run, None)
         return whole + [False] * (len(wanted) - len(whole))
 
     # --- by copy: flat pages -------------------------------------------------------------------------
@@ -196,7 +199,7 @@ class Adapter:
             for part in _batches(len(keys), pool.batch_pages):
                 found.extend(self._transport.load_flat(pool, keys[part], targets[part]))
 
-        self._safely(run, None)
+        self._answer(run, None)
         return found + [None] * (len(keys) - len(found))
 
     def set(
@@ -225,7 +228,7 @@ class Adapter:
             ]
             return all(all(part) for part in saved)
 
-        return self._safely(run, otherwise=False)
+        return self._answer(run, otherwise=False)
 
     # --- the rest ------------------------------------------------------------------------------------
 
@@ -259,6 +262,27 @@ class Adapter:
         self._pools.close()
         self._store.close()
         self._storage.close()
+
+    def _answer(self, act: Callable[[], T], otherwise: T) -> T:
+        """Return the result of `act`, or `otherwise` where it raises or the keys name other weights."""
+        return otherwise if self._is_outdated() else self._safely(act, otherwise)
+
+    def _is_outdated(self) -> bool:
+        """Return True from the moment on when SGLang has loaded other weights, or given them a version.
+
+        The key spaces name the weights of the attach: pages of both would look alike.
+        """
+        if self._outdated:
+            return True
+        for fields in self.engine.later_arguments()[self._overridden :]:
+            if changed := ENTERING.intersection(fields):
+                self._outdated = True
+                logger.error(
+                    "SGLang has changed %s, and pages in the storage are of what was before: nothing is"
+                    " read or written any more. Detach the storage, and attach it again",
+                    ", ".join(sorted(changed)),
+                )
+        return self._outdated
 
     def _safely(self, act: Callable[[], T], otherwise: T) -> T:
         """The result of `act`, or `otherwise` where it raises.
