@@ -76,9 +76,23 @@ def positive_int(text: str) -> int:
     """An argparse type: 1, 2, 3, ..."""
     import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
 
-    if not (text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
     return int(text)
+
+
+def int_up_to(most: int) -> Callable[[str], int]:
+    """Return an argparse type: 1, 2, 3, ... up to `most`."""
+
+    def parsed(text: str) -> int:
+        import argparse  # noqa: PLC0415 - as above
+
+        number = positive_int(text)
+        if number > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most:,}, not {text!r}")
+        return number
+
+    return parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
