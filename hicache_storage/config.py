@@ -95,6 +95,20 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def int_up_to(most: int) -> Callable[[str], int]:
+    """Return an argparse type: 1, 2, 3, ... up to `most`."""
+
+    def parsed(text: str) -> int:
+        import argparse  # noqa: PLC0415 - as above
+
+        number = positive_int(text)
+        if number > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most:,}, not {text!r}")
+        return number
+
+    return parsed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageChoice:
     """What the flags say. The extra config without SGLang's own knobs is the backend's."""

@@ -28,6 +28,8 @@ class Backend:
     distribution: str
     extra: str | None = None
     """The extra of `distribution` that brings what the backend needs."""
+    instead: str = ""
+    """What to install in place of the extra, and when: a clause at the end of the advice."""
 
     def load(self) -> type[HiCacheStorage]:
         """Import the class.
@@ -45,7 +47,7 @@ class Backend:
             wanted = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
             raise BackendNotInstalled(
                 f"backend {self.name!r} needs {error.name or error}, which is not installed:"
-                f' pip install "{wanted}"'
+                f' pip install "{wanted}"{self.instead}'
             ) from error
 
 
@@ -59,7 +61,11 @@ _BUILT_INS = {
         Backend("fsspec", "hicache_backends.fsspec:FsspecStorage", "hicache-storage", "fsspec"),
         Backend("hf3fs", "hicache_backends.hf3fs:Hf3fsStorage", "hicache-storage"),
         Backend(
-            "mooncake", "hicache_backends.mooncake:MooncakeStorage", "hicache-storage", "mooncake"
+            "mooncake",
+            "hicache_backends.mooncake:MooncakeStorage",
+            "hicache-storage",
+            "mooncake",
+            ', or where there is no CUDA: pip install "hicache-storage[mooncake-non-cuda]"',
         ),
     )
 }

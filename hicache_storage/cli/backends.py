@@ -8,15 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator, Sequence
 
     from hicache_storage.registry import Backend
 
 SUMMARY = "List the storage backends: capabilities, and what is missing to use them."
 
 
+# What people choose by. These fit into a line of 80 columns, and the other capabilities do not.
+_PROMISES = ("retention", "durability", "shared", "bounded")
+_WIDE = 180
+_FILE_WIDTH = 80
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    """Add the verb's flags."""
+    add = parser.add_argument
+    add("--capabilities", action="store_true", help="print everything that each backend declares")
+    add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         json.dump(entries, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _print_table(entries)
+        _print_table(entries, everything=arguments.capabilities)
     return 0
 
 
@@ -51,28 +60,52 @@ def _entry(backend: Backend) -> dict[str, Any]:
     return entry
 
 
-def _print_table(entries: list[dict[str, Any]]) -> None:
+def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None:
+    """Print a line a backend, then what is missing, then all capabilities if they were asked for."""
+    from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(title="Storage backends", title_justify="left")
-    table.add_column("name", no_wrap=True)
-    table.add_column("installed")
-    table.add_column("capabilities, or what is missing", overflow="fold")
-    table.add_column("from", overflow="fold")
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    is_wide = console.width >= _WIDE
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = _all_capabilities(entries) if is_wide else _PROMISES
+    for title in ("name", "installed", *shown, *(["from"] if is_wide else [])):
+        table.add_column(title.replace("_", " "), no_wrap=True)
+    for entry in entries:
+        words = [str(entry["capabilities"].get(name, "")) for name in shown]
+        installed = "yes" if entry["installed"] else "no"
+        origin = [entry["distribution"]] if is_wide else []
+        table.add_row(*(_plain(word) for word in (entry["name"], installed, *words, *origin)))
+    with console.capture() as captured:
+        console.print(table)
+        for paragraph in _paragraphs(entries, everything=everything):
+            console.print(paragraph, soft_wrap=True)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Iterator[str]:
+    for entry in entries:
+        if entry["problem"]:
+            named = "" if entry["name"] in entry["problem"] else f"{entry['name']}: "
+            yield f"{named}{entry['problem']}"
+    if not everything:
+        yield "An open storage may promise less, as its config says. All capabilities: --capabilities"
+        return
     for entry in entries:
         words = [f"{name} {word}" for name, word in entry["capabilities"].items()]
-        table.add_row(
-            entry["name"],
-            "yes" if entry["installed"] else "no",
-            _plain(entry["problem"] or ", ".join(words).replace("_", " ")),
-            _plain(f"{entry['distribution']}\n{entry['target']}"),
-        )
-    Console().print(table)
+        if words:
+            yield f"{entry['name']}: {', '.join(words).replace('_', ' ')}"
 
 
-def _plain(text: str) -> str:
-    """Text that rich takes literally: `hicache-storage[redis]` is no style."""
-    from rich.markup import escape  # noqa: PLC0415
+def _all_capabilities(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for entry in entries for name in entry["capabilities"]))
 
-    return escape(text)
+
+def _plain(text: str) -> Any:
+    """Return text that rich takes literally: `hicache-storage[redis]` is no style."""
+    from rich.text import Text  # noqa: PLC0415
+
+    return Text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
+import re
 import signal
 import sys
 import threading
@@ -21,9 +21,11 @@ from hicache_storage.replay.models import (
     PRESETS,
     PoolShape,
     check_pools,
+    parse_number,
     parse_pool,
     parse_scale,
 )
+from hicache_storage.replay.repeats import WithoutRepeats
 from hicache_storage.sizes import parse_nbytes
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ _PAGE_TOKENS = 64
 _CONVERSATIONS = 75
 _CORRUPT = 1
 _FILE_WIDTH = 80
+_MOST_REQUESTS = 10_000_000
+_MOST_CONVERSATIONS = 1_000_000
+_MOST_RANKS = 256
+_SEED = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,19 +63,24 @@ def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--trace", type=Path, metavar="FILE[.gz]", help="in the Mooncake format; default: synthetic"
     )
-    add("--requests", type=config.positive_int, metavar="N", help="stop after N requests")
-    add("--seed", type=int, metavar="N", help="of the synthetic trace (default: 0)")
+    add(
+        "--requests",
+        type=config.int_up_to(_MOST_REQUESTS),
+        metavar="N",
+        help="stop after the first N requests of the trace",
+    )
+    add("--seed", type=_seed, metavar="N", help="of the synthetic trace (default: 0)")
     add(
         "--conversations",
-        type=config.positive_int,
+        type=config.int_up_to(_MOST_CONVERSATIONS),
         metavar="N",
-        help=f"in the synthetic trace (default: {_CONVERSATIONS}, or enough for --requests)",
+        help=f"in the synthetic trace (default: {_CONVERSATIONS}, or more where --requests needs more)",
     )
     add(
         "--speed",
         type=_speed,
         metavar="X",
-        help="X times real time (default: as fast as possible)",
+        help="X times real time, e.g. 10 or 0.5 (default: as fast as possible)",
     )
 
 
@@ -95,7 +106,8 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         type=_scale,
         default="1/64",
         metavar="FACTOR",
-        help="make pages smaller: 1/64, 0.015625 and 64 mean the same; 1 is real size (default: 1/64)",
+        help="make pages smaller, at most 16,384 times: 1/64, 0.015625 and 64 mean the same; 1 is real"
+        " size (default: 1/64)",
     )
     add(
         "--host-size",
@@ -116,7 +128,7 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("ranks").add_argument
     add(
         "--ranks",
-        type=config.positive_int,
+        type=config.int_up_to(_MOST_RANKS),
         default=1,
         metavar="N",
         help="tensor parallel ranks, a process each, every one with --host-size of L2 (default: 1)",
@@ -173,12 +185,15 @@ def _requests(arguments: argparse.Namespace) -> Sequence[Request]:
             if getattr(arguments, name) is not None:
                 raise ConfigError(f"--{name} is for the synthetic trace: leave it or --trace out")
         return read_trace(arguments.trace, arguments.requests)
-    conversations = arguments.conversations
-    if conversations is None and arguments.requests is None:
-        conversations = _CONVERSATIONS
-    return synthetic_trace(
-        arguments.seed or 0, conversations=conversations, limit=arguments.requests
-    )
+    seed, limit = arguments.seed or 0, arguments.requests
+    if arguments.conversations is not None:
+        return synthetic_trace(seed, conversations=arguments.conversations, limit=limit)
+    conversations = _CONVERSATIONS
+    while len(requests := synthetic_trace(seed, conversations=conversations, limit=limit)) < (
+        limit or 0
+    ):
+        conversations *= 2
+    return requests
 
 
 def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> ReplaySettings:
@@ -225,13 +240,18 @@ def _check_output(path: Path | None) -> None:
 
 
 def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text!r}")
+    value = parse_number(text)
+    if not value:
+        raise argparse.ArgumentTypeError(
+            f"must be a number greater than 0, such as 10 or 0.5, not {text!r}"
+        )
     return value
+
+
+def _seed(text: str) -> int:
+    if _SEED.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+    return int(text)
 
 
 def _scale(text: str) -> float:
@@ -277,17 +297,15 @@ class _Stop:
 
 
 class _OneLine(logging.Handler):
-    """Warnings on stderr, a line each, without tracebacks; the same complaint once."""
+    """Warnings on stderr, a line each, without tracebacks and repeats."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said: set[str] = set()
+        self.addFilter(WithoutRepeats())
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg not in self._said:
-            self._said.add(record.msg)
-            text = " ".join(record.getMessage().split())
-            sys.stderr.write(f"hicache: {record.levelname.lower()}: {text}\n")
+        text = " ".join(record.getMessage().split())
+        sys.stderr.write(f"hicache: {record.levelname.lower()}: {text}\n")
 
 
 @contextmanager

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from hicache_storage.controller import CacheController, Channel, ControllerSettings
 from hicache_storage.errors import ConfigError
 from hicache_storage.keys import page_hashes
-from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.replay.content import PageContent
 from hicache_storage.replay.pools import cache_pools, rank_shape
 from hicache_storage.replay.report import Flow, Tally, figures
 from hicache_storage.replay.swap import Swap
+from hicache_storage.replay.timed_store import TimedPageStore
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
 from hicache_storage.seconds import LONGEST_S
 from hicache_storage.topology import Grid, Topology
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from hicache_storage.replay.models import PoolShape
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
-    from hicache_storage.transfer import Outcome, Transfer
 
 # Longer than any storage call may take: when it is over, waiting longer helps nobody.
 _ROOM_TIMEOUT_S = 30.0
@@ -132,6 +132,7 @@ class Replay:
         self._ideal = InfiniteCache()
         self._unsettled_pages = 0
         self._stopped = False
+        self._drained = True
         self._ranks = ranks
         with ExitStack() as opened:
             self._stores = _page_stores(storage, next_storage, settings, opened)
@@ -143,7 +144,7 @@ class Replay:
             self._controller = CacheController(
                 self._store, self.pools, settings.controller, ranks=ranks
             )
-            opened.callback(self._close_controller)
+            opened.callback(self.finish)
             self._controller.start()
             self.swap: Swap | None = None
             if next_storage is not None:
@@ -181,11 +182,21 @@ class Replay:
         self._stopped = stop.is_set()
         if self.swap is not None:
             self.swap.wait()
-        self._controller.drain(_STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S)
+        self._drained = self._controller.drain(self._drain_timeout_s)
         return not self._stopped
 
+    def finish(self) -> None:
+        """Write what the write policy keeps for the end, and stop. Figures are whole from then on."""
+        drain = not self._stopped
+        ended = self._controller.close(drain=drain, timeout_s=self._drain_timeout_s)
+        self._drained = self._drained and ended
+
+    @property
+    def _drain_timeout_s(self) -> float:
+        return _STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S
+
     def figures(self) -> dict[str, Any]:
-        """Everything counted so far, ready for JSON."""
+        """Return everything counted so far, ready for JSON."""
         counters = self._store.stats()
         return figures(
             self.tally,
@@ -195,7 +206,18 @@ class Replay:
             controller=self._controller.stats(),
             store=counters,
             storage=self._storage.stats().counters,
+            unsaved=[store.unsaved for store in self._stores],
+            drained=self._drained,
         )
+
+    @property
+    def stored_spaces(self) -> list[list[str]]:
+        """For each pool, the ids of the key spaces that the storage has its pages in."""
+        frame_nbytes = self._store.frame_nbytes
+        return [
+            [replace(part.space, frame_nbytes=frame_nbytes).id for part in pool.stored]
+            for pool in self.pools
+        ]
 
     def close(self) -> None:
         """Stop the controller and give L2 back. Idempotent."""
@@ -206,9 +228,6 @@ class Replay:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _close_controller(self) -> None:
-        self._controller.close(drain=not self._stopped)
 
     # --- one request ---------------------------------------------------------------------------------
 
@@ -267,35 +286,15 @@ class Replay:
                     content.write(page_hash, page)
 
 
-class _TimedPageStore(PageStore):
-    """A page store that knows how long it was busy, where calls of one direction never overlap."""
-
-    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
-        super().__init__(storage, settings)
-        self.busy_s = {"load": 0.0, "save": 0.0}
-
-    def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
-        began_s = time.perf_counter()
-        outcome = super().load(transfers, timeout_s=timeout_s)
-        self.busy_s["load"] += time.perf_counter() - began_s
-        return outcome
-
-    def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
-        began_s = time.perf_counter()
-        outcome = super().save(transfers, timeout_s=timeout_s)
-        self.busy_s["save"] += time.perf_counter() - began_s
-        return outcome
-
-
 def _page_stores(
     storage: HiCacheStorage,
     next_storage: HiCacheStorage | None,
     settings: ReplaySettings,
     opened: ExitStack,
-) -> list[_TimedPageStore]:
+) -> list[TimedPageStore]:
     """One for each storage, whose pages must have headers of one size: L2 has memory for that."""
     stores = [
-        _TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
+        TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
         for each in (storage, next_storage)
         if each is not None
     ]
@@ -315,8 +314,8 @@ def _tiles(pool: CachePool, slot: int) -> list[Page]:
     return [pool.host.framed_page(slot, tile).payload for tile in range(len(pool.stored))]
 
 
-def _flow(direction: str, stores: Sequence[_TimedPageStore]) -> Flow:
+def _flow(direction: str, stores: Sequence[TimedPageStore]) -> Flow:
     return Flow(
         nbytes=sum(store.stats().get(f"{direction}_nbytes", 0) for store in stores),
-        busy_s=sum(store.busy_s[direction] for store in stores),
+        busy_s=sum(store.busy[direction].total_s for store in stores),
     )

@@ -9,11 +9,11 @@ An item is OPERATION:FAULT@SHARE or a setting. Operations are those of the contr
 from __future__ import annotations
 
 import importlib.util
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError, did_you_mean
+from hicache_storage.replay.models import parse_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 _OPERATIONS = ("exists", "get", "set", "delete")
-_MAX_DIGITS = 9
+_LONGEST_FAULT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,14 @@ class FaultPlan:
             ConfigError: Names the item that is wrong, or the package that is missing.
         """
         plan: list[Odds | Strike] = []
+        given: set[str] = set()
         settings: dict[str, Any] = {"hang_s": _HANG_S}
         for item in filter(None, (item.strip() for item in text.split(","))):
             if "=" in item:
                 name, value = _setting(item)
+                if name in given:
+                    raise ConfigError(f"--faults: {item}: {name} is given twice")
+                given.add(name)
                 settings[name] = value
             else:
                 plan.append(_fault(item))
@@ -107,19 +111,19 @@ def _setting(item: str) -> tuple[str, float]:
     if name not in _SETTINGS:
         hint = did_you_mean(name, list(_SETTINGS))
         raise ConfigError(f"--faults: {item}: unknown setting {name!r}{hint}")
-    return name, _number(item, value, _SETTINGS[name])
+    number = _number(item, value, _SETTINGS[name])
+    if name.endswith("_s") and number > _LONGEST_FAULT_S:
+        raise ConfigError(f"--faults: {item}: must be at most {_LONGEST_FAULT_S:g} seconds")
+    return name, number
 
 
 def _number(item: str, text: str, kind: type[int | float]) -> float:
-    """Not negative, and finite."""
-    try:
-        number = kind(text) if len(text) <= _MAX_DIGITS else math.nan
-    except ValueError:
-        number = math.nan
-    if not (number >= 0 and math.isfinite(number)):
+    """Return a number from 0 on: an int is digits and nothing else."""
+    number = parse_number(text)
+    if number is None or (kind is int and not text.isdecimal()):
         wanted = "a whole number" if kind is int else "a number"
         raise ConfigError(f"--faults: {item}: needs {wanted} from 0 on, not {text!r}")
-    return number
+    return kind(number)
 
 
 def _need_the_kit() -> None:

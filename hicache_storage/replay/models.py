@@ -7,7 +7,7 @@ target's own shape, as EAGLE heads (SafeAILab/EAGLE) and MTP layers (`num_nextn_
 
 from __future__ import annotations
 
-import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TARGET = "kv"
 
 _MAX_DIGITS = 9
+_MOST_SHRINKING = 16_384
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,18})?(?:[eE]-?[0-9]{1,2})?")
 _FIELDS = {"mha": ("layers", "heads", "dim"), "mla": ("layers", "dim")}
 
 
@@ -161,19 +163,24 @@ def check_pools(pools: Sequence[PoolShape]) -> tuple[PoolShape, ...]:
 
 
 def parse_scale(text: str) -> float:
-    """What bytes are multiplied by: `1/64`, `0.015625` and `64` all make pages 64 times smaller.
+    """Return what bytes are multiplied by: `1/64`, `0.015625` and `64` make pages 64 times smaller.
 
     Raises:
-        ValueError: Anything that is no number greater than 0.
+        ValueError: Anything that is no number greater than 0, or makes pages too small to be like pages.
     """
-    above, _, below = text.partition("/")
-    try:
-        factor = float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError):
-        factor = 0.0
-    if not (factor > 0 and math.isfinite(factor)):
+    above, slash, below = text.partition("/")
+    dividend, divisor = parse_number(above), parse_number(below if slash else "1")
+    if not dividend or not divisor:
         raise ValueError(f"must be a number like 1/64, 0.015625 or 64, not {text!r}")
-    return factor if factor <= 1 else 1 / factor
+    factor = min(dividend / divisor, divisor / dividend)
+    if factor < 1 / _MOST_SHRINKING:
+        raise ValueError(f"must make pages at most {_MOST_SHRINKING:,} times smaller, not {text!r}")
+    return factor
+
+
+def parse_number(text: str) -> float | None:
+    """Return the number that a text is: 64, 0.015625 or 1e-3; None for anything else."""
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _assignments(texts: Sequence[str], known: list[str], where: str) -> dict[str, str]:
@@ -191,6 +198,6 @@ def _assignments(texts: Sequence[str], known: list[str], where: str) -> dict[str
 
 
 def _size(name: str, text: str, where: str) -> int:
-    if not (text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
         raise ConfigError(f"{where}: {name}: must be a whole number from 1 on, not {text!r}")
     return int(text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.replay.driver import Replay
+from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hicache_storage.replay.driver import ReplaySettings, Stop
     from hicache_storage.replay.trace import Request
     from hicache_storage.replay.trouble import Trouble
+    from hicache_storage.storage import HiCacheStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,37 @@ def play(
             progress=lambda tally: progress(tally.requests),
             swap_after=piece.troubles.swap_after,
         )
+        replay.finish()
         return {
             "elapsed_s": time.monotonic() - began_s,
             **_facts(replay),
+            "notes": notes(piece, (storage, next_storage)),
             **replay.figures(),
             **piece.troubles.figures(replay),
         }
+
+
+# Backends whose stores, under pressure, forget by a clock of seconds (redis.io: maxmemory_clock).
+_SECONDS_CLOCK = ("redis",)
+_TOO_FAST = (
+    "Redis tells uses of a page apart by the second (allkeys-lru), and this run was as fast as possible:"
+    " once Redis is full, it found less than it would at real speed. Try --speed 10"
+)
+
+
+def notes(piece: Play, storages: Sequence[HiCacheStorage | None]) -> list[str]:
+    """Return what a reader must know before the figures are believed."""
+    choices = (piece.choice, piece.troubles.swap)
+    coarse = any(
+        choice is not None
+        and storage is not None
+        and choice.backend in _SECONDS_CLOCK
+        and storage.capabilities.retention is Retention.UNTIL_PRESSURE
+        for choice, storage in zip(choices, storages, strict=True)
+    )
+    if not coarse or piece.settings.speed is not None:
+        return []
+    return [_TOO_FAST]
 
 
 def _facts(replay: Replay) -> dict[str, Any]:
@@ -73,9 +100,12 @@ def _facts(replay: Replay) -> dict[str, Any]:
                 "name": shape.name,
                 "shape": str(shape.shape),
                 "page_nbytes": pool.space.page_nbytes,
-                "space": pool.space.id,
+                "space": spaces[0],
+                "spaces": spaces,
             }
-            for shape, pool in zip(settings.pools, replay.pools, strict=True)
+            for shape, pool, spaces in zip(
+                settings.pools, replay.pools, replay.stored_spaces, strict=True
+            )
         ],
         "ranks": None,
     }

@@ -40,15 +40,21 @@ def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) 
         ConfigError: Shapes, layout, ranks or grid do not go together, or there is not as much memory.
     """
     memory_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if settings.host_nbytes > memory_nbytes:
+    if settings.host_nbytes * settings.topology.size > memory_nbytes:
+        ranks = f" on each of {settings.topology.size} ranks" if settings.topology.size > 1 else ""
         raise ConfigError(
-            f"--host-size of {settings.host_nbytes} bytes: this machine has {memory_nbytes}"
+            f"--host-size of {settings.host_nbytes} bytes{ranks}: this machine has {memory_nbytes}"
         )
     pools: list[CachePool] = []
     for pool in settings.pools:
         try:
             pools.append(_cache_pool(pool, settings, frame_nbytes, opened))
-        except (ValueError, MemoryError) as error:
+        except MemoryError as error:
+            reason = str(error).partition(";")[0]
+            raise ConfigError(
+                f"--host-size of {settings.host_nbytes} bytes: {reason}; give less"
+            ) from error
+        except ValueError as error:
             raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error
     return pools
 

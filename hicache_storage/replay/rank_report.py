@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import HiCacheError
-from hicache_storage.replay.report import Flow
+from hicache_storage.replay.report import Flow, unsaved_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _COUNTERS = ("controller", "store", "storage")
 def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One report of all ranks, in the order of the ranks.
 
-    What was found is the same on all of them, and counts as found in L3 where one rank had to go there.
+    What was found is the same on all of them. Where it was found is told by the rank that loaded most.
 
     Raises:
         HiCacheError: They found different prefixes, which they must not.
@@ -42,14 +42,33 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "l3_read": _flow(part["l3_read"] for part in parts),
         "l3_write": _flow(part["l3_write"] for part in parts),
         "prefetch": {name: _slowest(part["prefetch"][name] for part in parts) for name in _TIMES},
+        "unsaved_pages": unsaved_pages(0, [_reasons(part["unsaved_pages"]) for part in parts]),
+        "drained": all(part["drained"] for part in parts),
+        "pools": [_pool(each) for each in zip(*(part["pools"] for part in parts), strict=True)],
         "faults": _faults([part["faults"] for part in parts]),
         "swap": _swap([part["swap"] for part in parts]),
         "ranks": {
             "size": len(parts),
-            "written_pages": [part["store"].get("save_ok", 0) for part in parts],
-            "loaded_pages": [part["store"].get("load_ok", 0) for part in parts],
+            "written_pages": [_moved("save_ok", part) for part in parts],
+            "loaded_pages": [_moved("load_ok", part) for part in parts],
         },
     }
+
+
+def _reasons(unsaved: Mapping[str, int]) -> dict[str, int]:
+    return {reason: pages for reason, pages in unsaved.items() if reason != "total"}
+
+
+def _moved(counter: str, part: Mapping[str, Any]) -> int:
+    """Return a counter of a rank's page store, and of the next one's where there was one."""
+    stores = [part["store"], *([part["swap"]["store"]] if part["swap"] else [])]
+    return sum(store.get(counter, 0) for store in stores)
+
+
+def _pool(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the pool as the first rank has it, with the key spaces of all ranks."""
+    spaces = dict.fromkeys(space for part in parts for space in part["spaces"])
+    return {**parts[0], "spaces": list(spaces)}
 
 
 def _added(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:

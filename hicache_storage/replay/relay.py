@@ -7,6 +7,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.replay.repeats import WithoutRepeats
+
 if TYPE_CHECKING:
     from collections.abc import Generator
     from multiprocessing.connection import Connection
@@ -29,7 +31,7 @@ class Relay:
 
     @contextmanager
     def warnings(self) -> Generator[None, None, None]:
-        """Send this process's warnings too, the same complaint once."""
+        """Send this process's warnings too, without repeats."""
         handler = _Sender(self)
         logging.getLogger().addHandler(handler)
         try:
@@ -42,12 +44,10 @@ class _Sender(logging.Handler):
     def __init__(self, relay: Relay) -> None:
         super().__init__(logging.WARNING)
         self._relay = relay
-        self._said: set[str] = set()
+        self.addFilter(WithoutRepeats())
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg not in self._said:
-            self._said.add(record.msg)
-            self._relay.send("warning", (record.name, record.levelno, record.getMessage()))
+        self._relay.send("warning", (record.name, record.levelno, record.getMessage()))
 
 
 def replayed_warning(rank: int, told: tuple[str, int, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_DROPPED = "dropped"
+_REASONS = {
+    _DROPPED: "dropped from the write queue",
+    "refused": "refused by the storage",
+    "unavailable": "storage unavailable",
+    "timeout": "timed out",
+    "breaker_open": "not tried, the breaker was open",
+    "error": "failed with an error",
+}
 _COUNTED = ("blocks", "pages", "tokens")
 _PLACES = {
     "L2": ("l2_hits",),
@@ -100,8 +110,10 @@ def figures(
     controller: Mapping[str, int],
     store: Mapping[str, int],
     storage: Mapping[str, int],
+    unsaved: Sequence[Mapping[str, int]] = (),
+    drained: bool = True,
 ) -> dict[str, Any]:
-    """Everything that was counted, ready for JSON. Names are stable."""
+    """Return everything that was counted, ready for JSON. Names are stable."""
     blocks = tally.blocks.figures()
     ideal = {
         "ideal_hits": tally.ideal_block_hits,
@@ -121,6 +133,8 @@ def figures(
         },
         "loaded_unused_pages": controller.get("loaded_unused_pages", 0),
         "dropped_write_pages": controller.get("dropped_pages", 0),
+        "unsaved_pages": unsaved_pages(controller.get("dropped_pages", 0), unsaved),
+        "drained": drained,
         "unreserved_pages": tally.unreserved_pages,
         "verified_nbytes": tally.verified_nbytes,
         "corrupt_pages": tally.corrupt_pages,
@@ -128,6 +142,19 @@ def figures(
         "store": dict(sorted(store.items())),
         "storage": dict(sorted(storage.items())),
     }
+
+
+def unsaved_pages(dropped: int, unsaved: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the pages that were to be stored and were not, by reason, with their `total`.
+
+    The pages of all pools count as one. One that is offered again and fails again counts again.
+    """
+    reasons: Counter[str] = Counter()
+    for each in unsaved:
+        reasons.update(each)
+    reasons[_DROPPED] += dropped
+    told = {reason: pages for reason, pages in sorted(reasons.items()) if pages}
+    return {"total": sum(told.values()), **told}
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
@@ -189,15 +216,31 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         times = (f"{name} {1e3 * prefetch[f'{name}_s']:.2f} ms" for name in ("p50", "p99"))
         yield "prefetch", ", ".join(times)
     yield "loaded but unused", f"{report['loaded_unused_pages']:,} pages"
-    yield "writes dropped", f"{report['dropped_write_pages']:,} pages"
+    yield "writes dropped", _unsaved_told(report["unsaved_pages"])
+    if not report["drained"]:
+        yield (
+            "writes unfinished",
+            "the storage took too long: the last of them are in no figure here",
+        )
     if report["unreserved_pages"]:
         yield "no room in L2", f"{report['unreserved_pages']:,} pages"
     verified = _gigabytes(report["verified_nbytes"])
     yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
+    yield from (("note", note) for note in report.get("notes", ()))
     yield from _troubles(report)
     for name in ("controller", "store", "storage"):
         if counters := _counters(report[name]):
             yield f"{name} counters", counters
+
+
+def _unsaved_told(unsaved: Mapping[str, int]) -> str:
+    total = f"{unsaved['total']:,} pages"
+    told = [
+        f"{pages:,} {_REASONS.get(reason, reason)}"
+        for reason, pages in unsaved.items()
+        if reason != "total"
+    ]
+    return f"{total}: {', '.join(told)}" if told else total
 
 
 def _troubles(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -206,8 +249,9 @@ def _troubles(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "faults", _counters(faults["struck"]) or "none has happened"
     if swap is not None:
         yield "swap", _swap_told(swap)
-        if counters := _counters(swap["store"]):
-            yield "next store counters", counters
+        for name in ("store", "storage"):
+            if counters := _counters(swap[name]):
+                yield f"next {name} counters", counters
 
 
 def _swap_told(swap: Mapping[str, Any]) -> str:
@@ -228,8 +272,9 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     replayed = f"{report['requests']:,} of {report['trace_requests']:,}"
     stopped = ", then interrupted" if report["interrupted"] else ""
     yield "requests", f"{replayed} in {report['elapsed_s']:.1f} s{stopped}"
+    each = "" if report.get("ranks") is None else ", on each rank"
     for pool in report["pools"]:
-        page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens"
+        page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens{each}"
         yield f"pool {pool['name']}", f"{pool['shape']}: {page}"
 
 

@@ -3,7 +3,8 @@
 The format (kvcache-ai/Mooncake, FAST25-release/traces): a JSON object a line with `timestamp` (ms),
 `input_length`, `output_length` (tokens) and `hash_ids`, the prefix-chained ids of the prompt's blocks of
 512 tokens. The last block of a prompt may be partly filled; it counts as a whole one, as in the
-figures published with the trace.
+figures published with the trace. A file that contradicts itself is refused: a prompt with more or fewer
+ids than its length needs, or a request that arrives before the one above it.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
         ConfigError: Names the file and the line that is wrong.
     """
     requests: list[Request] = []
+    latest_s = 0.0
     try:
         for number, line in enumerate(_lines(path), start=1):
             if len(requests) == limit:
                 break
             if line.strip():
-                requests.append(_request(line, f"{path}: line {number}"))
+                where = f"{path}: line {number}"
+                request = _request(line, where)
+                _check_order(request.arrival_s, latest_s, where)
+                latest_s = request.arrival_s
+                requests.append(request)
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text, gzipped or plain") from None
     except (EOFError, zlib.error):
@@ -129,12 +135,27 @@ def _request(line: str, where: str) -> Request:
         raise ConfigError(
             f"{where}: timestamp: must be milliseconds from 0 on, not {timestamp_ms!r}"
         )
-    return Request(
+    request = Request(
         timestamp_ms / 1000,
         _tokens(record, "input_length", where),
         _tokens(record, "output_length", where),
         _blocks(record["hash_ids"], where),
     )
+    needed = -(-request.input_tokens // BLOCK_TOKENS)
+    if len(request.blocks) != needed:
+        raise ConfigError(
+            f"{where}: hash_ids: {len(request.blocks)} of them, and an input_length of"
+            f" {request.input_tokens} tokens has {needed} blocks of {BLOCK_TOKENS}"
+        )
+    return request
+
+
+def _check_order(arrival_s: float, latest_s: float, where: str) -> None:
+    if arrival_s < latest_s:
+        raise ConfigError(
+            f"{where}: timestamp: {1000 * arrival_s:g} ms is earlier than {1000 * latest_s:g} ms of the"
+            " request before it: sort the file by timestamp"
+        )
 
 
 def _tokens(record: dict[str, Any], name: str, where: str) -> int:
@@ -168,14 +189,13 @@ _MORE_TURNS = 0.75
 _SYSTEM_PROMPT_BLOCKS = (1, 2, 4, 6)
 
 
-def synthetic_trace(
-    seed: int, *, conversations: int | None = None, limit: int | None = None
-) -> list[Request]:
-    """Conversations of several turns that overlap in time; the same for the same arguments.
+def synthetic_trace(seed: int, *, conversations: int, limit: int | None = None) -> list[Request]:
+    """Return the first `limit` requests of conversations of several turns that overlap in time.
 
-    Each begins with one of a few system prompts that many share. A turn's prompt is everything said
-    before, the answers included, and a new question: its full blocks come again in the next turn, its
-    last one does not. Without `conversations` they go on until there are `limit` requests.
+    The same arguments make the same requests, and a limit changes none of them. Each conversation begins
+    with one of a few system prompts that many share. A turn's prompt is everything said before, the
+    answers included, and a new question: its full blocks come again in the next turn, its last one does
+    not.
     """
     chooser = random.Random(seed)
     fresh = count()
@@ -201,9 +221,9 @@ def synthetic_trace(
     return requests
 
 
-def _starts(chooser: random.Random, conversations: int | None) -> Iterator[float]:
+def _starts(chooser: random.Random, conversations: int) -> Iterator[float]:
     at_s = 0.0
-    for _ in count() if conversations is None else range(conversations):
+    for _ in range(conversations):
         yield at_s
         at_s += chooser.expovariate(1 / _ARRIVAL_GAP_S)
 

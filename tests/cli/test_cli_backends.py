@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hicache_storage.cli import main
+from hicache_storage.errors import BackendNotInstalled
+from hicache_storage.registry import backends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +52,58 @@ def test_the_table_has_every_backend(capsys: pytest.CaptureFixture[str]) -> None
     assert "memory" in printed
     assert "file" in printed
     assert "until-deleted" in printed
+
+
+@pytest.mark.usefixtures("plug_ins")
+def test_on_80_columns_each_backend_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["backends"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    rule = next(number for number, line in enumerate(lines) if line.strip(" ─") == "" and line)
+    table = lines[rule + 1 : rule + 1 + len(_listed(capsys))]
+    assert [line.split()[0] for line in table] == list(_listed(capsys))
+    assert max(map(len, lines[: rule + 1 + len(table)])) <= 80
+    assert "bounded" in lines[rule - 1]
+    assert not any("…" in line for line in lines)
+
+
+def test_all_capabilities_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backends", "--capabilities"]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("file: "))
+
+    for name, word in _listed(capsys)["file"]["capabilities"].items():
+        assert f"{name.replace('_', ' ')} {word}" in told
+    assert "bounded " in told
+
+
+def test_a_wide_terminal_shows_them_in_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["backends"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "scatter gather" in printed
+    assert "hicache-storage" in printed
+
+
+def test_mooncake_says_what_to_install_where_there_is_no_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "hicache_backends.mooncake", raising=False)
+    monkeypatch.setitem(sys.modules, "mooncake", None)
+
+    with pytest.raises(BackendNotInstalled) as raised:
+        backends()["mooncake"].load()
+
+    assert '"hicache-storage[mooncake]"' in str(raised.value)
+    assert 'no CUDA: pip install "hicache-storage[mooncake-non-cuda]"' in str(raised.value)
 
 
 @pytest.mark.usefixtures("plug_ins")

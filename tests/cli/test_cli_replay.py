@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hicache_storage.cli import main
+from hicache_storage.cli import main, replay
+from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +109,7 @@ def test_json_has_the_figures_under_stable_names(tmp_path: Path) -> None:
         *("pools", "requests", "blocks", "pages", "tokens", "paired_pages", "l3_read", "l3_write"),
         *("prefetch", "loaded_unused_pages", "dropped_write_pages", "unreserved_pages"),
         *("verified_nbytes", "corrupt_pages", "controller", "store", "storage", "ranks"),
-        *("faults", "swap"),
+        *("faults", "swap", "unsaved_pages", "drained", "notes"),
     }
     assert expected == set(report)
     assert report["requests"] == report["trace_requests"] == 12
@@ -167,6 +169,65 @@ def test_the_same_seed_finds_the_same(tmp_path: Path) -> None:
 
 def test_another_seed_is_another_trace(tmp_path: Path) -> None:
     assert _report(tmp_path, "--seed", "5")["pages"] != _report(tmp_path, "--seed", "6")["pages"]
+
+
+def test_requests_cut_the_trace_and_change_nothing_before(tmp_path: Path) -> None:
+    whole = _report(tmp_path, "--requests", "100", "--scale-bytes", "1/8192")
+    assert whole["requests"] == 100
+    longer = replay._requests(_arguments("--requests", "300"))
+
+    assert list(longer[:100]) == list(replay._requests(_arguments("--requests", "100")))
+    assert list(longer[:250]) == list(replay._requests(_arguments())[:250])
+    assert len(replay._requests(_arguments("--requests", "1500"))) == 1500
+
+
+def _arguments(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    replay.add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_key_spaces_in_the_report_are_those_of_the_store(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    report = _report(
+        tmp_path,
+        *("--hicache-storage-backend", "file"),
+        *("--hicache-storage-backend-extra-config", json.dumps({"path": str(store)})),
+    )
+
+    with open_storage("file", {"path": str(store)}) as storage:
+        stored = {space.id for space in storage.spaces()}
+    assert {pool["space"] for pool in report["pools"]} == stored
+    assert {space for pool in report["pools"] for space in pool["spaces"]} == stored
+
+
+def test_pages_that_a_full_store_refuses_are_in_the_table(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = _report(
+        tmp_path, "--hicache-storage-backend-extra-config", '{"capacity_nbytes": "300KB"}'
+    )
+
+    refused = report["controller"]["unwritten_pages"]
+    assert report["unsaved_pages"] == {"total": refused, "refused": refused}
+    assert f"writes dropped       {refused:,} pages: {refused:,} refused" in capfd.readouterr().out
+
+
+def test_pages_that_are_kept_for_the_end_are_in_the_figures(tmp_path: Path) -> None:
+    report = _report(tmp_path, "--hicache-write-policy", "write_back", "--host-size", "64MiB")
+
+    assert report["controller"]["written_pages"] == report["controller"]["committed_pages"] > 0
+    assert report["l3_write"]["nbytes"] == report["store"]["save_nbytes"] > 0
+
+
+def test_a_host_size_that_does_not_fit_names_its_flag(capfd: pytest.CaptureFixture[str]) -> None:
+    total_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    assert main([*_SHORT, "--host-size", str(total_nbytes - (1 << 20))]) == 2
+    complaint = capfd.readouterr().err
+    assert "--host-size of" in complaint
+    assert "give less" in complaint
+    assert "slots" not in complaint
 
 
 def test_a_trace_file_is_replayed(tmp_path: Path) -> None:

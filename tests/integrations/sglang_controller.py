@@ -5,16 +5,32 @@ Not collected by `make test`'s main run: SGLang has an environment of its own (`
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hicache_backends.file import FileStorage
 from servers import RedisServer, wait_until
-from sglang_engine import PAGE_TOKENS, Engine, PoolName, PoolPlan, engine_world
+from sglang_engine import (
+    PAGE_TOKENS,
+    Engine,
+    PoolName,
+    PoolPlan,
+    PoolTransfer,
+    engine_world,
+    get_context,
+    tensors_of,
+)
+
+from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
 BEFORE_0_5_23 = metadata.version("sglang") < "0.5.23"
@@ -385,3 +401,157 @@ def test_it_leaves_signals_alone(file_config: dict[str, Any]) -> None:
     with Engine([PoolPlan()], file_config):
         pass
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weight_version": "step-2"}, {"model_path": "org/model"}],
+    ids=lambda c: next(iter(c)),
+)
+def test_pages_of_former_weights_are_not_hits_when_weights_change_under_a_server(
+    change: dict[str, str], file_config: dict[str, Any]
+) -> None:
+    plans = [PoolPlan()]
+    with engine_world(), Engine(plans, file_config) as engine:
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+
+        get_context().override("model_runner.update_model_fields", **change)
+
+        assert engine.read(MORE).hits == 0
+        engine.wipe()
+        assert engine.write(TOKENS).pages == 0
+
+
+def test_a_change_of_nothing_that_kv_depends_on_changes_nothing(
+    file_config: dict[str, Any],
+) -> None:
+    with engine_world(), Engine([PoolPlan()], file_config) as engine:
+        engine.write(TOKENS)
+        get_context().override("scheduler", max_running_requests=3)
+
+        assert engine.read(TOKENS).hits == 8
+
+
+def test_servers_with_other_scale_files_do_not_share(
+    file_config: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "one")),
+        Engine([PoolPlan()], file_config) as engine,
+    ):
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "two")),
+        Engine([PoolPlan()], file_config) as engine,
+    ):
+        assert engine.read(TOKENS).hits == 0
+
+
+def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
+    file_config: dict[str, Any],
+) -> None:
+    """Its call comes back late, and writes where nobody looks."""
+    with Engine([PoolPlan()], {**file_config, "adapter": {"timeout_s": 0.5}}) as engine:
+        engine.fill(1)
+        written = engine.write(TOKENS)
+        store = engine.storage._storage
+        batch_get, go_on, ended = store.batch_get, threading.Event(), threading.Event()
+
+        def late(*arguments: Any) -> list[bool]:
+            go_on.wait(60)
+            found: list[bool] = batch_get(*arguments)
+            ended.set()
+            return found
+
+        store.batch_get = late
+        indices = engine.host().alloc(8 * PAGE_TOKENS)
+        engine.wipe()
+        before = engine.bytes_at(PoolName.KV, indices)
+
+        began_s = time.monotonic()
+        assert engine.storage.batch_get_v1(written.hashes, indices) == [False] * 8
+        assert time.monotonic() - began_s < 30
+        go_on.set()
+        assert ended.wait(30)
+        assert engine.bytes_at(PoolName.KV, indices) == before
+
+        store.batch_get = batch_get
+        wait_until(lambda: all(engine.storage.batch_get_v1(written.hashes, indices)))
+        assert engine.bytes_at(PoolName.KV, indices) == written.held[PoolName.KV]
+
+
+def test_a_call_ends_with_the_first_batch_that_gets_no_answer(file_config: dict[str, Any]) -> None:
+    with Engine([PoolPlan(), WINDOW], file_config, pages=512) as engine:
+        hashes = [f"{n:064x}" for n in range(400)]
+        indices = engine.host().alloc(400 * PAGE_TOKENS)
+        calls: list[int] = []
+
+        def gone(_: Any, asked: Sequence[str], *__: Any) -> list[bool]:
+            calls.append(len(asked))
+            raise StorageUnavailable("gone")
+
+        engine.storage._storage.batch_set = gone
+        assert engine.storage.batch_set_v1(hashes, indices) == [False] * 400
+        assert sum(calls) <= 128
+        calls.clear()
+        transfers = [
+            PoolTransfer(name=PoolName.KV, keys=hashes, host_indices=indices),
+            PoolTransfer(
+                name=PoolName.SWA, keys=hashes[:2], host_indices=indices[: 2 * PAGE_TOKENS]
+            ),
+        ]
+        assert engine.storage.batch_set_v2(transfers) == {
+            PoolName.KV: [False] * 400,
+            PoolName.SWA: [False] * 2,
+        }
+        assert sum(calls) <= 128
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_only_a_bounded_store_gets_sglangs_memory(
+    bounded: bool,  # noqa: FBT001 - a parameter of the test
+    file_config: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        FileStorage, "capabilities", replace(FileStorage.capabilities, bounded=bounded)
+    )
+    with Engine([PoolPlan()], file_config) as engine:
+        store = engine.storage._storage
+        batch_set, addresses = store.batch_set, list[int]()
+
+        def watched(space: Any, hashes: Any, pages: Any) -> list[bool]:
+            addresses.extend(address for page in pages for address, _ in page.addresses[1:])
+            stored: list[bool] = batch_set(space, hashes, pages)
+            return stored
+
+        store.batch_set = watched
+        engine.write(TOKENS)
+        lent = [
+            tensor.data_ptr() <= address < tensor.data_ptr() + tensor.nbytes
+            for address in addresses
+            for tensor in tensors_of(engine.host())
+        ]
+        assert any(lent) is bounded
+        assert engine.read(TOKENS).pages == 8
+
+
+def test_a_forked_child_gets_misses_at_once_and_closes_nothing(
+    file_config: dict[str, Any],
+) -> None:
+    with Engine([PoolPlan()], file_config) as engine:
+        written = engine.write(TOKENS)
+        child = os.fork()
+        if not child:
+            try:
+                found = engine.storage.batch_exists(written.hashes)
+                engine.storage.close()
+                os._exit(found)
+            finally:
+                os._exit(99)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert engine.storage.batch_exists(written.hashes) == 8

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations.sglang._identity import Identity
 from hicache_storage.integrations.sglang._launch import Launch
 from hicache_storage.integrations.sglang._settings import AdapterSettings, split_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FACTORY = {
     "backend_name": "redis",
@@ -113,3 +119,92 @@ def test_a_draft_may_have_a_type_of_its_own() -> None:
 def test_kv_as_bytes_of_no_known_type_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv-cache-dtype.*float8_e4m3fn"):
         Launch({}, AdapterSettings()).byte_kv_dtype("kv")
+
+
+def test_scale_files_with_other_factors_are_other_identities(tmp_path: Path) -> None:
+    revisions: set[str] = set()
+    for factor in (0.5, 0.25, 0.5):
+        scales = tmp_path / f"{len(revisions)}.json"
+        scales.write_text(json.dumps({"kv_cache": {"scaling_factor": factor}}))
+        launch = Launch({"quantization_param_path": str(scales)}, AdapterSettings())
+        revisions.add(launch.revision(draft=False))
+
+    assert len(revisions) == 2
+
+
+def test_a_scale_file_that_cannot_be_read_is_another_identity_than_none(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.json")
+    launch = Launch({"quantization_param_path": absent}, AdapterSettings())
+
+    assert f"quantization_param_path=unread:{absent}" == launch.revision(draft=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("load_format", "dummy"), ("context_length", 1_048_576), ("hisparse_config", {"top_k": 8})],
+)
+def test_what_changes_kv_is_told_apart(name: str, value: object) -> None:
+    assert name in Launch({name: value}, AdapterSettings()).revision(draft=False)
+
+
+def test_another_way_to_load_the_same_weights_is_the_same_identity() -> None:
+    for load_format in ("auto", "safetensors", "runai_streamer", "remote_instance"):
+        launch = Launch({"load_format": load_format}, AdapterSettings())
+        assert not launch.revision(draft=False)
+
+
+def test_an_argument_that_nobody_has_classified_is_told_unless_it_is_the_default() -> None:
+    arguments = {"rope_of_tomorrow": "ntk", "port_of_tomorrow": 7}
+    launch = Launch(arguments, AdapterSettings(), {"rope_of_tomorrow": None, "port_of_tomorrow": 7})
+
+    assert launch.revision(draft=False) == "rope_of_tomorrow=ntk"
+
+
+def test_weights_can_be_named(tmp_path: Path) -> None:
+    launch = Launch({"model_path": str(tmp_path)}, AdapterSettings(weights="llama-3.1-8b@v2"))
+
+    assert launch.revision(draft=False) == "weights=llama-3.1-8b@v2"
+
+
+def test_weights_that_cannot_be_seen_are_known_by_their_path() -> None:
+    launch = Launch({"model_path": "s3://models/llama"}, AdapterSettings())
+
+    assert launch.revision(draft=False) == "weights=named:s3://models/llama"
+
+
+def test_adapters_of_the_start_are_known_by_their_weights(tmp_path: Path) -> None:
+    revisions: list[str] = []
+    for content in (b"one", b"two"):
+        (tmp_path / "adapter_model.bin").write_bytes(content * 4096)
+        entry = {"lora_name": "a", "lora_path": str(tmp_path), "lora_id": "same"}
+        launch = Launch({"lora_paths": [entry]}, AdapterSettings())
+        revisions.append(launch.revision(draft=False))
+
+    assert revisions[0] != revisions[1]
+
+
+def test_another_order_of_heads_in_device_memory_is_another_identity() -> None:
+    place = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}
+    config: Any = SimpleNamespace(
+        **place, attn_cp_rank=0, attn_cp_size=1, model_name="m", is_mla_model=False
+    )
+    identity = Identity(
+        config=config,
+        launch=Launch({}, AdapterSettings()),
+        tenant="",
+        page_tokens=4,
+        replicated=False,
+    )
+    layouts: list[str] = []
+    for order in (None, "nhd", "hnd", "vectorized_5d"):
+        pool: Any = SimpleNamespace(
+            layout="page_first", dtype="torch.bfloat16", head_num=2, layer_num=1, start_layer=0
+        )
+        pool.device_pool = SimpleNamespace(kv_cache_layout=order)
+        layouts += [space.layout for space in identity.spaces("kv", pool, 64, 1)]
+
+    assert layouts == [
+        *["page_first"] * 2,
+        "page_first+device=hnd",
+        "page_first+device=vectorized_5d",
+    ]

@@ -77,7 +77,10 @@ class TestScaling:
     def test_a_factor_can_be_written_in_three_ways(self, text: str) -> None:
         assert parse_scale(text) == 1 / 64
 
-    @pytest.mark.parametrize("text", ["0", "-1", "1/0", "x", "", "nan", "inf", "1/-2", "1/2/3"])
+    @pytest.mark.parametrize(
+        "text",
+        ["0", "-1", "1/0", "x", "", "nan", "inf", "1/-2", "1/2/3", "64/", " 64", "1_0", "1e999"],
+    )
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="must be a number like 1/64"):
             parse_scale(text)

@@ -50,7 +50,7 @@ def piece(tmp_path: Path, **changes: Any) -> Play:
         StorageChoice(backend="file", config={"path": str(tmp_path / "store")}),
         ReplaySettings(**settings),
         Trouble(),
-        synthetic_trace(0, limit=24),
+        synthetic_trace(0, conversations=75, limit=24),
     )
 
 
@@ -180,6 +180,9 @@ _PART: dict[str, Any] = {
     "controller": {"a": 1},
     "store": {"save_ok": 6, "load_ok": 7},
     "storage": {},
+    "unsaved_pages": {"total": 3, "refused": 2, "dropped": 1},
+    "drained": True,
+    "pools": [{"name": "kv", "space": "a", "spaces": ["a"]}],
     "faults": None,
     "swap": None,
 }
@@ -197,6 +200,33 @@ class TestReport:
         assert report["verified_nbytes"] == 8
         assert report["store"] == {"healed": 1, "load_ok": 7, "save_ok": 7}
         assert report["ranks"] == {"size": 2, "written_pages": [6, 1], "loaded_pages": [7, 0]}
+
+    def test_pages_that_were_not_stored_are_added_up_by_reason(self) -> None:
+        report = combined(self.two(unsaved_pages={"total": 4, "timeout": 4}, drained=False))
+
+        expected = {"total": 7, "dropped": 1, "refused": 2, "timeout": 4}
+        assert (expected, False) == (report["unsaved_pages"], report["drained"])
+
+    def test_key_spaces_of_all_ranks_are_named(self) -> None:
+        other = [{"name": "kv", "space": "b", "spaces": ["b", "a"]}]
+
+        assert combined(self.two(pools=other))["pools"][0]["spaces"] == ["a", "b"]
+
+    def test_pages_written_after_a_swap_count_as_written(self) -> None:
+        swap = {
+            "begun": True,
+            "drained": True,
+            "attached": True,
+            "complaint": None,
+            "took_s": 1.0,
+            "backend": "redis",
+            "after_requests": 3,
+            "store": {"save_ok": 10},
+            "storage": {},
+        }
+        report = combined([{**deepcopy(_PART), "swap": swap}, {**deepcopy(_PART), "swap": swap}])
+
+        assert report["ranks"]["written_pages"] == [16, 16]
 
     def test_bandwidth_is_of_all_bytes_in_the_longest_time(self) -> None:
         report = combined(self.two(l3_read={"nbytes": 300, "busy_s": 4.0}))

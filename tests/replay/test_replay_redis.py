@@ -103,3 +103,47 @@ def test_no_fault_makes_a_page_wrong(tmp_path: Path) -> None:
     assert report["storage"]["failed_connections"] >= cuts / 2
     assert report["storage"]["settled_afterwards"] > 0
     assert report["store"]["save_ok"] + report["store"]["save_refused"] > 0
+
+
+def _small_replay(server: RedisServer, tmp_path: Path, *argv: str) -> tuple[str, dict[str, Any]]:
+    """The table and the figures of a short replay."""
+    report = tmp_path / "report.json"
+    config = json.dumps({"url": server.url})
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "hicache_storage.cli", "replay"),
+            *("--hicache-storage-backend", "redis"),
+            *("--hicache-storage-backend-extra-config", config),
+            *("--scale-bytes", "1/256", "--host-size", "8MiB", "--json", str(report), *argv),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    figures: dict[str, Any] = json.loads(report.read_text())
+    return " ".join(done.stdout.split()), figures
+
+
+def test_pages_that_a_full_redis_refuses_are_counted_with_the_reason(tmp_path: Path) -> None:
+    options = ("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")
+    with RedisServer(tmp_path / "server", *options) as server:
+        table, report = _small_replay(server, tmp_path, "--requests", "60")
+
+    unsaved = report["unsaved_pages"]
+    assert unsaved["refused"] > 0
+    assert unsaved["total"] == (
+        report["controller"]["unwritten_pages"] + report["dropped_write_pages"]
+    )
+    assert f"{unsaved['refused']:,} refused by the storage" in table
+    assert report["notes"] == []
+
+
+def test_a_run_faster_than_redis_clock_of_uses_says_so(tmp_path: Path) -> None:
+    options = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+    with RedisServer(tmp_path / "server", *options) as server:
+        table, _ = _small_replay(server, tmp_path, "--requests", "4")
+        slower, _ = _small_replay(server, tmp_path, "--requests", "4", "--speed", "1000")
+
+    assert "note Redis tells uses of a page apart by the second (allkeys-lru)" in table
+    assert "note" not in slower

@@ -147,6 +147,49 @@ class TestTables:
     def test_counters_of_nothing_are_left_out(self) -> None:
         assert "load_miss" not in _text(_report(Tally()))
 
+    def test_pages_that_were_not_stored_are_told_by_reason(self) -> None:
+        report = figures(
+            Tally(),
+            page_tokens=64,
+            read=Flow(nbytes=0, busy_s=0.0),
+            write=Flow(nbytes=0, busy_s=0.0),
+            controller={"dropped_pages": 3},
+            store={},
+            storage={},
+            unsaved=[{"refused": 1200, "timeout": 4}, {"refused": 5}],
+        )
+
+        expected = {"total": 1212, "dropped": 3, "refused": 1205, "timeout": 4}
+        assert expected == report["unsaved_pages"]
+        assert (
+            "1,212 pages: 3 dropped from the write queue, 1,205 refused by the storage, 4 timed out"
+            in _text(_report(Tally()) | {"unsaved_pages": expected})
+        )
+
+    def test_writes_that_did_not_end_in_time_are_told(self) -> None:
+        assert "writes unfinished" in _text(_report(Tally()) | {"drained": False})
+        assert "writes unfinished" not in _text(_report(Tally()))
+
+    def test_a_note_is_shown(self) -> None:
+        assert "too fast" in _text(_report(Tally()) | {"notes": ["too fast"]})
+
+    def test_both_stores_of_a_swap_have_their_counters(self) -> None:
+        swap = {
+            "begun": True,
+            "drained": True,
+            "attached": True,
+            "complaint": None,
+            "took_s": 1.0,
+            "backend": "redis",
+            "after_requests": 3,
+            "store": {"load_ok": 4},
+            "storage": {"links_opened": 5},
+        }
+
+        text = _text(_report(Tally()) | {"swap": swap})
+
+        assert ("load_ok 4" in text, "links_opened 5" in text) == (True, True)
+
     def test_a_single_pool_has_no_pairs(self) -> None:
         report = _report(Tally()) | {"pools": [_POOL | {"name": "kv"}]}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,8 @@ from hicache_storage.replay.trace import (
     synthetic_trace,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _LINE = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [0, 46]}
+_REAL = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
 
 
 def _line(**changes: Any) -> str:
@@ -68,6 +67,16 @@ class TestReading:
             (_line(timestamp=-1), "timestamp: must be milliseconds"),
             (_line(timestamp=float("nan")), "timestamp: must be milliseconds"),
             (_line(timestamp=True), "timestamp: must be milliseconds"),
+            (
+                _line(timestamp=1499),
+                "timestamp: 1499 ms is earlier than 1500 ms of the request before",
+            ),
+            (
+                _line(input_length=5000),
+                "hash_ids: 2 of them, and an input_length of 5000 .* has 10",
+            ),
+            (_line(input_length=512), "hash_ids: 2 of them, .* has 1"),
+            (_line(hash_ids=[]), "hash_ids: 0 of them, .* has 2"),
             (_line(input_length=1.5), "input_length: must be a whole number"),
             (_line(output_length=-3), "output_length: must be a whole number"),
             (_line(hash_ids=7), "hash_ids: must be a list, not int"),
@@ -112,6 +121,15 @@ class TestReading:
     def test_a_directory_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             read_trace(tmp_path)
+
+    def test_requests_that_arrive_at_once_are_in_order(self, tmp_path: Path) -> None:
+        (tmp_path / "t").write_text(_line() * 3)
+
+        assert [request.arrival_s for request in read_trace(tmp_path / "t")] == [1.5] * 3
+
+    @pytest.mark.skipif(not _REAL.exists(), reason="the published trace is not here")
+    def test_the_published_trace_is_read(self) -> None:
+        assert len(read_trace(_REAL)) == 12_031
 
 
 class TestTokens:
@@ -184,9 +202,6 @@ class TestSynthetic:
         for request in synthetic_trace(3, conversations=100):
             for place, block in enumerate(request.blocks):
                 assert prefixes.setdefault(block, request.blocks[:place]) == request.blocks[:place]
-
-    def test_a_limit_alone_is_reached(self) -> None:
-        assert len(synthetic_trace(0, limit=500)) == 500
 
     def test_a_limit_cuts_conversations_short(self) -> None:
         whole = synthetic_trace(0, conversations=20)

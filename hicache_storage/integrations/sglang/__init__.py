@@ -10,11 +10,12 @@ SGLang is imported when `SGLangHiCacheStorage` is first asked for. docs/sglang.m
 from __future__ import annotations
 
 import importlib
+import inspect
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.integrations.sglang._adapter import Adapter
 
@@ -25,6 +26,7 @@ __all__ = ["SGLangHiCacheStorage"]
 _STORAGE = "sglang.srt.mem_cache.hicache_storage"
 _METRICS = "sglang.srt.observability.metrics_collector"
 _CONTEXT = "sglang.srt.runtime_context"
+_ARGUMENTS = "sglang.srt.server_args"
 
 
 def __getattr__(name: str) -> Any:
@@ -51,6 +53,8 @@ def _storage_class() -> type[Adapter]:
         pool_transfer_result=storage.PoolTransferResult,
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
+        launch_defaults=_launch_defaults,
+        later_arguments=_later_arguments,
     )
     members = {"engine": engine, "__module__": __name__, "__doc__": Adapter.__doc__}
     return type("SGLangHiCacheStorage", (Adapter, storage.HiCacheStorage), members)
@@ -64,3 +68,15 @@ def _launch_arguments() -> Mapping[str, Any]:
     except (RuntimeError, ValueError, AssertionError):  # nothing was published
         return {}
     return arguments
+
+
+def _launch_defaults() -> Mapping[str, Any]:
+    """Return the defaults of SGLang's server arguments."""
+    parameters = inspect.signature(importlib.import_module(_ARGUMENTS).ServerArgs).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _later_arguments() -> Sequence[Mapping[str, Any]]:
+    """Return what `RuntimeContext.override` has set in this process, in order."""
+    context = importlib.import_module(_CONTEXT).get_context()
+    return [fields for _, fields in context.overrides_log()]

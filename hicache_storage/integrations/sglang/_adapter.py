@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from hicache_storage.hit_policy import HitPolicy, usable_prefix
+from hicache_storage.integrations.sglang._arguments import ENTERING
 from hicache_storage.integrations.sglang._launch import Launch
 from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
 from hicache_storage.integrations.sglang._traffic import Traffic
-from hicache_storage.integrations.sglang._transport import Transport
+from hicache_storage.integrations.sglang._transport import Moved, Transport
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Move: TypeAlias = "Callable[[StoredPool, Sequence[str], Indices], Moved]"
 
 _NOT_GATING = "block_groups"
 
@@ -54,8 +57,11 @@ class Adapter:
             StorageUnavailable: The store cannot be reached.
         """
         name, settings, fields = split_config(storage_config.extra_config)
-        launch = Launch(self.engine.launch_arguments(), settings)
+        self._pid = os.getpid()
+        self._overridden = len(self.engine.later_arguments())
+        launch = Launch(self.engine.launch_arguments(), settings, self.engine.launch_defaults())
         self._config = storage_config
+        self._outdated = False
         self._closed = False
         self._storage = open_storage(name, fields)
         self._store = PageStore(
@@ -67,7 +73,7 @@ class Adapter:
             ),
         )
         traffic = Traffic() if storage_config.enable_storage_metrics else None
-        self._transport = Transport(self._store, traffic)
+        self._transport = Transport(self._store, traffic, settings.timeout_s)
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
 
     # --- pools ---------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ class Adapter:
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """How many leading pages are there."""
-        asked = self._safely(lambda: self._store.match(keys, self._pools[ANCHOR].asked()), None)
+        asked = self._answer(lambda: self._store.match(keys, self._pools[ANCHOR].asked()), None)
         return asked.pages if asked else 0
 
     def batch_exists_v2(
@@ -112,7 +118,7 @@ class Adapter:
     ) -> Any:
         """The longest prefix that KV and every side pool have, and each shorter one that they have."""
         none = self.engine.pool_transfer_result(0, {}, [])
-        return self._safely(lambda: self._usable(keys, pool_transfers or []), none)
+        return self._answer(lambda: self._usable(keys, pool_transfers or []), none)
 
     def _usable(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
         pools = {ANCHOR: self._pools[ANCHOR].asked()}
@@ -135,47 +141,64 @@ class Adapter:
     def batch_get_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
-        return self._moved(ANCHOR, keys, host_indices, self._transport.load)
+        return self._moved(ANCHOR, keys, host_indices, self._transport.load).whole
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
-        return self._moved(ANCHOR, keys, host_indices, self._transport.save)
+        return self._moved(ANCHOR, keys, host_indices, self._transport.save).whole
 
     def batch_get_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: object = None
     ) -> dict[str, list[bool]]:
-        load = self._transport.load
-        return {t.name: self._moved(t.name, t.keys, t.host_indices, load) for t in transfers}
+        return self._moved_v2(transfers, self._transport.load)
 
     def batch_set_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: object = None
     ) -> dict[str, list[bool]]:
-        save = self._transport.save
-        return {t.name: self._moved(t.name, t.keys, t.host_indices, save) for t in transfers}
+        return self._moved_v2(transfers, self._transport.save)
+
+    def _moved_v2(self, transfers: Sequence[PoolTransfer], move: _Move) -> dict[str, list[bool]]:
+        """Return the verdicts of each pool. No pool is tried after one that got no answer."""
+        verdicts: dict[str, list[bool]] = {}
+        answered = True
+        for transfer in transfers:
+            keys = transfer.keys or []
+            if answered:
+                moved = self._moved(transfer.name, keys, transfer.host_indices, move)
+                verdicts[transfer.name], answered = moved
+            else:
+                verdicts[transfer.name] = [False] * len(keys)
+        return verdicts
 
     def _moved(
-        self,
-        name: str,
-        keys: Sequence[str] | None,
-        indices: Indices | None,
-        move: Callable[[StoredPool, Sequence[str], Indices], list[bool]],
-    ) -> list[bool]:
-        """A verdict for each key. A whole node's pages go in batches that have a deadline each."""
+        self, name: str, keys: Sequence[str] | None, indices: Indices | None, move: _Move
+    ) -> Moved:
+        """Return a verdict for each key.
+
+        A whole node's pages go in batches that have a deadline each. The first one that gets no answer
+        is the last: a call takes no longer than one deadline beside what the store does in time.
+        """
         wanted = keys or []
         whole: list[bool] = []
+        answered = True
 
         def run() -> None:
+            nonlocal answered
             pool = self._pools[name]
             places = pool.check(wanted, indices)
             tokens = pool.host.page_size
             for part in _batches(len(wanted), pool.batch_pages):
                 batch = places[part.start * tokens : part.stop * tokens]
-                whole.extend(move(pool, wanted[part], batch))
+                moved = move(pool, wanted[part], batch)
+                whole.extend(moved.whole)
+                answered = moved.answered
+                if not answered:
+                    return
 
         if wanted:
-            self._safely(run, None)
-        return whole + [False] * (len(wanted) - len(whole))
+            self._answer(run, None)
+        return Moved(whole + [False] * (len(wanted) - len(whole)), answered)
 
     # --- by copy: flat pages -------------------------------------------------------------------------
 
@@ -194,9 +217,12 @@ class Adapter:
         def run() -> None:
             pool, targets = self._pools[ANCHOR], list(target_locations or ())
             for part in _batches(len(keys), pool.batch_pages):
-                found.extend(self._transport.load_flat(pool, keys[part], targets[part]))
+                filled, answered = self._transport.load_flat(pool, keys[part], targets[part])
+                found.extend(filled)
+                if not answered:
+                    return
 
-        self._safely(run, None)
+        self._answer(run, None)
         return found + [None] * (len(keys) - len(found))
 
     def set(
@@ -219,13 +245,13 @@ class Adapter:
 
         def run() -> bool:
             pool, given = self._pools[ANCHOR], list(values or ())
-            saved = [
-                self._transport.save_flat(pool, keys[part], given[part])
+            saved = (
+                self._transport.save_flat(pool, keys[part], given[part]).whole
                 for part in _batches(len(keys), pool.batch_pages)
-            ]
-            return all(all(part) for part in saved)
+            )
+            return all(all(part) for part in saved)  # the first that is not stored ends it
 
-        return self._safely(run, otherwise=False)
+        return self._answer(run, otherwise=False)
 
     # --- the rest ------------------------------------------------------------------------------------
 
@@ -252,13 +278,35 @@ class Adapter:
         return self._store.stats()
 
     def close(self) -> None:
-        """End the threads and close the storage. Idempotent."""
-        if self._closed:
+        """End the threads and close the storage. Idempotent. In a forked child they are the parent's."""
+        if self._closed or self._pid != os.getpid():
             return
         self._closed = True
         self._pools.close()
         self._store.close()
         self._storage.close()
+
+    def _answer(self, act: Callable[[], T], otherwise: T) -> T:
+        """Return the result of `act`, or `otherwise` where it raises or the keys name other weights."""
+        return otherwise if self._is_outdated() else self._safely(act, otherwise)
+
+    def _is_outdated(self) -> bool:
+        """Return True from the moment on when SGLang has loaded other weights, or given them a version.
+
+        The key spaces name the weights of the attach: pages of both would look alike. A forked child has
+        none of the threads that a call needs, and is turned away as well.
+        """
+        if self._outdated or self._pid != os.getpid():
+            return True
+        for fields in self.engine.later_arguments()[self._overridden :]:
+            if changed := ENTERING.intersection(fields):
+                self._outdated = True
+                logger.error(
+                    "SGLang has changed %s, and pages in the storage are of what was before: nothing is"
+                    " read or written any more. Detach the storage, and attach it again",
+                    ", ".join(sorted(changed)),
+                )
+        return self._outdated
 
     def _safely(self, act: Callable[[], T], otherwise: T) -> T:
         """The result of `act`, or `otherwise` where it raises.

@@ -68,3 +68,7 @@ class EngineTypes:
     storage_metrics: Callable[..., Any]
     launch_arguments: Callable[[], Mapping[str, Any]]
     """SGLang's resolved server arguments, or none where it was not launched as a server."""
+    launch_defaults: Callable[[], Mapping[str, Any]]
+    """What SGLang's server arguments are where nobody sets them."""
+    later_arguments: Callable[[], Sequence[Mapping[str, Any]]]
+    """What this process has set anew since it started, in order: a model path, a weight version."""

@@ -63,7 +63,7 @@ class Identity:
             KeySpace(
                 model=str(self.config.model_name),
                 dtype=self._dtype(name, pool),
-                layout="+".join([_layout(pool), *self._qualifiers(packed, heads, parts)]),
+                layout="+".join([_layout(pool), *self._qualifiers(pool, packed, heads, parts)]),
                 page_tokens=self.page_tokens,
                 page_nbytes=page_nbytes,
                 shard=Shard(layers=layers, heads=heads, context=self._context()),
@@ -93,10 +93,14 @@ class Identity:
         start = rank * own
         return [(start + part * each, start + (part + 1) * each) for part in range(parts)]
 
-    def _qualifiers(self, packed: int, heads: tuple[int, int] | None, parts: int) -> list[str]:
-        """What the other fields cannot say, in words behind the layout."""
+    def _qualifiers(
+        self, pool: HostPool, packed: int, heads: tuple[int, int] | None, parts: int
+    ) -> list[str]:
+        """Return what the other fields cannot say, in words behind the layout."""
         config = self.config
         said = [f"packed_draft={packed}"] if packed else []
+        if order := _device_order(pool):
+            said.append(f"device={order}")
         if config.pp_size > 1:
             said.append(f"pp={config.pp_rank}/{config.pp_size}")
         ranks = config.tp_size * parts
@@ -144,6 +148,15 @@ def _head_count(pool: HostPool) -> int:
 
 def _layout(pool: HostPool) -> str:
     return _MARKER_LAYOUT if holds_nothing(pool) else pool.layout
+
+
+def _device_order(pool: HostPool) -> str:
+    """Return the order of heads and tokens in device memory, which host pages keep; "" for the usual.
+
+    SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT set it, which are no server arguments.
+    """
+    order = getattr(getattr(pool, "device_pool", None), "kv_cache_layout", None)
+    return "" if order in (None, "nhd") else str(order)
 
 
 def holds_nothing(pool: HostPool) -> bool:

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import logging
+from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations.sglang import _arguments
+from hicache_storage.integrations.sglang._weights import file_digest, weights_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from hicache_storage.integrations.sglang._settings import AdapterSettings
 
-# What changes KV under one served name, with the value that says nothing.
-_TELLING = {
-    "revision": None,
-    "weight_version": "default",
-    "quantization": None,
-    "json_model_override_args": "{}",
-    "dtype": "auto",
-}
-_DRAFT_TELLING = {
-    "speculative_draft_model_revision": None,
-    "speculative_draft_model_quantization": None,
-}
+logger = logging.getLogger(__name__)
 
 # SGLang keeps these as bytes (KVCache.store_dtype), and host pools show only the bytes.
 _FP8 = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "mxfp8": "mxfp8"}
 
 
 class Launch:
-    """Weights, draft model and KV type of the server that this process is part of."""
+    """Weights, draft model and KV type of the server that this process is part of.
 
-    def __init__(self, arguments: Mapping[str, Any], settings: AdapterSettings) -> None:
+    Files are read once, by the first call that needs them.
+    """
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        settings: AdapterSettings,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self._arguments = arguments
         self._settings = settings
+        self._defaults = defaults or {}
+        self._fingerprints: dict[str, str] = {}
 
     def revision(self, *, draft: bool, own_draft: str = "") -> str:
-        """What tells these weights from others of the same name; with `draft`, of the draft too.
+        """Return what tells these weights from others of the same name; with `draft`, of the draft too.
 
         `own_draft` is the draft model where no other is named: layers of the target's own checkpoint.
 
@@ -44,13 +47,22 @@ class Launch:
             ConfigError: There is a draft pool, and nobody says of which model.
         """
         parts = [self._settings.revision] if self._settings.revision else []
-        parts += self._told(_TELLING)
+        parts += self._told(_arguments.BY_VALUE)
+        parts += self._loaded("load_format")
+        parts += self._unclassified()
+        parts += [part for name in _arguments.BY_DIGEST for part in self._file(name)]
+        parts += self._weights()
+        parts += self._adapters()
         if draft:
-            parts += [f"draft={self._draft_model(own_draft)}", *self._told(_DRAFT_TELLING)]
+            parts += [f"draft={self._draft_model(own_draft)}"]
+            parts += self._told(_arguments.DRAFT_BY_VALUE)
+            parts += self._loaded("speculative_draft_load_format")
+            parts += [part for name in _arguments.DRAFT_BY_DIGEST for part in self._file(name)]
+            parts += self._draft_weights()
         return ";".join(parts)
 
     def byte_kv_dtype(self, pool: str) -> str:
-        """The logical type of KV that pool `pool` holds as bytes.
+        """Return the logical type of KV that pool `pool` holds as bytes.
 
         Raises:
             ConfigError: SGLang does not tell, and the config neither.
@@ -67,7 +79,7 @@ class Launch:
         return _FP8[label] if not _is_rocm() else f"{_FP8[label]}-rocm"
 
     def kv_label(self, pool: str) -> str:
-        """SGLang's own word for the KV type, "auto" where it says no more."""
+        """Return SGLang's own word for the KV type, "auto" where it says no more."""
         own = self._arguments.get("speculative_draft_kv_cache_dtype")
         if pool.startswith("draft") and own:
             return str(own)
@@ -83,13 +95,101 @@ class Launch:
             )
         return str(path)
 
-    def _told(self, telling: Mapping[str, str | None]) -> list[str]:
-        pairs = [(name, self._arguments.get(name), silent) for name, silent in telling.items()]
-        return [f"{name}={value}" for name, value, silent in pairs if value and value != silent]
+    # --- parts of a revision -------------------------------------------------------------------------
+
+    def _told(self, telling: Mapping[str, Any]) -> Iterator[str]:
+        for name, silent in telling.items():
+            value = self._arguments.get(name)
+            if value and value != silent:
+                yield f"{name}={_text(value)}"
+
+    def _loaded(self, name: str) -> Iterator[str]:
+        if self._arguments.get(name) in _arguments.OTHER_WEIGHTS:
+            yield f"{name}={self._arguments[name]}"
+
+    def _unclassified(self) -> Iterator[str]:
+        """Yield the arguments of a later SGLang: KV may depend on them, until somebody has looked."""
+        for name in sorted(set(self._arguments) - _arguments.KNOWN):
+            value = self._arguments[name]
+            if value and value != self._defaults.get(name):
+                logger.warning(
+                    "this adapter does not know SGLang's argument %s: servers that set it in another"
+                    " way share no pages with this one",
+                    name,
+                )
+                yield f"{name}={_text(value)}"
+
+    def _file(self, name: str) -> Iterator[str]:
+        path = self._arguments.get(name)
+        if not path:
+            return
+        if name not in self._fingerprints:
+            try:
+                self._fingerprints[name] = file_digest(str(path))
+            except OSError as error:  # SGLang goes on without it, too
+                self._fingerprints[name] = f"unread:{path}"
+                logger.warning("%s: %s cannot be read: %s", name, path, error.strerror)
+        yield f"{name}={self._fingerprints[name]}"
+
+    def _weights(self) -> Iterator[str]:
+        path = self._arguments.get("model_path")
+        if self._settings.weights:
+            yield f"weights={self._settings.weights}"
+        elif path:
+            revision = self._arguments.get("revision")
+            yield f"weights={self._fingerprint(str(path), revision) or f'named:{path}'}"
+
+    def _draft_weights(self) -> Iterator[str]:
+        path = self._arguments.get("speculative_draft_model_path")
+        if path and not self._settings.draft_model:
+            revision = self._arguments.get("speculative_draft_model_revision")
+            if seen := self._fingerprint(str(path), revision):
+                yield f"draft_weights={seen}"
+
+    def _adapters(self) -> Iterator[str]:
+        """Yield the LoRA adapters of the start: SGLang's page hashes have only their names and paths."""
+        paths = sorted({_lora_path(entry) for entry in self._arguments.get("lora_paths") or ()})
+        if paths:
+            seen = {self._fingerprint(path, None) or f"named:{path}" for path in paths}
+            yield f"lora={','.join(sorted(seen))}"
+
+    def _fingerprint(self, path: str, revision: str | None) -> str:
+        if path not in self._fingerprints:
+            self._fingerprints[path] = self._seen(path, revision)
+        return self._fingerprints[path]
+
+    def _seen(self, path: str, revision: str | None) -> str:
+        try:
+            seen = weights_at(path, revision, self._arguments.get("download_dir"))
+        except OSError as error:
+            raise ConfigError(
+                f"sglang: the weights at {path} cannot be read: {error.strerror}. Make them readable, or"
+                ' name them with "adapter": {"weights": "..."} in the extra config'
+            ) from error
+        if not seen:
+            logger.warning(
+                "no weights are to be seen at %s: only this name tells them from others. Name them with"
+                ' "adapter": {"weights": "..."} in the extra config if they may change under it',
+                path,
+            )
+        return seen
+
+
+def _lora_path(entry: Any) -> str:
+    """Return the path of one of `lora_paths`: a record of SGLang's, or text as on the command line."""
+    if isinstance(entry, str):
+        return entry.partition("=")[2] or entry
+    if isinstance(entry, dict):
+        return str(cast("dict[str, Any]", entry).get("lora_path"))
+    return str(getattr(entry, "lora_path", entry))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def _is_rocm() -> bool:
-    """On AMD fp8 is another format on some chips, by the same name."""
+    """Return whether this is AMD's torch: there fp8 is another format on some chips."""
     import torch  # noqa: PLC0415 - SGLang has loaded it
 
     return bool(torch.version.hip)

@@ -63,19 +63,21 @@ class PoolTable:
         pool = StoredPool(name, host, identity, self._store.frame_nbytes)
         for space in pool.spaces:
             self._store.open_space(space)
-        if former is not None:
-            self._unregister_buffers(former)
-        self._register_buffers(pool)
+        if self._transport.lends:
+            if former is not None:
+                self._unregister_buffers(former)
+            self._register_buffers(pool)
         self._pools[name] = pool
         self._let_every_rank_write(pool)
         logger.info("pool %s is stored as %s", name, [space.manifest() for space in pool.spaces])
 
     def close(self) -> None:
         """Forget all pools, and give their memory back to SGLang."""
-        pools = self.all()
+        pools = self.all() if self._transport.lends else []
         self._pools.clear()
         for pool in pools:
             self._unregister_buffers(pool)
+        self._transport.close()
 
     def _let_every_rank_write(self, pool: StoredPool) -> None:
         """Have SGLang back up a pool that is split by rank beside KV that is not.

@@ -39,10 +39,12 @@ class AdapterSettings(Settings):
     """Isolation domain: servers of different tenants never share a page."""
     revision: str = ""
     """Whatever else tells weights apart, where one served name has stood for several."""
+    weights: str = ""
+    """Name of the weights, in place of their fingerprint: for hosts with the same in other files."""
     dtype: str = ""
     """Logical type of KV that is stored as bytes, where SGLang does not tell: "float8_e4m3fn"."""
     draft_model: str = ""
-    """Name of the draft model, where it was not given to SGLang as a path."""
+    """Name of the draft model, in place of its path and the fingerprint of its weights."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     timeout_s: PositiveSeconds = 10.0
     """The deadline of one storage call, of at most 128 pages and 256 MiB."""

@@ -1,0 +1,96 @@
+"""A page store that knows how long it was busy, and why pages were not stored."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hicache_storage.page_store import PageStore
+from hicache_storage.transfer import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from hicache_storage.page_store import PageStoreSettings
+    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.transfer import Outcome, Transfer
+
+
+class BusyTime:
+    """The time during which at least one call was running, however many overlap. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._began_s = 0.0
+        self._ended_s = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds up to now."""
+        with self._lock:
+            running_s = time.perf_counter() - self._began_s if self._running else 0.0
+            return self._ended_s + running_s
+
+    @contextmanager
+    def call(self) -> Generator[None]:
+        """Count the time of one call."""
+        with self._lock:
+            if not self._running:
+                self._began_s = time.perf_counter()
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._ended_s += time.perf_counter() - self._began_s
+
+
+class TimedPageStore(PageStore):
+    """A page store that counts its time, and each page that it was to store and did not."""
+
+    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
+        super().__init__(storage, settings)
+        self.busy = {"load": BusyTime(), "save": BusyTime()}
+        self._unsaved_lock = threading.Lock()
+        self._unsaved_pages: Counter[str] = Counter()
+
+    def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        with self.busy["load"].call():
+            return super().load(transfers, timeout_s=timeout_s)
+
+    def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
+        try:
+            with self.busy["save"].call():
+                outcome = super().save(transfers, timeout_s=timeout_s)
+        except Exception:
+            self._add_unsaved({page: Verdict.ERROR for each in transfers for page in each.hashes})
+            raise
+        self._add_unsaved(_first_failures(transfers, outcome))
+        return outcome
+
+    @property
+    def unsaved(self) -> dict[str, int]:
+        """Pages, those of all pools counted as one, that calls of `save` did not store, by reason."""
+        with self._unsaved_lock:
+            return dict(self._unsaved_pages)
+
+    def _add_unsaved(self, failures: dict[str, Verdict]) -> None:
+        with self._unsaved_lock:
+            self._unsaved_pages.update(verdict.value for verdict in failures.values())
+
+
+def _first_failures(transfers: Sequence[Transfer], outcome: Outcome) -> dict[str, Verdict]:
+    """Return each page of which a part was not stored, with the first part's verdict."""
+    failures: dict[str, Verdict] = {}
+    for transfer, verdicts in zip(transfers, outcome.verdicts, strict=True):
+        if verdicts.count(Verdict.OK) < len(verdicts):
+            for page, verdict in zip(transfer.hashes, verdicts, strict=True):
+                if verdict is not Verdict.OK:
+                    failures.setdefault(page, verdict)
+    return failures

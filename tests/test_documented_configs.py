@@ -1,0 +1,113 @@
+"""Every config that a page or an example shows is one that its backend takes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.integrations.sglang._settings import split_config
+from hicache_storage.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(page for page in ROOT.glob("docs/**/*.md") if page.parent.name != "field"),
+        *ROOT.glob("examples/*"),
+    ]
+)
+BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake")
+# What says which backend a config is for, before it: a flag, a call, or a field in it.
+NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
+NEAR = 400
+A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
+
+
+def check(backend: str, config: dict[str, Any]) -> None:
+    """Let the backend's settings take `config`; nothing is opened."""
+    if backend == "mooncake":
+        mooncake_settings().settings_of(config)
+        return
+    importlib.import_module(f"hicache_backends.{backend}")
+    name = f"{backend}settings"
+    (settings,) = (each for each in Settings.__subclasses__() if each.__name__.lower() == name)
+    settings.parse(backend, config)
+
+
+def mooncake_settings() -> Any:
+    """The module of mooncake's settings alone: its package imports a native client."""
+    path = ROOT / "backends" / "hicache_backends" / "mooncake" / "_settings.py"
+    spec = importlib.util.spec_from_file_location("mooncake_settings_alone", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pydantic looks up what annotations name
+    spec.loader.exec_module(module)
+    return module
+
+
+def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Every JSON object of strings in a text, and where it begins."""
+    decoder, end = json.JSONDecoder(), 0
+    for start in re.finditer(r"\{\s*\"", text):
+        if start.start() >= end:
+            try:
+                value, end = decoder.raw_decode(text, start.start())
+            except ValueError:
+                continue
+            yield start.start(), value
+
+
+def shown(page: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(backend, config) of everything on a page that is a config of one of ours."""
+    text = page.read_text(encoding="utf-8")
+    text = text.replace("{scratch}", "/scratch").replace("{prefix}", "a-prefix")
+    for row in A_ROW.finditer(text):
+        config = json.loads(f"{{{row[1]}}}")
+        yield config["backend_name"], split_config(config)[2]
+    for start, config in objects(text):
+        if config.get("module_path") == "hicache_storage.integrations.sglang":
+            name, _, fields = split_config(config)
+            yield name, fields
+            continue
+        before = list(NAMED.finditer(text, max(0, start - NEAR), start))
+        name = next(filter(None, before[-1].groups())) if before else ""
+        if name in BACKENDS:
+            yield name, config
+
+
+CONFIGS = [
+    pytest.param(name, config, id=f"{page.relative_to(ROOT)}-{number}-{name}")
+    for page in PAGES
+    if page.is_file() and page.suffix in {".md", ".py", ".json", ".toml", ".yaml"}
+    for number, (name, config) in enumerate(shown(page))
+]
+
+
+def test_configs_are_found() -> None:
+    """The search has not gone blind: each backend's own page shows one, and the page of SGLang all."""
+    found = [str(parameter.id) for parameter in CONFIGS]
+    for backend in BACKENDS[1:]:
+        assert any(f"docs/backends/{backend}.md" in name for name in found), backend
+        assert any("docs/sglang.md" in name and name.endswith(backend) for name in found), backend
+
+
+@pytest.mark.parametrize(("backend", "config"), CONFIGS)
+def test_a_documented_config_is_taken(backend: str, config: dict[str, Any]) -> None:
+    check(backend, config)
+
+
+def test_a_config_that_is_not_taken_would_be_noticed() -> None:
+    with pytest.raises(ConfigError, match="bucket"):
+        check("s3", {"bucket": "kv"})
