@@ -50,8 +50,21 @@ class Layout:
 
     def make(self) -> None:
         """Make the directories that every root has."""
-        for path in (self.root, self.writers, self.spaces):
-            os.makedirs(path, exist_ok=True)
+        os.makedirs(self.root, exist_ok=True)
+        self.remake()
+
+    def remake(self) -> None:
+        """Make what every root has. A root that is gone is not made again.
+
+        Raises:
+            FileNotFoundError: The root is gone.
+        """
+        for path in (self.writers, self.spaces):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not os.path.isdir(path):
+                    raise
 
     def space_dir(self, space_id: str) -> str:
         """The directory of a key space."""

@@ -165,6 +165,7 @@ class Room:
 
     def _is_counted(self, deadline: Deadline) -> bool:
         """Wait for a survey that tells what is used. Without a capacity nobody needs to know."""
+        self._layout.remake()
         self._victims.want()
         if self.limits.capacity_nbytes is None:
             return True

@@ -56,8 +56,8 @@ class Census:
 class Surveyor:
     """The surveys of one root, as one process makes or awaits them.
 
-    `refreshed` is for one thread; everything else is thread-safe. `crashed`: writers have died, so that the
-    ledger may be too high.
+    `refreshed` is for one thread; everything else is thread-safe. `crashed`: writers have died, so that
+    the ledger may be too high.
     """
 
     def __init__(

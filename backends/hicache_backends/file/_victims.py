@@ -42,7 +42,7 @@ class Victims:
         self._survey, self._more, self._sample = survey, more, sample
         self._changed = threading.Condition()
         self._queue: deque[Victim] = deque()
-        self._wanted = self._closed = False
+        self._wanted = self._closed = self._failing = False
         self._wanted_s = 0.0
         self._begun = self._ended = 0
         self._took_s = self._barren_until_s = 0.0
@@ -158,7 +158,11 @@ class Victims:
 
     def _surveyed(self) -> list[Victim]:
         try:
-            return self._survey()
+            found = self._survey()
         except Exception as error:  # noqa: BLE001 - whatever a file system does, the thread lives on
-            logger.warning("the pages cannot be surveyed: %s", error)
+            level = logging.DEBUG if self._failing else logging.WARNING
+            logger.log(level, "the pages cannot be surveyed: %s", error)
+            self._failing = True
             return []
+        self._failing = False
+        return found
