@@ -104,7 +104,7 @@ class Ledger:
 
         `found` bytes of pages were seen; `pending` bytes were promised to writers when it began, at
         `since`. What came and went meanwhile may or may not have been seen: the sum is moved no further
-        than the survey proves.
+        than the survey proves. Where nothing was known before, it becomes the most that there can be.
         """
         with self._exclusive(deadline) as alone:
             if not alone:
@@ -112,7 +112,7 @@ class Ledger:
             now = self._current()
             least = found - max(0, now.removed - since.removed)
             most = found + pending + max(0, now.added - since.added)
-            wanted = min(max(now.used, least), most)
+            wanted = most if self.doubtful else min(max(now.used, least), most)
             self.doubtful = False
             more = Totals(max(wanted - now.used, 0), max(now.used - wanted, 0))
             self._write(_moved(now, more))

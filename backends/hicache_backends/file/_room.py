@@ -179,7 +179,10 @@ class Room:
             is_last = look == _LOOKS - 1
             if lacking <= 0 or self._evict(lacking, grant, deadline, resolute=is_last) >= lacking:
                 return 0
-        return min(max(0, self._short(grant)), grant.pages * grant.page_nbytes)
+        lacking = min(max(0, self._short(grant)), grant.pages * grant.page_nbytes)
+        if lacking:
+            self._layout.check_there()  # a directory that is gone is not full
+        return lacking
 
     def _short(self, grant: Grant) -> int:
         """The bytes that must go: of what is over the capacity, as much as this grant put there."""
