@@ -15,7 +15,7 @@ from hicache_backends.file import FileStorage, _survey
 from hicache_backends.file._layout import Layout
 from hicache_backends.file._page_file import TRAILER_NBYTES
 from hicache_backends.file._room import Room
-from hicache_backends.file._victims_file import SurveyLock, Victim, VictimsFile
+from hicache_backends.file._victims_file import PageFile, SurveyLock, Victim, VictimsFile
 from pages import hash_of, page, space
 
 from hicache_storage.deadline import Deadline
@@ -61,7 +61,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     seen = {"surveys": 0, "vain": 0}
     survey, claim = _survey.Surveyor._survey, Room._claim
 
-    def surveying(self: _survey.Surveyor) -> list[Victim]:
+    def surveying(self: _survey.Surveyor) -> list[PageFile]:
         seen["surveys"] += 1
         return survey(self)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_backends.file._layout import FANS
-from hicache_backends.file._victims_file import Share, SurveyLock, Victim, VictimsFile
+from hicache_backends.file._victims_file import PageFile, Share, SurveyLock, Victim, VictimsFile
 from hicache_backends.file._writer import collect_dead, pending_nbytes
 from hicache_storage.deadline import Deadline
 
@@ -126,13 +126,14 @@ class Surveyor:
 
     def sample(self) -> list[Victim]:
         """The oldest of some pages."""
-        seen: list[Victim] = []
-        for fan in random.sample(FANS, len(FANS)):
+        seen: list[PageFile] = []
+        start = random.randrange(len(FANS))
+        for fan in FANS[start:] + FANS[:start]:
             seen.extend(self._seen(self._layout.pages_in(fan), Census()))
             if len(seen) >= _LEAST_SAMPLE:
                 break
         seen.sort()
-        return seen[: len(seen) // _LISTED_SHARE + 1]
+        return [Victim(*one) for one in seen[: len(seen) // _LISTED_SHARE + 1]]
 
     def pass_over(self, path: str) -> None:
         """Leave out a page that this process may not remove."""
@@ -184,9 +185,9 @@ class Surveyor:
         took_ns = int((time.monotonic() - begun_s) * 1e9)
         if self._file.publish(_oldest_first(oldest), begun_ns, took_ns, self._writer.temp_path()):
             return []
-        return list(_oldest_first(oldest))
+        return [Victim(*one) for one in _oldest_first(oldest)]
 
-    def _survey(self) -> list[Victim]:
+    def _survey(self) -> list[PageFile]:
         """Put the ledger right, and collect dead writers; some of the oldest pages, in any order."""
         self._counters.add("dead_writers", collect_dead(self._layout.writers))
         since = self._ledger.totals(Deadline(_LEDGER_PATIENCE_S))
@@ -202,9 +203,9 @@ class Surveyor:
         self._keep = min(max(LEAST_LISTED, census.pages // _LISTED_SHARE), MOST_LISTED)
         return oldest
 
-    def _oldest(self, seen: Iterable[Victim]) -> list[Victim]:
+    def _oldest(self, seen: Iterable[PageFile]) -> list[PageFile]:
         """Some of the oldest pages. Nothing large is sorted: that would stop all threads for long."""
-        youngest_first: list[tuple[int, int, str]] = []
+        youngest_first: list[PageFile] = []  # their times are negative: a heap's first is its least
         for number, (modified_ns, nbytes, path) in enumerate(seen):
             if not number % _PAGES_A_BEAT:
                 self._lock.beat()
@@ -212,9 +213,9 @@ class Surveyor:
                 heapq.heappush(youngest_first, (-modified_ns, nbytes, path))
             elif -modified_ns > youngest_first[0][0]:
                 heapq.heapreplace(youngest_first, (-modified_ns, nbytes, path))
-        return [Victim(-inverse, nbytes, path) for inverse, nbytes, path in youngest_first]
+        return [(-negative_ns, nbytes, path) for negative_ns, nbytes, path in youngest_first]
 
-    def _seen(self, entries: Iterable[os.DirEntry[str]], census: Census) -> Iterator[Victim]:
+    def _seen(self, entries: Iterable[os.DirEntry[str]], census: Census) -> Iterator[PageFile]:
         for entry in entries:
             if self._stopping.is_set():
                 return
@@ -225,10 +226,10 @@ class Surveyor:
             census.pages += 1
             census.nbytes += status.st_size
             if entry.path not in self._stuck:
-                yield Victim(status.st_mtime_ns, status.st_size, entry.path)
+                yield status.st_mtime_ns, status.st_size, entry.path
 
 
-def _oldest_first(victims: list[Victim]) -> Iterable[Victim]:
+def _oldest_first(victims: list[PageFile]) -> Iterable[PageFile]:
     """In order, a little at a time: one sort of all would stop all threads for long."""
     runs = [
         sorted(victims[start : start + _SORTED_AT_ONCE])

@@ -19,7 +19,7 @@ import struct
 import time
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hicache_backends.file._filesystem import lock_file, open_own, read_own, unlock_file
 from hicache_backends.file._layout import refuse_link
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from hicache_backends.file._layout import Layout
 
 logger = logging.getLogger(__name__)
+
+PageFile: TypeAlias = tuple[int, int, str]
+"""What a Victim has, without its cost: the modification time, the size and the path of a page file."""
 
 _HEADER = struct.Struct("<8sQQQ")
 _MAGIC = b"HiVictim"
@@ -127,7 +130,7 @@ class VictimsFile:
             os.close(fd)
 
     def publish(
-        self, oldest_first: Iterable[Victim], begun_ns: int, took_ns: int, temp_path: str
+        self, oldest_first: Iterable[PageFile], begun_ns: int, took_ns: int, temp_path: str
     ) -> bool:
         """Replace the list; False, and nothing is changed, where that cannot be done."""
         try:
@@ -166,11 +169,11 @@ class VictimsFile:
             offset = line.end()
         return victims, offset
 
-    def _lines(self, victims: Iterable[Victim]) -> Iterator[bytes]:
+    def _lines(self, victims: Iterable[PageFile]) -> Iterator[bytes]:
         prefix = len(self._spaces) + 1
         todo = iter(victims)
         while some := list(islice(todo, _LINES_A_WRITE)):
-            lines = [f"{one.modified_ns} {one.nbytes} {one.path[prefix:]}\n" for one in some]
+            lines = [f"{time_ns} {nbytes} {path[prefix:]}\n" for time_ns, nbytes, path in some]
             yield "".join(lines).encode("ascii")
 
     def _check_own(self) -> None:
