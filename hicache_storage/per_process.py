@@ -62,6 +62,11 @@ class PerProcess(Generic[T]):
         with self._lock():
             self._end()
 
+    def forked(self) -> None:
+        """What a child does at once. No other thread is there, and no lock may be taken."""
+        if self._owner != os.getpid():
+            self._leave()
+
     # --- parts -----------------------------------------------------------------------------------
 
     def _lock(self) -> threading.Lock:
@@ -79,11 +84,6 @@ class PerProcess(Generic[T]):
             self._abandoned.append(self._value)
             self._abandon(self._value)
 
-    def _forked(self) -> None:
-        """What a child does at once. No other thread is there, and no lock may be taken."""
-        if self._owner != os.getpid():
-            self._leave()
-
 
 _OPEN: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
@@ -91,7 +91,7 @@ _OPEN: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 def _after_fork() -> None:
     for one in list(_OPEN):
         try:
-            one._forked()  # noqa: SLF001 - the same module
+            one.forked()
         except Exception:
             logger.exception("a forked child could not let go of its parent's")
 

@@ -74,6 +74,22 @@ def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -
     return call
 
 
+def is_published(path: str, *_: object) -> bool:
+    return "/spaces/" in path
+
+
+def is_third(path: str, *_: object) -> bool:
+    return path.endswith(HASHES[2])
+
+
+def is_creating(_: str, flags: int, *__: object) -> bool:
+    return bool(flags & os.O_CREAT)
+
+
+def no_time_is_left(_: Deadline) -> bool:
+    return True
+
+
 def within(call: Callable[[], object], limit_s: float) -> object:
     """What `call` returns or raises, in a thread; an assertion fails where it takes longer."""
     answers: list[object] = []
@@ -183,9 +199,7 @@ class TestTransientErrors:
     ) -> None:
         with opened(root, 20) as storage:
             put(storage, *range(20))
-            monkeypatch.setattr(
-                os, "rename", failing("rename", code, lambda old, _: "/spaces/" in old)
-            )
+            monkeypatch.setattr(os, "rename", failing("rename", code, is_published))
             assert [False] == put(storage, 100)
             monkeypatch.undo()
 
@@ -197,9 +211,7 @@ class TestTransientErrors:
     ) -> None:
         with opened(root, 4) as storage:
             put(storage, *range(4))
-            monkeypatch.setattr(
-                os, "rename", failing("rename", errno.EACCES, lambda old, _: "/spaces/" in old)
-            )
+            monkeypatch.setattr(os, "rename", failing("rename", errno.EACCES, is_published))
             assert [False] == put(storage, 4)
             monkeypatch.undo()
             give_up_s = time.monotonic() + LIMIT_S
@@ -239,9 +251,7 @@ class TestTransientErrors:
     ) -> None:
         with opened(root) as storage:
             put(storage, 0)
-            monkeypatch.setattr(
-                os, "open", failing("open", errno.EROFS, lambda _, flags, *__: flags & os.O_CREAT)
-            )
+            monkeypatch.setattr(os, "open", failing("open", errno.EROFS, is_creating))
             with pytest.raises(StorageUnavailable):
                 put(storage, 1)
             assert [True] == storage.batch_get(SPACE, HASHES[:1], [blank()])
@@ -284,9 +294,7 @@ class TestTransientErrors:
     ) -> None:
         with opened(root) as storage:
             put(storage, *range(4))
-            monkeypatch.setattr(
-                os, "unlink", failing("unlink", errno.EIO, lambda path: path.endswith(HASHES[2]))
-            )
+            monkeypatch.setattr(os, "unlink", failing("unlink", errno.EIO, is_third))
             with pytest.raises(StorageUnavailable, match=r"1 pages .* 3 were"):
                 storage.clear(SPACE)
             monkeypatch.undo()
@@ -347,7 +355,7 @@ class TestDeadlines:
     ) -> None:
         with opened(root, timeout_s=5) as storage:
             put(storage, 0)
-            monkeypatch.setattr(Deadline, "remaining_s", lambda _: 0.0)
+            monkeypatch.setattr(Deadline, "passed", no_time_is_left)
             method = storage.batch_exists if call == "exists" else storage.batch_delete
             with pytest.raises(StorageTimeout):
                 method(SPACE, HASHES[:1])

@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 # Threads beyond the processors only wait for each other: most of a cached read is a copy.
 _PARALLELISM = min(4, os.cpu_count() or 1)
+# A look at the clock costs a third of a look for a page.
+_PAGES_A_LOOK = 16
 
 
 class FileSettings(Settings):
@@ -130,8 +132,9 @@ class FileStorage(HiCacheStorage):
         deadline = Deadline(self._settings.timeout_s)
         files = self._files_of(space)
         verdicts: list[bool] = []
-        for page_hash in hashes:
-            deadline.check(f"file: looking for {len(hashes)} pages")
+        for index, page_hash in enumerate(hashes):
+            if not index % _PAGES_A_LOOK:
+                deadline.check(f"file: looking for {len(hashes)} pages")
             verdicts.append(self._is_there(files, page_hash))
         return verdicts
 

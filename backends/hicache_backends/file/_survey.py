@@ -112,17 +112,19 @@ class Surveyor:
 
     def _take(self) -> Share:
         """Take victims that this process may remove; note when the list runs low."""
-        victims: list[Victim] = []
-        while not victims:
+        share = self._file.take()
+        victims = self._removable(share.victims)
+        while share.victims and not victims:
             share = self._file.take()
-            if share.survey is None or not share.victims:
-                break
-            victims = [one for one in share.victims if one.path not in self._stuck]
+            victims = self._removable(share.victims)
         if share.survey is not None:
             is_long = share.survey.took_ns > _LONG_SURVEY_NS
             if share.survey.left < _LOW if is_long else not victims:
                 self._spent_ns = share.survey.begun_ns
         return Share(victims, share.survey)
+
+    def _removable(self, victims: list[Victim]) -> list[Victim]:
+        return [one for one in victims if one.path not in self._stuck]
 
     def sample(self) -> list[Victim]:
         """The oldest of some pages."""
