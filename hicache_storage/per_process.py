@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 class PerProcess(Generic[T]):
     """Connections, locks, threads: what only the process that made it may use. Thread-safe.
 
     `make` is called at once, and in each forked child by the first `get`; what it raises, they raise.
-    `abandon` is called in the child, once, with what the parent still uses: it lets go of the child's
-    copy without a lock, since a thread that held one when the process was forked is not there. What was
+    `abandon` is called in the child, once, as soon as it was forked, with what the parent still uses: it
+    lets go of the child's copy without a lock, since a thread that held one when the process was forked
+    is not there. A child that never uses it keeps nothing of its parent's alive either. What was
     abandoned is never collected: a finalizer of a client library might end what the parent uses.
     """
 
@@ -33,6 +38,7 @@ class PerProcess(Generic[T]):
         self._abandoned: list[T] = []
         self._owner = os.getpid()
         self._value = make()
+        _OPEN.add(self)
 
     def get(self) -> T:
         """This process's own."""
@@ -56,6 +62,11 @@ class PerProcess(Generic[T]):
         with self._lock():
             self._end()
 
+    def forked(self) -> None:
+        """What a child does at once. No other thread is there, and no lock may be taken."""
+        if self._owner != os.getpid():
+            self._leave()
+
     # --- parts -----------------------------------------------------------------------------------
 
     def _lock(self) -> threading.Lock:
@@ -72,3 +83,17 @@ class PerProcess(Generic[T]):
         if not any(self._value is one for one in self._abandoned):
             self._abandoned.append(self._value)
             self._abandon(self._value)
+
+
+_OPEN: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in list(_OPEN):
+        try:
+            one.forked()
+        except Exception:
+            logger.exception("a forked child could not let go of its parent's")
+
+
+os.register_at_fork(after_in_child=_after_fork)

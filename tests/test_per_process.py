@@ -65,6 +65,26 @@ def test_a_child_that_never_used_it_closes_nothing_of_its_parents() -> None:
     assert ["abandon"] == in_a_fork(tell)
 
 
+def test_a_forked_child_lets_go_of_its_parents_before_it_uses_anything() -> None:
+    one = sessions()
+    parents = one.get()
+
+    assert ["abandon"] == in_a_fork(lambda: parents.done)
+    assert [] == parents.done
+
+
+def test_what_cannot_be_let_go_of_keeps_no_child_from_the_rest() -> None:
+    def fail(_: Session) -> None:
+        raise ConnectionError("down")
+
+    stubborn = PerProcess(Session, close=Session.close, abandon=fail)
+    one = sessions()
+    parents = one.get()
+
+    assert ["abandon"] == in_a_fork(lambda: parents.done)
+    assert [] == stubborn.get().done
+
+
 def test_threads_of_a_child_share_one() -> None:
     one = sessions()
     barrier = threading.Barrier(4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
 from hicache_storage.storage import (
     Capabilities,
@@ -41,12 +42,21 @@ class MemoryStorage(HiCacheStorage):
         self._spaces: dict[KeySpace, dict[str, bytes]] = {}
         self._nbytes = 0
         self._refused = 0
+        self.narrow(max_page_nbytes=self._settings.capacity_nbytes)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(MemorySettings.parse("memory", config))
 
     def open_space(self, space: KeySpace) -> None:
+        self.ensure_open()
+        capacity = self._settings.capacity_nbytes
+        if capacity is not None and space.stored_nbytes > capacity:
+            raise UnsupportedOperation(
+                f"memory: capacity_nbytes is {capacity}, and one page of pool {space.pool!r} of"
+                f" {space.model!r} takes {space.stored_nbytes} bytes: raise it, or use a smaller page"
+                " size"
+            )
         super().open_space(space)
         with self._lock:
             self._spaces.setdefault(space, {})

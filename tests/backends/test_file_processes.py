@@ -17,6 +17,7 @@ from hicache_backends.file._page_file import DIRECT_ALIGNMENT, TRAILER_NBYTES
 from pages import blank, hash_of, page, space
 
 from hicache_storage import Page
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -124,7 +125,7 @@ class TestKilledWriter:
         """A killed writer leaves the sum too high, which only costs room until the next survey."""
         capacity = 16 * FILE_NBYTES
         with opened(root, capacity_nbytes=capacity) as storage:
-            storage._presences.get().ledger.add(5 * FILE_NBYTES)
+            storage._presences.get().ledger.add(5 * FILE_NBYTES, Deadline(1))
         with opened(root, capacity_nbytes=capacity) as storage:
             hashes = [hash_of(n) for n in range(16)]
             assert [True] * 16 == [storage.batch_set(SPACE, [h], [page()])[0] for h in hashes]

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hicache_backends.file import FileStorage, _room
+from hicache_backends.file import FileStorage, _survey
 from hicache_backends.file._page_file import TRAILER_NBYTES, PageFiles
 from hicache_backends.file._victims import Victim, Victims
 from pages import blank, hash_of, page, space
 
 from hicache_storage import Page
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,8 +209,8 @@ class TestEviction:
     def test_a_long_survey_runs_ahead_of_need(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("hicache_backends.file._victims._LONG_SURVEY_S", 0.0)
-        monkeypatch.setattr(_room, "_LEAST_QUEUE", 8)
+        monkeypatch.setattr(_survey, "_LONG_SURVEY_NS", -1)
+        monkeypatch.setattr(_survey, "LEAST_LISTED", 8)
         with opened(root, 20) as storage:
             assert all(put(storage, *range(120)))
             assert list(range(100, 120)) == there(storage)
@@ -391,6 +392,11 @@ class TestRecycling:
             assert storage.stats().counters["recycled"] >= 100
 
 
+def nothing_more() -> tuple[list[Victim], bool]:
+    """The list of a store that has none."""
+    return [], False
+
+
 class TestVictims:
     def test_waiting_for_the_first_survey_asks_for_no_second(self) -> None:
         """A survey in the middle of the first batch would see its head only, and evict that."""
@@ -401,26 +407,26 @@ class TestVictims:
             surveys.append(may_end.wait(20))
             return []
 
-        victims = Victims(survey)
-        victims.await_first(time.monotonic() + 0.01)
+        victims = Victims(survey, nothing_more, sample=list)
+        first = victims.want()
+        assert not victims.await_survey(first, 0.01)
         may_end.set()
-        victims.await_first(time.monotonic() + 20)
-        victims.close()
+        assert victims.await_survey(first, 20)
+        victims.close(Deadline(20))
 
         assert [True] == surveys
 
     def test_new_pages_end_the_rest_that_follows_a_survey_without_victims(self) -> None:
         found: list[Victim] = []
-        victims = Victims(lambda: list(found))
-        deadline_s = time.monotonic() + 20
-        assert victims.next(deadline_s) is None
+        victims = Victims(lambda: list(found), nothing_more, sample=list)
+        assert victims.next(Deadline(20)) is None
         found.append(Victim(1, 4096, "page"))
-        assert victims.next(deadline_s) is None
+        assert victims.next(Deadline(20)) is None
 
         victims.added()
 
-        assert found == [victims.next(deadline_s)]
-        victims.close()
+        assert found == [victims.next(Deadline(20))]
+        victims.close(Deadline(20))
 
 
 class TestFullFileSystem:

@@ -8,7 +8,7 @@ import pytest
 from hicache_backends.memory import MemoryStorage
 from pages import blank, hash_of, page, space
 
-from hicache_storage.errors import ConfigError, StorageClosed
+from hicache_storage.errors import ConfigError, StorageClosed, UnsupportedOperation
 from hicache_storage.page import Page
 from hicache_storage.storage import PageInfo
 
@@ -245,3 +245,11 @@ def test_readers_see_whole_pages_while_writers_change_them(storage: MemoryStorag
     assert seen["whole"]
     assert not seen["torn"]
     assert 4096 * len(list(storage.scan(space()))) == storage.stats().nbytes
+
+
+def test_a_capacity_below_one_page_is_refused_with_both_figures() -> None:
+    with MemoryStorage.from_config({"capacity_nbytes": 4095}) as storage:
+        with pytest.raises(UnsupportedOperation, match=r"capacity_nbytes is 4095.*4096 bytes"):
+            storage.open_space(space())
+        assert 4095 == storage.capabilities.max_page_nbytes
+        assert [] == list(storage.spaces())

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hicache_backends.file._filesystem import sync_directory
 from hicache_backends.file._layout import Layout
+from hicache_backends.file._ledger import NotALedger
 from hicache_backends.file._page_file import (
     DIRECT_ALIGNMENT,
+    TRAILER_NBYTES,
     PageFiles,
     Reading,
     takes_direct_writes,
@@ -23,7 +25,13 @@ from hicache_backends.file._presence import Presence
 from hicache_backends.file._room import Limits
 from hicache_backends.file._saving import Saving
 from hicache_storage.counters import Counters
-from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.deadline import Deadline
+from hicache_storage.errors import (
+    ConfigError,
+    StorageTimeout,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
 from hicache_storage.file_system import is_local
 from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
@@ -37,7 +45,7 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
@@ -48,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 # Threads beyond the processors only wait for each other: most of a cached read is a copy.
 _PARALLELISM = min(4, os.cpu_count() or 1)
+# A look at the clock costs a third of a look for a page.
+_PAGES_A_LOOK = 16
 
 
 class FileSettings(Settings):
@@ -55,7 +65,7 @@ class FileSettings(Settings):
 
     path: str = Field(min_length=1)
     """The directory; made if it is missing. Everything that shares it shares its pages."""
-    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=TRAILER_NBYTES)
     """What all page files together may take; the least recently used go first. None: no limit."""
     min_free_nbytes: ByteSize = Field(default=0, ge=0)
     """What the pages leave free on the file system."""
@@ -68,7 +78,7 @@ class FileSettings(Settings):
     touch_interval_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """A get renews a page's recency if it is older than this. 0: every get does, exactly LRU."""
     timeout_s: PositiveSeconds = 30.0
-    """Pages that a call has not begun by then are misses, or refused."""
+    """What is not begun by then is a miss, or refused; exists and delete raise StorageTimeout."""
 
 
 class FileStorage(HiCacheStorage):
@@ -86,79 +96,88 @@ class FileStorage(HiCacheStorage):
 
     def __init__(self, settings: FileSettings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
         self._files: dict[KeySpace, PageFiles] = {}
         self._layout = Layout(_made_root(settings.path))
-        synced = settings.durability == "power"
+        self._synced = settings.durability == "power"
         self._limits = Limits(
             capacity_nbytes=settings.capacity_nbytes,
             min_free_nbytes=settings.min_free_nbytes,
-            recycle=settings.recycle and not synced and is_local(self._layout.root),
+            recycle=settings.recycle and not self._synced and is_local(self._layout.root),
         )
         self._presences = PerProcess(
             self._presence_made, close=Presence.close, abandon=Presence.forget
         )
-        self._declare(synced=synced)
+        with ExitStack() as undoing:
+            undoing.callback(self._presences.close)
+            self._declare()
+            undoing.pop_all()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(FileSettings.parse("file", config))
 
     def open_space(self, space: KeySpace) -> None:
+        self.ensure_open()
+        self._check_capacity(space)
         super().open_space(space)
         presence = self._presences.get()
-        try:
-            made = self._layout.make_space(space, presence.writer.temp_path())
-            if made and self._settings.durability == "power":
-                for path in (self._layout.space_dir(space.id), self._layout.spaces):
-                    sync_directory(path)
-        except OSError as error:
-            raise self._unavailable(error) from error
+        with self._translated():
+            try:
+                self._make_space(space, presence)
+            except FileNotFoundError:
+                presence.restore(Deadline(self._settings.timeout_s))
+                self._make_space(space, presence)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
+        deadline = Deadline(self._settings.timeout_s)
         files = self._files_of(space)
-        return [files.exists(page_hash) for page_hash in hashes]
+        verdicts: list[bool] = []
+        for index, page_hash in enumerate(hashes):
+            if not index % _PAGES_A_LOOK:
+                deadline.check(f"file: looking for {len(hashes)} pages")
+            verdicts.append(self._is_there(files, page_hash))
+        return verdicts
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
+        deadline = Deadline(self._settings.timeout_s)
         files = self._files_of(space)
-        deadline_s = time.monotonic() + self._settings.timeout_s
         now_ns = time.time_ns()
         verdicts: list[bool] = []
         for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True)):
-            if time.monotonic() > deadline_s:
+            if deadline.passed():
                 self._counters.add("timeouts", len(hashes) - index)
                 return verdicts + [False] * (len(hashes) - index)
-            verdicts.append(self._get(files, page_hash, page, now_ns - index))
+            verdicts.append(self._get(files, page_hash, page, now_ns - index, deadline))
         return verdicts
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
+        deadline = Deadline(self._settings.timeout_s)
         presence = self._presences.get()
-        with presence.saving():
+        with presence.saving(), self._translated():
             self.ensure_open()
-            saving = Saving(
-                presence,
-                self._files_of(space),
-                synced=self._settings.durability == "power",
-                deadline_s=time.monotonic() + self._settings.timeout_s,
-            )
-            try:
-                return saving.run(hashes, pages)
-            except StorageUnavailable:
-                raise
-            except OSError as error:
-                raise self._unavailable(error) from error
+            files = self._files_of(space)
+            saving = Saving(presence, files, synced=self._synced, deadline=deadline)
+            return saving.run(hashes, pages)
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
+        deadline = Deadline(self._settings.timeout_s)
         files = self._files_of(space)
-        return [self._delete(files, files.path(page_hash)) for page_hash in hashes]
+        verdicts: list[bool] = []
+        for page_hash in hashes:
+            deadline.check(f"file: deleting {len(hashes)} pages")
+            error = self._deleted(files, page_hash, deadline)
+            verdicts.append(error is None)
+        if any(verdicts):
+            self._layout.check_there()
+        return verdicts
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
@@ -169,18 +188,35 @@ class FileStorage(HiCacheStorage):
         files = self._files_of(space)
         return (
             PageInfo(entry.name, files.nbytes)
-            for entry in self._layout.pages(space.id)
-            if files.exists(entry.name)
+            for entries in self._layout.pages(space.id)
+            for entry in entries
+            if self._is_there(files, entry.name)
         )
 
     def clear(self, space: KeySpace) -> int:
+        """Remove all pages of `space`; how many whole ones that were.
+
+        Raises:
+            StorageUnavailable: Some could not be removed. The others are.
+        """
         self.ensure_open()
         files = self._files_of(space)
         removed = 0
-        for entry in self._layout.pages(space.id):
-            whole = files.exists(entry.name)
-            if self._delete(files, entry.path) and whole:
-                removed += 1
+        errors: list[OSError] = []
+        for entries in self._layout.pages(space.id):
+            for entry in entries:
+                whole = self._is_there(files, entry.name)
+                error = self._deleted(files, entry.name, Deadline(self._settings.timeout_s))
+                if error is not None:
+                    errors.append(error)
+                elif whole:
+                    removed += 1
+        self._layout.check_there()
+        if errors:
+            raise StorageUnavailable(
+                f"file: {len(errors)} pages of {files.directory} could not be removed"
+                f" ({errors[0].strerror}); {removed} were: clear it again"
+            ) from errors[0]
         return removed
 
     def stats(self) -> StorageStats:
@@ -192,36 +228,50 @@ class FileStorage(HiCacheStorage):
         )
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
-            self._presences.close()
-            super().close()
+        super().close()
+        self._presences.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _get(self, files: PageFiles, page_hash: str, page: Page, now_ns: int) -> bool:
+    @property
+    def _counters(self) -> Counters:
+        return self._presences.get().counters
+
+    def _is_there(self, files: PageFiles, page_hash: str) -> bool:
+        try:
+            return files.exists(page_hash)
+        except OSError as error:
+            self._note(error)
+            return False
+
+    def _get(
+        self, files: PageFiles, page_hash: str, page: Page, now_ns: int, deadline: Deadline
+    ) -> bool:
         if page.nbytes != files.nbytes:
             return False
         try:
             touched_ns = now_ns if self._limits.evict else None
             found = files.read(page_hash, page, touched_ns, self._settings.touch_interval_s)
             if found is Reading.WRONG:
-                self._presences.get().heal(files, page_hash)
+                self._presences.get().heal(files, page_hash, deadline)
         except OSError as error:
-            self._counters.add("io_errors")
-            logger.debug("a page was not read: %s", error)
+            self._note(error)
             return False
         return found is Reading.HIT
 
-    def _delete(self, files: PageFiles, path: str) -> bool:
+    def _deleted(self, files: PageFiles, page_hash: str, deadline: Deadline) -> OSError | None:
+        """Delete a page; the error, where it may still be there."""
         try:
-            self._presences.get().room.remove(path, files.file_nbytes)
+            path = files.path(page_hash)
+            self._presences.get().room.remove(path, files.file_nbytes, deadline)
         except OSError as error:
-            self._counters.add("io_errors")
-            logger.debug("a page was not deleted: %s", error)
-            return False
-        return True
+            self._note(error)
+            return error
+        return None
+
+    def _note(self, error: OSError) -> None:
+        self._counters.add("io_errors")
+        logger.debug("a page's file is in trouble: %s", error)
 
     def _files_of(self, space: KeySpace) -> PageFiles:
         files = self._files.get(space)
@@ -229,10 +279,37 @@ class FileStorage(HiCacheStorage):
             files = self._files[space] = PageFiles(self._layout, space)
         return files
 
+    def _make_space(self, space: KeySpace, presence: Presence) -> None:
+        made = self._layout.make_space(space, presence.writer.temp_path())
+        if made and self._synced:
+            for path in (self._layout.space_dir(space.id), self._layout.spaces):
+                sync_directory(path)
+
+    def _check_capacity(self, space: KeySpace) -> None:
+        capacity, needed = self._settings.capacity_nbytes, space.stored_nbytes + TRAILER_NBYTES
+        if capacity is not None and needed > capacity:
+            raise UnsupportedOperation(
+                f"file: capacity_nbytes is {capacity}, and one page of pool {space.pool!r} of"
+                f" {space.model!r} takes {needed} bytes: raise it, or use a smaller page size"
+            )
+
     def _presence_made(self) -> Presence:
-        self._counters = Counters()
         try:
-            return Presence(self._layout, self._limits, self._counters)
+            return Presence(self._layout, self._limits, Counters())
+        except NotALedger as error:
+            raise ConfigError(
+                f"file: path: {self._layout.root} is in use by another program: {error.strerror};"
+                " name another directory, or remove that file"
+            ) from error
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except (StorageUnavailable, StorageTimeout):
+            raise
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -241,15 +318,23 @@ class FileStorage(HiCacheStorage):
             f"file: {self._layout.root} cannot be written to: {error.strerror}"
         )
 
-    def _declare(self, *, synced: bool) -> None:
+    def _declare(self) -> None:
         self.narrow(parallelism=self._settings.parallelism)
         if self._limits.evict:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
-        if not synced:
+        if self._limits.capacity_nbytes is not None:
+            self.narrow(max_page_nbytes=self._limits.capacity_nbytes - TRAILER_NBYTES)
+        if not self._synced:
             self.narrow(durability=Durability.CRASH)
             return
-        sync_directory(os.path.dirname(self._layout.root))
-        sync_directory(self._layout.root)
+        try:
+            sync_directory(os.path.dirname(self._layout.root))
+            sync_directory(self._layout.root)
+        except OSError as error:
+            raise ConfigError(
+                f"file: durability: power needs to sync {error.filename or self._layout.root} and"
+                f" cannot ({error.strerror}): let this user read it, or choose crash"
+            ) from error
         if takes_direct_writes(self._presences.get().writer.temp_path()):
             self.narrow(alignment=DIRECT_ALIGNMENT)
 

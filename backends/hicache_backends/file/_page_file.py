@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from hicache_backends.file._layout import refuse_link
 from hicache_backends.file._vectors import read_into, write_from
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ class Reading(enum.Enum):
 
 
 class PageFiles:
-    """The page files of one key space: names, reads and writes, no policy. Immutable.
+    """The page files of one key space: names, reads and writes, no policy. Thread-safe.
 
     Everything raises OSError; a file that is missing is a MISS.
     """
 
-    __slots__ = ("_prefix", "directory", "file_nbytes", "nbytes", "space")
+    __slots__ = ("_own_fans", "_prefix", "directory", "file_nbytes", "nbytes", "space")
 
     def __init__(self, layout: Layout, space: KeySpace) -> None:
         self.space = space
@@ -82,10 +83,18 @@ class PageFiles:
         self.nbytes = space.stored_nbytes
         self.file_nbytes = self.nbytes + TRAILER_NBYTES
         self._prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, bytes.fromhex(space.id))
+        self._own_fans: set[str] = set()
 
     def path(self, page_hash: str) -> str:
-        """Where the page lies, if it is there."""
-        return f"{self.directory}/{page_hash[:2]}/{page_hash}"
+        """Where the page lies, if it is there.
+
+        Raises:
+            OSError: ELOOP, where its directory is a symlink: pages behind it would be listed by nobody.
+        """
+        fan = page_hash[:2]
+        if fan not in self._own_fans:
+            self._look_at(fan)
+        return f"{self.directory}/{fan}/{page_hash}"
 
     def trailer(self, page_hash: str, nonce: bytes, *, synced: bool) -> bytes:
         """What goes behind the page's bytes."""
@@ -94,10 +103,14 @@ class PageFiles:
         return body + xxhash.xxh3_64_digest(body)
 
     def exists(self, page_hash: str) -> bool:
-        """Whether a file of the right name and size is there."""
+        """Whether a file of the right name and size is there.
+
+        Raises:
+            OSError: That cannot be told.
+        """
         try:
             status = os.stat(self.path(page_hash), follow_symlinks=False)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return status.st_size == self.file_nbytes and stat.S_ISREG(status.st_mode)
 
@@ -178,6 +191,13 @@ class PageFiles:
         finally:
             os.close(fd)
 
+    def _look_at(self, fan: str) -> None:
+        """Refuse a directory that is a symlink; what is right is looked at once."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            refuse_link(self.directory)
+            refuse_link(f"{self.directory}/{fan}")
+            self._own_fans.add(fan)
+
     def _names(self, trailer: bytes, page_hash: str) -> bool:
         return (
             len(trailer) == TRAILER_NBYTES
@@ -194,10 +214,9 @@ class PageFiles:
         except OSError:
             return False
         try:
-            with mmap.mmap(-1, DIRECT_ALIGNMENT) as block:
-                block.write(trailer)
-                with memoryview(block) as last:
-                    write_from(fd, [*page.segments, last], self.nbytes + DIRECT_ALIGNMENT)
+            block = mmap.mmap(-1, DIRECT_ALIGNMENT)  # not closed: a traceback may keep views of it
+            block.write(trailer)
+            write_from(fd, [*page.segments, memoryview(block)], self.nbytes + DIRECT_ALIGNMENT)
             os.ftruncate(fd, self.file_nbytes)
         except OSError as error:
             if error.errno == errno.EINVAL:
@@ -209,10 +228,14 @@ class PageFiles:
 
 
 def touch(fd: int, modified_ns: int, interval_s: float = 0.0) -> None:
-    """Set the modification time, which is a page's recency. Not ours to set: left as it is."""
-    if interval_s and modified_ns - os.fstat(fd).st_mtime_ns < interval_s * 1e9:
-        return
-    with suppress(PermissionError):
+    """Set the modification time, which is a page's recency. Where it cannot be set it is left as it is.
+
+    Another user's file, a file system that has become read-only, or a full one that copies what it
+    writes: none of them makes a page that was read a miss.
+    """
+    with suppress(OSError):
+        if interval_s and modified_ns - os.fstat(fd).st_mtime_ns < interval_s * 1e9:
+            return
         os.utime(fd, ns=(modified_ns, modified_ns))
 
 
@@ -229,7 +252,8 @@ def takes_direct_writes(path: str) -> bool:
         return False
     finally:
         os.close(fd)
-        os.unlink(path)
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def _is_aligned(page: Page) -> bool:

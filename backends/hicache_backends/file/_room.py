@@ -10,20 +10,19 @@ directory (`pend`): a survey allows for it, and never makes the ledger lower tha
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
-import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hicache_backends.file._survey import Surveyor
 from hicache_backends.file._victims import Victim, Victims
-from hicache_backends.file._writer import collect_dead, pending_nbytes
+from hicache_backends.file._writer import pending_nbytes
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hicache_backends.file._layout import Layout
     from hicache_backends.file._ledger import Ledger
     from hicache_backends.file._writer import Writer
@@ -31,14 +30,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A survey keeps the oldest eighth within these bounds: few surveys, and some 40 MB at most.
-_LEAST_QUEUE = 1 << 16
-_MOST_QUEUE = 1 << 17
-_QUEUED_SHARE = 8
-_MOST_STUCK = 1 << 16
 _LOOKS = 2
 # Small roots are put right before anything is written. Opening a large one does not wait for that.
 _FIRST_SURVEY_S = 0.1
+# Trouble with as many victims in turn is trouble with the file system: the rest fares no better now.
+_MOST_FAILURES = 16
+_LEDGER_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,97 +62,127 @@ class Grant:
     spares: list[str] = field(default_factory=list[str])
 
 
-@dataclass(slots=True)
-class Census:
-    """What a survey counted."""
-
-    pages: int = 0
-    nbytes: int = 0
-
-
 class Room:
     """The room under one root, as one writer sees it. Thread-safe."""
 
     def __init__(
-        self, layout: Layout, limits: Limits, writer: Writer, ledger: Ledger, counters: Counters
+        self,
+        layout: Layout,
+        limits: Limits,
+        writer: Writer,
+        ledger: Ledger,
+        counters: Counters,
+        *,
+        crashed: bool = False,
     ) -> None:
         self.limits = limits
         self._layout = layout
         self._writer = writer
         self._ledger = ledger
         self._counters = counters
-        self._stuck: set[str] = set()
-        self._keep = _LEAST_QUEUE
-        self._victims: Victims | None = None
-        if ledger.doubtful:
-            self._survey()
+        self._surveyor = Surveyor(layout, writer, ledger, counters, crashed=crashed)
+        self._victims = Victims(self._refreshed, self._surveyor.taken, self._surveyor.sample)
+        self._warned = False
+        if ledger.doubtful and layout.is_new():
+            ledger.settle(0, 0, ledger.totals(_briefly()), _briefly())
+        if not ledger.doubtful:
+            self._warn_of_wholesale_eviction()
         if limits.evict:
-            self._victims = Victims(self._survey)
-            self._victims.await_first(time.monotonic() + _FIRST_SURVEY_S)
+            self._victims.await_survey(self._victims.want(), _FIRST_SURVEY_S)
+        elif ledger.doubtful:
+            self._victims.want()
 
-    def reserve(self, pages: int, page_nbytes: int, deadline_s: float) -> Grant:
+    def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
         """Room for up to `pages` files of `page_nbytes`. `settle` ends it, whatever was written."""
         capacity = self.limits.capacity_nbytes
         most = pages if capacity is None else min(pages, capacity // page_nbytes)
         grant = Grant(most, page_nbytes)
         if most:
-            wanted = most * page_nbytes
-            self._writer.pend(wanted)
-            self._ledger.add(wanted)
-            lacking = self._make_room(grant, deadline_s) if self._victims else 0
-            grant.pages = max(0, most + -lacking // page_nbytes)
-            self._give_back((most - grant.pages) * page_nbytes)
-        self._counters.add("refused_no_space", pages - grant.pages)
+            self._writer.pend(most * page_nbytes, deadline)
+            self._ledger.add(most * page_nbytes, deadline)
+            try:
+                granted = self._granted(grant, deadline)
+            except BaseException:
+                self.settle(grant, 0, deadline)
+                raise
+            grant.pages = granted
+            self._give_back((most - granted) * page_nbytes, deadline)
+        reason = "timeouts" if deadline.passed() else "refused_no_space"
+        self._counters.add(reason, pages - grant.pages)
         return grant
 
-    def settle(self, grant: Grant, written: int) -> None:
+    def settle(self, grant: Grant, written: int, deadline: Deadline) -> None:
         """The end of a grant: `written` pages are in place, the rest of the room is given back."""
         for path in grant.spares:
             with suppress(OSError):
                 os.unlink(path)
-        if written and self._victims:
+        if written:
             self._victims.added()
-        self._writer.pend(-written * grant.page_nbytes)
-        self._give_back((grant.pages - written) * grant.page_nbytes)
+            self._writer.pend(-written * grant.page_nbytes, deadline)
+        self._give_back((grant.pages - written) * grant.page_nbytes, deadline)
 
-    def remove(self, path: str, nbytes: int) -> bool:
+    def remove(self, path: str, nbytes: int, deadline: Deadline) -> bool:
         """Unlink a page file that was granted `nbytes`; False where there was none."""
-        self._writer.pend(nbytes)
+        self._writer.pend(nbytes, deadline)
         try:
             os.unlink(path)
-            self._ledger.add(-nbytes)
+            self._ledger.add(-nbytes, deadline)
         except FileNotFoundError:
             return False
         finally:
-            self._writer.pend(-nbytes)
+            self._writer.pend(-nbytes, deadline)
         return True
 
-    def replaced(self, nbytes: int) -> None:
+    def replaced(self, nbytes: int, deadline: Deadline) -> None:
         """Page files of `nbytes` in all were replaced by others, which have been granted room."""
-        self._ledger.add(-nbytes)
+        self._ledger.add(-nbytes, deadline)
 
-    def relieve(self, nbytes: int, deadline_s: float) -> None:
+    def relieve(self, nbytes: int, deadline: Deadline) -> None:
         """Evict `nbytes` after the file system was found full, so that the next batch fits."""
-        if self._victims:
-            self._evict(nbytes, Grant(0, 0), deadline_s)
+        if self.limits.evict:
+            self._evict(nbytes, Grant(0, 0), deadline)
 
-    def close(self) -> None:
+    def close(self, deadline: Deadline) -> None:
         """End the survey. Idempotent."""
-        if self._victims:
-            self._victims.close()
+        self._surveyor.stop()
+        self._victims.close(deadline)
 
-    def _give_back(self, nbytes: int) -> None:
+    def forget(self) -> None:
+        """Let go in a forked child."""
+        self._surveyor.forget()
+
+    def _give_back(self, nbytes: int, deadline: Deadline) -> None:
         if nbytes:
-            self._ledger.add(-nbytes)
-            self._writer.pend(-nbytes)
+            self._ledger.add(-nbytes, deadline)
+            self._writer.pend(-nbytes, deadline)
 
-    def _make_room(self, grant: Grant, deadline_s: float) -> int:
+    def _granted(self, grant: Grant, deadline: Deadline) -> int:
+        """How many of a grant's pages there is room for, or can be made."""
+        if self._ledger.doubtful and not self._is_counted(deadline):
+            return 0
+        lacking = self._make_room(grant, deadline) if self.limits.evict else 0
+        return max(0, grant.pages + -lacking // grant.page_nbytes)
+
+    def _is_counted(self, deadline: Deadline) -> bool:
+        """Wait for a survey that tells what is used. Without a capacity nobody needs to know."""
+        self._layout.remake()
+        self._victims.want()
+        if self.limits.capacity_nbytes is None:
+            return True
+        self._victims.await_count(lambda: not self._ledger.doubtful, deadline.remaining_s())
+        return not self._ledger.doubtful
+
+    def _make_room(self, grant: Grant, deadline: Deadline) -> int:
         """Evict until the grant fits; the bytes by which it still does not."""
-        for _ in range(_LOOKS):  # a survey in between may have put the ledger right
+        for look in range(_LOOKS):  # a survey in between may have put the ledger right
             lacking = self._short(grant)
-            if lacking <= 0 or self._evict(lacking, grant, deadline_s) >= lacking:
+            is_last = look == _LOOKS - 1
+            if lacking <= 0 or self._evict(lacking, grant, deadline, resolute=is_last) >= lacking:
                 return 0
-        return min(max(0, self._short(grant)), grant.pages * grant.page_nbytes)
+        lacking = min(max(0, self._short(grant)), grant.pages * grant.page_nbytes)
+        if lacking:
+            self._layout.check_there()  # a directory that is gone is not full
+        return lacking
 
     def _short(self, grant: Grant) -> int:
         """The bytes that must go: of what is over the capacity, as much as this grant put there."""
@@ -172,27 +199,46 @@ class Room:
         status = os.statvfs(self._layout.root)
         return status.f_bavail * status.f_frsize
 
-    def _evict(self, nbytes: int, grant: Grant, deadline_s: float) -> int:
-        """Claim the oldest pages until `nbytes` are free, and tell the ledger; how many are."""
-        assert self._victims is not None
-        freed = pended = 0
-        self._victims.await_first(deadline_s)
-        while freed < nbytes:
-            victim = self._victims.next(deadline_s)
-            if victim is None:
-                break
-            if pended < freed + victim.nbytes:
-                more = max(nbytes, freed + victim.nbytes) - pended
-                self._writer.pend(more)
-                pended += more
-            if self._claim(victim, grant):
-                freed += victim.nbytes
-        self._ledger.add(-freed)
-        self._writer.pend(-pended)
+    def _evict(
+        self, nbytes: int, grant: Grant, deadline: Deadline, *, resolute: bool = True
+    ) -> int:
+        """Claim the oldest pages until `nbytes` are free, and tell the ledger; how many are.
+
+        Unless it is resolute it stops after a survey: there may be room by what that found.
+        """
+        freed = pended = failures = 0
+        surveys = self._victims.surveys
+        try:
+            while freed < nbytes and failures < _MOST_FAILURES:
+                victim = self._victims.next(deadline)
+                if victim is None:
+                    break
+                if not resolute and surveys != self._victims.surveys:
+                    self._victims.put_back(victim)
+                    break
+                if pended < freed + victim.nbytes:
+                    more = max(nbytes, freed + victim.nbytes) - pended
+                    self._writer.pend(more, deadline)
+                    pended += more
+                try:
+                    claimed = self._claim(victim, grant)
+                except OSError as error:
+                    logger.debug("a page cannot be evicted now: %s", error)
+                    failures += 1
+                else:
+                    freed += victim.nbytes if claimed else 0
+                    failures = 0
+        finally:
+            self._ledger.add(-freed, deadline)
+            self._writer.pend(-pended, deadline)
         return freed
 
     def _claim(self, victim: Victim, grant: Grant) -> bool:
-        """Take a page out of its key space; False where it is gone, in use again, or can't be moved."""
+        """Take a page out of its key space; False where it is gone, in use again, or not ours to move.
+
+        Raises:
+            OSError: The file system is in trouble, which may pass.
+        """
         path = self._writer.temp_path()
         try:
             status = os.stat(victim.path, follow_symlinks=False)
@@ -201,11 +247,10 @@ class Room:
             os.rename(victim.path, path)
         except FileNotFoundError:
             return False
-        except OSError as error:
+        except PermissionError as error:
             logger.debug("a page cannot be evicted: %s", error)
             self._counters.add("unremovable")
-            if len(self._stuck) < _MOST_STUCK:
-                self._stuck.add(victim.path)
+            self._surveyor.pass_over(victim.path)
             return False
         self._counters.add("evicted")
         fits = self.limits.recycle and victim.nbytes == grant.page_nbytes and status.st_nlink == 1
@@ -216,62 +261,51 @@ class Room:
                 os.unlink(path)
         return True
 
-    # --- the survey, in the thread of the victims' queue ----------------------------------------------
+    # --- in the thread of the survey --------------------------------------------------------------
 
-    def _survey(self) -> list[Victim]:
-        """Put the ledger right, collect dead writers, enforce the capacity; a heap of old pages."""
-        self._counters.add("dead_writers", collect_dead(self._layout.writers))
-        since = self._ledger.totals()
-        pending = pending_nbytes(self._layout.writers)
-        census = Census()
-        oldest = self._oldest(self._seen(census))
-        if self._victims is not None and self._victims.closed:
-            return []
-        pending += pending_nbytes(self._layout.writers)
-        self._ledger.settle(census.nbytes, pending, since)
-        self._keep = min(max(_LEAST_QUEUE, census.pages // _QUEUED_SHARE), _MOST_QUEUE)
-        return self._trimmed(oldest)
-
-    def _oldest(self, seen: Iterator[Victim]) -> list[Victim]:
-        """A heap of the oldest pages. Nothing here is sorted: that would stop all threads for long."""
-        youngest_first: list[Victim] = []
-        for victim in seen:
-            inverse = Victim(-victim.modified_ns, victim.nbytes, victim.path)
-            if len(youngest_first) < self._keep:
-                heapq.heappush(youngest_first, inverse)
-            else:
-                heapq.heappushpop(youngest_first, inverse)
-        oldest = [
-            Victim(-victim.modified_ns, victim.nbytes, victim.path) for victim in youngest_first
-        ]
-        heapq.heapify(oldest)
-        return oldest
-
-    def _seen(self, census: Census) -> Iterator[Victim]:
-        for entry in self._layout.all_pages():
-            if self._victims is not None and self._victims.closed:
-                return
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            census.pages += 1
-            census.nbytes += status.st_size
-            if entry.path not in self._stuck:
-                yield Victim(status.st_mtime_ns, status.st_size, entry.path)
-
-    def _trimmed(self, oldest: list[Victim]) -> list[Victim]:
-        """Evict what is over a capacity that was lowered, or filled behind the ledger's back."""
-        capacity = self.limits.capacity_nbytes
-        if capacity is None:
-            return oldest
-        while oldest:
-            promised = pending_nbytes(self._layout.writers)
-            if self._ledger.totals().used - promised <= capacity:
+    def _refreshed(self) -> list[Victim]:
+        """Victims from a new survey, once the capacity holds."""
+        victims = deque(self._surveyor.refreshed())
+        self._warn_of_wholesale_eviction()
+        while self._is_over_capacity():
+            victims = victims or deque(self._surveyor.taken()[0])
+            if not victims:
                 break
-            victim = heapq.heappop(oldest)
-            self._writer.pend(victim.nbytes)
+            self._evict_one(victims.popleft())
+        return list(victims)
+
+    def _is_over_capacity(self) -> bool:
+        """Whether a capacity was lowered, or filled behind the ledger's back."""
+        if self.limits.capacity_nbytes is None:
+            return False
+        used = self._ledger.totals(_briefly()).used
+        if used <= self.limits.capacity_nbytes or self._surveyor.stopping:
+            return False
+        return used - pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
+
+    def _evict_one(self, victim: Victim) -> None:
+        deadline = _briefly()
+        self._writer.pend(victim.nbytes, deadline)
+        try:
             if self._claim(victim, Grant(0, 0)):
-                self._ledger.add(-victim.nbytes)
-            self._writer.pend(-victim.nbytes)
-        return oldest
+                self._ledger.add(-victim.nbytes, deadline)
+        finally:
+            self._writer.pend(-victim.nbytes, deadline)
+
+    def _warn_of_wholesale_eviction(self) -> None:
+        """Say so, once, where a capacity costs more than half of what is there: it may be mistyped."""
+        capacity, used = self.limits.capacity_nbytes, self._ledger.used
+        if capacity is not None and used > 2 * capacity and not self._warned:
+            logger.warning(
+                "file: the pages in %s take %d bytes and capacity_nbytes is %d:"
+                " more than half of them will be evicted",
+                self._layout.root,
+                used,
+                capacity,
+            )
+        self._warned = True
+
+
+def _briefly() -> Deadline:
+    """The deadline of a change that no caller waits for."""
+    return Deadline(_LEDGER_PATIENCE_S)

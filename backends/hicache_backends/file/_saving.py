@@ -20,24 +20,27 @@ if TYPE_CHECKING:
     from hicache_backends.file._page_file import PageFiles
     from hicache_backends.file._presence import Presence
     from hicache_backends.file._room import Grant
+    from hicache_storage.deadline import Deadline
     from hicache_storage.page import Page
 
 logger = logging.getLogger(__name__)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSALS = _FULL | {errno.EFBIG}
+# No page can be written then: the file system is read-only, or its server or device is gone.
+_WHOLE_STORE = frozenset({errno.EROFS, errno.ENOTCONN, errno.ESHUTDOWN, errno.ENODEV, errno.ENXIO})
 
 
 class Saving:
     """Writes the pages of one batch that are not there yet. Used once, by one thread."""
 
     def __init__(
-        self, presence: Presence, files: PageFiles, *, synced: bool, deadline_s: float
+        self, presence: Presence, files: PageFiles, *, synced: bool, deadline: Deadline
     ) -> None:
         self._presence = presence
         self._files = files
         self._synced = synced
-        self._deadline_s = deadline_s
+        self._deadline = deadline
         # Within a batch the first page is the newest: of a prefix, the tail is evicted first.
         self._now_ns = time.time_ns()
         self._touches = presence.room.limits.evict
@@ -60,16 +63,17 @@ class Saving:
             stored.update(self._write(absent))
         if self._unsynced_dirs and not self._sync():
             for page_hash in absent:
-                self._presence.room.remove(self._files.path(page_hash), self._files.file_nbytes)
+                path = self._files.path(page_hash)
+                self._presence.room.remove(path, self._files.file_nbytes, self._deadline)
             stored.clear()
         return [page_hash in stored for page_hash in hashes]
 
     def _is_present(self, page_hash: str) -> bool:
-        path = self._files.path(page_hash)
         try:
+            path = self._files.path(page_hash)
             found = self._files.check(path, page_hash, self._now_ns if self._touches else None)
             if found is Reading.WRONG:
-                self._presence.heal(self._files, page_hash)
+                self._presence.heal(self._files, page_hash, self._deadline)
         except OSError as error:
             self._note(error)
             return False
@@ -82,7 +86,7 @@ class Saving:
 
     def _write(self, absent: dict[str, Page]) -> list[str]:
         room = self._presence.room
-        grant = room.reserve(len(absent), self._files.file_nbytes, self._deadline_s)
+        grant = room.reserve(len(absent), self._files.file_nbytes, self._deadline)
         written: list[str] = []
         todo = iter(absent.items())
         try:
@@ -92,18 +96,19 @@ class Saving:
                 if self._store(page_hash, page, grant, self._now_ns - tried):
                     written.append(page_hash)
         finally:
-            room.replaced(min(self._replaced, len(written)) * self._files.file_nbytes)
-            room.settle(grant, len(written))
+            replaced = min(self._replaced, len(written))
+            room.replaced(replaced * self._files.file_nbytes, self._deadline)
+            room.settle(grant, len(written), self._deadline)
         self._presence.counters.add("recycled", self._recycled)
         missed = grant.pages - len(written)
         if self._refusal is not None:
             self._presence.counters.add("refused_no_space", missed)
         if self._refusal in _FULL:
-            room.relieve(missed * grant.page_nbytes, self._deadline_s)
+            room.relieve(missed * grant.page_nbytes, self._deadline)
         return written
 
     def _is_late(self) -> bool:
-        late = time.monotonic() > self._deadline_s
+        late = self._deadline.passed()
         self._presence.counters.add("timeouts", late)
         return late or self._presence.closing
 
@@ -116,10 +121,10 @@ class Saving:
             try:
                 self._attempt(page_hash, page, trailer, spare, modified_ns)
             except FileNotFoundError:
-                self._presence.restore()
+                self._presence.restore(self._deadline)
                 self._attempt(page_hash, page, trailer, None, modified_ns)
         except OSError as error:
-            if isinstance(error, StorageUnavailable):
+            if isinstance(error, StorageUnavailable) or error.errno in _WHOLE_STORE:
                 raise
             self._note(error)
             return False

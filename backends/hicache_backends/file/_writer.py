@@ -14,15 +14,30 @@ import re
 import secrets
 import struct
 import threading
+from collections import deque
 from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
+from hicache_backends.file._filesystem import open_own, read_own
 from hicache_backends.file._page_file import NONCE_NBYTES
+
+if TYPE_CHECKING:
+    from hicache_storage.deadline import Deadline
 
 _TOKEN_NAME = re.compile(r"[0-9a-f]{16}")
 _TEMP_NAME = re.compile(r"[0-9]+")
 _LOCK = "lock"
 _PENDING = struct.Struct("<Q")
 _SERIAL_NBYTES = 7
+_LEAST_PATIENCE_S = 0.01
+
+
+class _Place(NamedTuple):
+    """A writer's directory, and the lock that says that it lives."""
+
+    token: bytes
+    directory: str
+    lock_fd: int
 
 
 class Writer:
@@ -31,80 +46,90 @@ class Writer:
     def __init__(self, root: str) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self._pending_nbytes = 0
         self._serials = itertools.count()
-        self._token = b""
-        self._directory = ""
-        self._lock_fd = -1
-        self._open()
+        self._pending_nbytes = 0
+        self._owed: deque[int] = deque()
+        self._closed = False
+        self._place = _made(root)
 
     def temp_path(self) -> str:
         """A path that nobody else uses. Nothing is there yet."""
-        return f"{self._directory}/{next(self._serials)}"
+        return f"{self._place.directory}/{next(self._serials)}"
 
     def nonce(self) -> bytes:
         """Bytes that no write had before: random per writer, counted within it."""
-        return self._token + next(self._serials).to_bytes(_SERIAL_NBYTES, "little")
+        return self._place.token + next(self._serials).to_bytes(_SERIAL_NBYTES, "little")
 
-    def pend(self, nbytes: int) -> None:
-        """Note that `nbytes` more (fewer, if negative) are added to the ledger and not yet on disk."""
-        with self._lock:
-            self._pending_nbytes += nbytes
-            if self._lock_fd >= 0:
-                with suppress(OSError):
-                    os.pwrite(self._lock_fd, _PENDING.pack(self._pending_nbytes), 0)
+    def promised(self) -> int:
+        """The bytes that are added to the ledger and not yet on disk. No I/O."""
+        return self._pending_nbytes + sum(list(self._owed))
 
-    def restore(self) -> None:
+    def pend(self, nbytes: int, deadline: Deadline) -> None:
+        """Note that `nbytes` more (fewer, if negative) are added to the ledger and not yet on disk.
+
+        Where another thread is stuck with the note, this change goes with the next.
+        """
+        self._owed.append(nbytes)
+        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_PATIENCE_S)):
+            return
+        try:
+            self._note()
+        finally:
+            self._lock.release()
+
+    def restore(self, deadline: Deadline) -> None:
         """Make the directory anew if it has vanished.
+
+        The old lock is held until there is a new one: a root that was only moved away is moved back
+        with a writer that lives.
 
         Raises:
             FileNotFoundError: So has the root.
         """
-        with self._lock:
-            if self._lock_fd >= 0 and not os.path.exists(f"{self._directory}/{_LOCK}"):
-                os.close(self._lock_fd)
-                self._lock_fd = -1
-                with suppress(FileExistsError):
-                    os.mkdir(self._root)
-                self._open()
+        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_PATIENCE_S)):
+            return
+        try:
+            if self._closed or not _is_gone(f"{self._place.directory}/{_LOCK}"):
+                return
+            with suppress(FileExistsError):
+                os.mkdir(self._root)
+            lost, self._place = self._place, _made(self._root)
+            os.close(lost.lock_fd)
+            self._note()
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Remove the directory with all that is in it. Idempotent."""
         with self._lock:
-            fd, self._lock_fd = self._lock_fd, -1
-            if fd >= 0:
-                _remove(self._directory)
-                os.close(fd)
+            if not self._closed:
+                self._closed = True
+                _remove(self._place.directory)
+                os.close(self._place.lock_fd)
 
     def forget(self) -> None:
         """Leave the directory to the process that forked this one, which still uses it.
 
         Takes no lock: a thread that held it when the process was forked does not exist here.
         """
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        if not self._closed:
+            self._closed = True
+            os.close(self._place.lock_fd)
 
-    def _open(self) -> None:
-        """Make a directory and lock it, again if a collector took it for a dead writer's in between."""
-        while True:
-            self._token = secrets.token_bytes(NONCE_NBYTES - _SERIAL_NBYTES)
-            self._directory = f"{self._root}/{self._token.hex()}"
-            os.mkdir(self._directory)
-            self._lock_fd = -1
-            with suppress(FileNotFoundError):
-                self._lock_fd = _locked(f"{self._directory}/{_LOCK}")
-            if self._lock_fd >= 0:
-                return
+    def _note(self) -> None:
+        while self._owed:
+            self._pending_nbytes += self._owed.popleft()
+        if not self._closed:
+            with suppress(OSError):
+                os.pwrite(self._place.lock_fd, _PENDING.pack(max(0, self._pending_nbytes)), 0)
 
 
 def collect_dead(root: str) -> int:
     """Remove what writers left behind that died; how many writers that were."""
     dead = 0
-    for name in _names(root, _TOKEN_NAME):
-        directory = f"{root}/{name}"
+    for directory in _directories(root):
         try:
-            fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_own(f"{directory}/{_LOCK}", os.O_RDWR)
         except FileNotFoundError:
             with suppress(OSError):  # about to be locked, or half removed: gone only if it is empty
                 os.rmdir(directory)
@@ -124,16 +149,32 @@ def collect_dead(root: str) -> int:
 
 def pending_nbytes(root: str) -> int:
     """The bytes that all live writers were promised and may not have written yet."""
-    return sum(_pending(f"{root}/{name}/{_LOCK}") for name in _names(root, _TOKEN_NAME))
+    return sum(_pending(f"{directory}/{_LOCK}") for directory in _directories(root))
 
 
 def _pending(path: str) -> int:
     try:
-        with open(path, "rb", buffering=0) as file:
-            record = file.read(_PENDING.size) or b""
+        record = read_own(path, _PENDING.size)
     except OSError:
         return 0
     return int(_PENDING.unpack(record)[0]) if len(record) == _PENDING.size else 0
+
+
+def _made(root: str) -> _Place:
+    """Make a directory and lock it, again if a collector took it for a dead writer's in between."""
+    while True:
+        token = secrets.token_bytes(NONCE_NBYTES - _SERIAL_NBYTES)
+        directory = f"{root}/{token.hex()}"
+        os.mkdir(directory)
+        try:
+            with suppress(FileNotFoundError):
+                lock_fd = _locked(f"{directory}/{_LOCK}")
+                if lock_fd >= 0:
+                    return _Place(token, directory, lock_fd)
+        except OSError:
+            with suppress(OSError):
+                os.rmdir(directory)
+            raise
 
 
 def _locked(path: str) -> int:
@@ -153,17 +194,36 @@ def _locked(path: str) -> int:
 
 
 def _remove(directory: str) -> None:
-    for name in _names(directory, _TEMP_NAME):
-        with suppress(OSError):
-            os.unlink(f"{directory}/{name}")
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            if _TEMP_NAME.fullmatch(name):
+                with suppress(OSError):
+                    os.unlink(f"{directory}/{name}")
     with suppress(OSError):  # the lock goes last: until then others know whose directory this was
         os.unlink(f"{directory}/{_LOCK}")
     with suppress(OSError):
         os.rmdir(directory)
 
 
-def _names(directory: str, name: re.Pattern[str]) -> list[str]:
+def _directories(root: str) -> list[str]:
+    """The directories of all writers. A link to a directory is none of ours."""
     try:
-        return [found for found in os.listdir(directory) if name.fullmatch(found)]
+        with os.scandir(root) as entries:
+            return [
+                entry.path
+                for entry in entries
+                if _TOKEN_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
     except OSError:
         return []
+
+
+def _is_gone(path: str) -> bool:
+    """Whether nothing is there. An error that tells nothing is no proof of it."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False

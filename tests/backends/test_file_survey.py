@@ -1,0 +1,275 @@
+"""Who looks for the pages that the `file` backend evicts, and what the others do meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.file import FileStorage, _survey
+from hicache_backends.file._layout import Layout
+from hicache_backends.file._page_file import TRAILER_NBYTES
+from hicache_backends.file._room import Room
+from hicache_backends.file._victims_file import PageFile, SurveyLock, Victim, VictimsFile
+from pages import hash_of, page, space
+
+from hicache_storage.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NBYTES = 64
+SPACE = space(page_nbytes=NBYTES)
+FILE_NBYTES = NBYTES + TRAILER_NBYTES
+ONE = page(NBYTES)
+SPAWN = multiprocessing.get_context("spawn")
+LIMIT_S = 60.0
+
+
+def opened(root: Path, pages: int | None, **config: Any) -> FileStorage:
+    limit = {} if pages is None else {"capacity_nbytes": pages * FILE_NBYTES}
+    storage = FileStorage.from_config({"path": str(root), **limit, **config})
+    storage.open_space(SPACE)
+    return storage
+
+
+def put(storage: FileStorage, numbers: range) -> list[bool]:
+    return storage.batch_set(SPACE, [hash_of(n) for n in numbers], [ONE] * len(numbers))
+
+
+def there(storage: FileStorage, numbers: range) -> list[int]:
+    present = storage.batch_exists(SPACE, [hash_of(n) for n in numbers])
+    return [n for n, is_there in zip(numbers, present, strict=True) if is_there]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Surveys and vain claims of all storages of this process."""
+    seen = {"surveys": 0, "vain": 0}
+    survey, claim = _survey.Surveyor._survey, Room._claim
+
+    def surveying(self: _survey.Surveyor) -> list[PageFile]:
+        seen["surveys"] += 1
+        return survey(self)
+
+    def claiming(self: Room, *args: Any) -> bool:
+        claimed = claim(self, *args)
+        seen["vain"] += not claimed
+        return claimed
+
+    monkeypatch.setattr(_survey.Surveyor, "_survey", surveying)
+    monkeypatch.setattr(Room, "_claim", claiming)
+    return seen
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_surveys_do_not_grow_with_the_ranks_that_share_a_full_store(
+    tmp_path: Path, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """1,600 evictions of 1,600 files, with a list of 200: each survey serves all ranks."""
+    monkeypatch.setattr(_survey, "LEAST_LISTED", 200)
+    monkeypatch.setattr(_survey, "MOST_LISTED", 200)
+    with opened(tmp_path, None) as filling:
+        assert all(put(filling, range(1600)))
+    counted["surveys"] = 0
+    stores = [opened(tmp_path, 1600) for _ in range(ranks)]
+    for turn in range(80):
+        assert all(put(stores[turn % ranks], range(5000 + 20 * turn, 5020 + 20 * turn)))
+    for storage in stores:
+        storage.close()
+
+    assert counted["surveys"] <= 1600 // 200 + 4
+    assert counted["vain"] <= 200
+
+
+def test_the_oldest_pages_go_first_whichever_rank_evicts(tmp_path: Path) -> None:
+    with opened(tmp_path, 60) as one, opened(tmp_path, 60) as other:
+        for number in range(60):
+            put(one, range(number, number + 1))
+        for number in range(60, 90):
+            assert [True] == put(other if number % 2 else one, range(number, number + 1))
+        kept = there(one, range(90))
+
+        assert set(range(60, 90)) <= set(kept)
+        assert sum(n < 20 for n in kept) <= 4
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No survey gets to see a page before it is opened."""
+    opening = threading.Event()
+    listed = Layout.all_pages
+
+    def waiting(layout: Layout) -> Iterator[os.DirEntry[str]]:
+        assert opening.wait(LIMIT_S)
+        yield from listed(layout)
+
+    monkeypatch.setattr(Layout, "all_pages", waiting)
+    yield opening
+    opening.set()
+
+
+def test_a_full_store_takes_writes_while_its_first_survey_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    with opened(tmp_path, None) as filling:
+        for number in range(0, 400, 4):
+            put(filling, range(number, number + 4))
+    with opened(tmp_path, 400, timeout_s=LIMIT_S) as storage:
+        assert all(all(put(storage, range(n, n + 4))) for n in range(1000, 1100, 4))
+        assert "evicted" in storage.stats().counters
+        kept = there(storage, range(400))
+        # A sample evicts its oldest eighth: of the younger half hardly anything goes.
+        assert len([n for n in kept if n >= 200]) >= 190
+        gate.set()
+
+
+def test_a_lost_usage_does_not_delay_opening_where_nothing_is_limited(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    with opened(tmp_path, None) as storage:
+        put(storage, range(10))
+    (tmp_path / "usage").unlink()
+    with opened(tmp_path, None) as storage:
+        assert all(put(storage, range(10, 20)))
+        assert (tmp_path / "usage").stat().st_size == 0
+        gate.set()
+        until(lambda: (tmp_path / "usage").stat().st_size == 16)
+        assert (storage.stats().nbytes or 0) >= 20 * FILE_NBYTES
+
+
+def test_a_lost_usage_never_lets_a_store_exceed_its_capacity(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    with opened(tmp_path, None) as storage:
+        put(storage, range(10))
+    (tmp_path / "usage").unlink()
+    with opened(tmp_path, 12, timeout_s=0.5) as storage:
+        assert [False] * 4 == put(storage, range(10, 14))
+        assert {"timeouts": 4} == dict(storage.stats().counters)
+        gate.set()
+        until(lambda: put(storage, range(10, 14)) == [True] * 4)
+        assert 12 >= len(there(storage, range(20)))
+
+
+def _hold(path: str, done: Any) -> None:
+    """Take the right to survey, and do nothing with it."""
+    lock = SurveyLock(Layout(path))
+    done.send(lock.acquire())
+    time.sleep(LIMIT_S)
+
+
+@pytest.mark.parametrize("sign", ["killed", "stopped"])
+def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    with opened(tmp_path, None) as storage:
+        put(storage, range(40))
+    receive, send = SPAWN.Pipe(duplex=False)
+    child = SPAWN.Process(target=_hold, args=(str(tmp_path), send), daemon=True)
+    child.start()
+    try:
+        assert receive.poll(LIMIT_S)
+        assert receive.recv()
+        with opened(tmp_path, 40, timeout_s=LIMIT_S) as storage:
+            assert all(put(storage, range(40, 44)))  # from a sample
+            assert child.pid is not None
+            if sign == "killed":
+                os.kill(child.pid, signal.SIGKILL)
+            else:
+                os.kill(child.pid, signal.SIGSTOP)
+                old = time.time() - 1000
+                os.utime(tmp_path / "survey" / "lock", (old, old))
+            until((tmp_path / "survey" / "victims").exists)
+            assert all(put(storage, range(50, 70)))
+    finally:
+        child.kill()
+        child.join()
+        receive.close()
+        send.close()
+
+
+class TestList:
+    @pytest.fixture
+    def listed(self, tmp_path: Path) -> list[Victim]:
+        layout = Layout(str(tmp_path))
+        layout.make()
+        victims = [
+            Victim(n, n + 1, f"{layout.spaces}/{SPACE.id}/{hash_of(n)[:2]}/{hash_of(n)}")
+            for n in range(100)
+        ]
+        assert VictimsFile(layout).publish(victims, 5, 7, f"{tmp_path}/temp")
+        return victims
+
+    def test_no_two_take_the_same_and_the_order_is_kept(
+        self, tmp_path: Path, listed: list[Victim]
+    ) -> None:
+        files = [VictimsFile(Layout(str(tmp_path))) for _ in range(2)]
+        taken: list[Victim] = []
+        while some := [victim for one in files for victim in one.take().victims]:
+            taken += some
+
+        assert listed == taken
+
+    def test_whoever_was_stopped_while_he_took_delays_nobody(
+        self, tmp_path: Path, listed: list[Victim]
+    ) -> None:
+        holder = os.open(tmp_path / "survey" / "victims", os.O_RDWR)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            assert listed[:1] == VictimsFile(Layout(str(tmp_path))).take().victims[:1]
+        finally:
+            os.close(holder)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"",
+            b"\0" * 200,
+            b"1 2 ../../../etc/passwd\n",
+            b"1 2 " + SPACE.id.encode() + b"/ab/" + b"cd" * 32 + b"\n",
+            b"99999999999999999999999 2 x\n",
+        ],
+    )
+    def test_what_is_no_page_is_never_a_victim(
+        self, tmp_path: Path, listed: list[Victim], line: bytes
+    ) -> None:
+        path = tmp_path / "survey" / "victims"
+        path.write_bytes(path.read_bytes()[:32] + line)
+
+        share = VictimsFile(Layout(str(tmp_path))).take()
+        assert [] == share.victims
+        assert share.survey is not None
+        assert 0.0 == share.survey.left
+
+    def test_an_old_list_evicts_nothing_that_was_used_since(self, tmp_path: Path) -> None:
+        with opened(tmp_path, 20) as storage:
+            for number in range(21):
+                put(storage, range(number, number + 1))
+        with opened(tmp_path, 20) as storage:
+            put(storage, range(1, 2))
+            put(storage, range(30, 45))
+            assert [1] == there(storage, range(1, 3))
+
+
+def test_writers_pending_bytes_survive_a_lock_that_is_held(tmp_path: Path) -> None:
+    with opened(tmp_path, 20) as storage:
+        writer = storage._presences.get().writer
+        with writer._lock:
+            writer.pend(100, Deadline(0.01))
+        assert 100 == writer.promised()
+        writer.pend(-100, Deadline(1))
+        assert 0 == writer.promised()
