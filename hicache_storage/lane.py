@@ -151,8 +151,11 @@ def blame(error: BaseException) -> Verdict:
         return Verdict.TIMEOUT
     if isinstance(error, StorageUnavailable):
         return Verdict.UNAVAILABLE
+    # A backend answers for what its own errors say. Those of a client library behind them may quote URLs
+    # with credentials: the traceback is that of the last error alone.
+    alone = Exception(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     expected = isinstance(error, HiCacheError)
-    logger.warning("a storage call failed: %s", error, exc_info=None if expected else error)
+    logger.warning("a storage call failed: %s", error, exc_info=None if expected else alone)
     return Verdict.ERROR
 
 

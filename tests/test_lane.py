@@ -152,6 +152,21 @@ def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
     assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
 
 
+def test_what_stands_behind_a_foreign_error_is_not_logged(
+    storage: HookedStorage, open_store: Callable[..., PageStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client library's own words may hold the credentials that it was given."""
+
+    error = RuntimeError("the client gave up")
+    error.__cause__ = OSError("no route to redis://:swordfish1@host")
+    storage.hooks["batch_get"] = failing(error)
+
+    assert [[Verdict.ERROR]] == open_store().load([transfer(empty(1))]).verdicts
+    assert "RuntimeError: the client gave up" in caplog.text
+    assert "in hook" in caplog.text
+    assert "swordfish1" not in caplog.text
+
+
 def test_callers_that_wait_behind_others_do_not_open_it(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
