@@ -30,6 +30,10 @@ T = TypeVar("T")
 _QUESTION_S = 2e-6
 
 
+class NotTriedError(Exception):
+    """The deadline had passed when a storage call was to begin. Tells nothing of the store."""
+
+
 class Lane:
     """Storage calls of one direction. Thread-safe.
 
@@ -84,9 +88,10 @@ class Lane:
         Where all that went wrong is that the caller was less patient than the store's own timeout, the
         breaker is told when the storage calls have ended.
         """
-        if any(future.done() and _failed(future) for future in futures):
+        words = [_word(future) for future in futures]
+        if False in words:
             admission.fail()
-        elif all(future.done() and not future.cancelled() for future in futures):
+        elif None not in words:
             admission.succeed()
         elif deadline.timeout_s >= self._timeout_s or self._overdue():
             admission.fail()
@@ -135,6 +140,8 @@ def answer_of(future: Future[T]) -> T | Verdict:
     if not future.done() or future.cancelled():
         return Verdict.TIMEOUT
     error = future.exception()
+    if isinstance(error, NotTriedError):
+        return Verdict.TIMEOUT
     return future.result() if error is None else blame(error)
 
 
@@ -144,8 +151,11 @@ def blame(error: BaseException) -> Verdict:
         return Verdict.TIMEOUT
     if isinstance(error, StorageUnavailable):
         return Verdict.UNAVAILABLE
+    # A backend answers for what its own errors say. Those of a client library behind them may quote URLs
+    # with credentials: the traceback is that of the last error alone.
+    alone = Exception(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     expected = isinstance(error, HiCacheError)
-    logger.warning("a storage call failed: %s", error, exc_info=None if expected else error)
+    logger.warning("a storage call failed: %s", error, exc_info=None if expected else alone)
     return Verdict.ERROR
 
 
@@ -160,14 +170,21 @@ def strict(results: Sequence[object], length: int) -> list[bool]:
     return [result is True for result in results]
 
 
-def _failed(future: Future[Any]) -> bool:
-    return not future.cancelled() and future.exception() is not None
+def _word(future: Future[Any]) -> bool | None:
+    """What a storage call told of the store: that it works, that it does not, or nothing by now."""
+    if not future.done() or future.cancelled():
+        return None
+    error = future.exception()
+    if isinstance(error, NotTriedError):
+        return None
+    return error is None
 
 
 def _conclude_late(admission: Admission, futures: Sequence[Future[Any]]) -> None:
-    if any(_failed(future) for future in futures):
+    words = [_word(future) for future in futures]
+    if False in words:
         admission.fail()
-    elif all(future.cancelled() for future in futures):
-        admission.dismiss()
-    else:
+    elif True in words:
         admission.succeed()
+    else:
+        admission.dismiss()

@@ -8,49 +8,32 @@ raises because of what a store did.
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
-from hicache_storage.breaker import Breakers, CircuitBreaker
-from hicache_storage.counters import Counters
 from hicache_storage.deadline import Deadline
-from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
+from hicache_storage.errors import StorageTimeout, UnsupportedOperation
 from hicache_storage.frame import frame_nbytes
-from hicache_storage.framed_io import FramedIO
 from hicache_storage.hit_policy import HitPolicy, Pool, longest, usable_too
 from hicache_storage.keys import check_page_hashes
-from hicache_storage.lane import Lane, answer_of, blame
 from hicache_storage.per_process import PerProcess
-from hicache_storage.questions import Inquiry, Question, asked_together, even_cuts, piece_count
+from hicache_storage.questions import Question, asked_together
 from hicache_storage.seconds import check_seconds
-from hicache_storage.store_state import StoreState
+from hicache_storage.store_traffic import StoreTraffic
 from hicache_storage.transfer import Match, Outcome, Verdict
 from hicache_storage.whole_numbers import check_whole
-from hicache_storage.workers import when_all_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-    from typing import TypeAlias
+    from collections.abc import Sequence
 
-    from hicache_storage.breaker import Admission
-    from hicache_storage.frame import FramedPage
+    from hicache_storage.breaker import Breakers
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
     from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.store_traffic import Move
     from hicache_storage.transfer import Transfer
 
-    Piece: TypeAlias = Callable[[KeySpace, Sequence[str], Sequence[FramedPage]], list[Verdict]]
-
 logger = logging.getLogger(__name__)
-
-# Pages go to the storage in pieces, which the threads take one after the other: while one thread hashes
-# its pages, another's are on their way. An overdue call ends soon, and bounce buffers stay bounded.
-_PIECE_NBYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,41 +61,6 @@ class PageStoreSettings:
             check_seconds(name, getattr(self, name))
 
 
-class _Running:
-    """What only the process that made it may use: threads, locks, and what they count."""
-
-    def __init__(
-        self, storage: HiCacheStorage, settings: PageStoreSettings, *, closed: bool
-    ) -> None:
-        self.counters = Counters()
-        breakers = [
-            CircuitBreaker(
-                failures=settings.breaker_failures, cooldown_s=settings.breaker_cooldown_s
-            )
-            for _ in range(2)
-        ]
-        self.breakers = Breakers(*breakers)
-        store = type(storage).__name__
-        self.reads, self.writes = (
-            Lane(
-                name,
-                threads=settings.parallelism or storage.capabilities.parallelism,
-                timeout_s=settings.timeout_s,
-                breaker=breaker,
-                state=StoreState(traffic, logger),
-            )
-            for name, traffic, breaker in zip(
-                ("read", "write"),
-                (f"reads from {store}", f"writes to {store}"),
-                breakers,
-                strict=True,
-            )
-        )
-        if closed:  # before the fork
-            self.reads.close(0)
-            self.writes.close(0)
-
-
 class PageStore:
     """Pages of any number of pools in one storage. Thread-safe; does not own the storage.
 
@@ -125,19 +73,17 @@ class PageStore:
         self.storage = storage
         self.settings = settings or PageStoreSettings()
         self.frame_nbytes = frame_nbytes(storage.capabilities.alignment)
-        self._io = FramedIO(storage, checksum=self.settings.checksum == "xxh3")
         self._framed: dict[KeySpace, KeySpace] = {}
         self._closed = False
         self._close_timeout_s = 0.0
-        self._running = PerProcess(
-            lambda: _Running(self.storage, self.settings, closed=self._closed),
-            close=self._end_threads,
+        self._traffic = PerProcess(
+            self._new_traffic, close=lambda traffic: traffic.close(self._close_timeout_s)
         )
 
     @property
     def breaker(self) -> Breakers:
         """The breakers of `reads` and `writes`, and the worse `state` of both."""
-        return self._running.get().breakers
+        return self._traffic.get().breakers
 
     def open_space(self, space: KeySpace) -> None:
         """Make `space` known. Before its first use; idempotent.
@@ -158,7 +104,7 @@ class PageStore:
                 f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
                 f" {framed.stored_nbytes}: use a smaller page size"
             )
-        lane = self._running.get().writes
+        lane = self._traffic.get().writes
         future = lane.submit(lambda: self.storage.open_space(framed))
         lane.wait([future], Deadline(self.settings.timeout_s))
         if future.cancelled() or not future.done():
@@ -209,7 +155,7 @@ class PageStore:
         usable = [True] * (len(hashes) + 1)
         present: list[list[bool]] = []
         failures: list[Verdict | None] = []
-        with self._inquiry(timeout_s) as inquiry:
+        with self._traffic.get().inquiry(self._deadline(timeout_s)) as inquiry:
             for together in asked_together(pools):
                 questions = [
                     Question(
@@ -238,7 +184,7 @@ class PageStore:
         """
         check_page_hashes(hashes)
         question = Question(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
-        with self._inquiry(timeout_s) as inquiry:
+        with self._traffic.get().inquiry(self._deadline(timeout_s)) as inquiry:
             inquiry.ask([question])
         return question.answers
 
@@ -252,8 +198,7 @@ class PageStore:
             ValueError: A transfer that does not fit its key space, or a malformed hash.
         """
         deadline = self._deadline(timeout_s)
-        lane = self._running.get().reads
-        outcome = self._run(transfers, self._io.load, lane, "load", deadline)
+        outcome = self._traffic.get().load(self._moves(transfers), deadline)
         self._heal(transfers, outcome, deadline)
         return outcome
 
@@ -263,8 +208,7 @@ class PageStore:
         Raises:
             ValueError: A transfer that does not fit its key space, or a malformed hash.
         """
-        lane = self._running.get().writes
-        return self._run(transfers, self._io.save, lane, "save", self._deadline(timeout_s))
+        return self._traffic.get().save(self._moves(transfers), self._deadline(timeout_s))
 
     def delete(self, space: KeySpace, hashes: Sequence[str]) -> int:
         """Remove pages; how many of them are gone for certain. Those that never were there count too.
@@ -273,8 +217,9 @@ class PageStore:
             ValueError: A key space that is not open, or a malformed hash.
         """
         check_page_hashes(hashes)
-        gone = self._delete({self.framed(space): hashes}, self._deadline(None))
-        self._running.get().counters.add("deleted_pages", gone)
+        traffic = self._traffic.get()
+        gone = traffic.delete({self.framed(space): hashes}, self._deadline(None))
+        traffic.counters.add("deleted_pages", gone)
         return gone
 
     def register_buffer(self, buffer: HostBuffer) -> None:
@@ -290,12 +235,12 @@ class PageStore:
 
         `breaker_opened` is the sum of `read_breaker_opened` and `write_breaker_opened`.
         """
-        running = self._running.get()
+        traffic = self._traffic.get()
         return {
-            **running.counters.snapshot(),
-            "breaker_opened": running.breakers.times_opened,
-            "read_breaker_opened": running.breakers.reads.times_opened,
-            "write_breaker_opened": running.breakers.writes.times_opened,
+            **traffic.counters.snapshot(),
+            "breaker_opened": traffic.breakers.times_opened,
+            "read_breaker_opened": traffic.breakers.reads.times_opened,
+            "write_breaker_opened": traffic.breakers.writes.times_opened,
         }
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -303,7 +248,7 @@ class PageStore:
         if not self._closed:
             self._closed = True
             self._close_timeout_s = timeout_s
-            self._running.close()
+            self._traffic.close()
 
     def __enter__(self) -> Self:
         return self
@@ -311,129 +256,21 @@ class PageStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _end_threads(self, running: _Running) -> None:
-        deadline = Deadline(self._close_timeout_s)
-        for lane in (running.reads, running.writes):
-            if not lane.close(deadline.remaining_s()):
-                logger.warning(
-                    "a storage call still runs after %.0f s: left behind", deadline.timeout_s
-                )
+    # --- parts ---------------------------------------------------------------------------------------
 
-    # --- one call: admitted by the breaker, split into pieces, awaited until its deadline ------------
+    def _new_traffic(self) -> StoreTraffic:
+        traffic = StoreTraffic(self.storage, self.settings)
+        if self._closed:  # before the fork
+            traffic.close(0)
+        return traffic
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.settings.timeout_s if timeout_s is None else timeout_s)
 
-    @contextmanager
-    def _inquiry(self, timeout_s: float | None) -> Generator[Inquiry, None, None]:
-        running = self._running.get()
-        inquiry = Inquiry(self.storage, running.reads, self._deadline(timeout_s))
-        with inquiry:
-            yield inquiry
-        running.counters.add("match_failed", inquiry.failed_calls)
-
-    def _run(
-        self,
-        transfers: Sequence[Transfer],
-        piece: Piece,
-        lane: Lane,
-        counted_as: str,
-        deadline: Deadline,
-    ) -> Outcome:
-        began_s = time.monotonic()
+    def _moves(self, transfers: Sequence[Transfer]) -> list[Move]:
         for transfer in transfers:
             self._check(transfer)
-        if not any(len(transfer.hashes) for transfer in transfers):
-            return Outcome([[] for _ in transfers], when_all_done([]))
-        admission = lane.admit()
-        if admission is None:
-            verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for transfer in transfers]
-            self._count(counted_as, transfers, verdicts, lane, began_s)
-            return Outcome(verdicts, when_all_done([]))
-        with admission:
-            blocks = [self._submit(one, piece, lane, admission, deadline) for one in transfers]
-            futures = [future for block in blocks for _, future in block]
-            lane.wait(futures, deadline)
-        verdicts = [
-            [verdict for pages, future in block for verdict in _verdicts(future, pages)]
-            for block in blocks
-        ]
-        lane.conclude(admission, futures, deadline)
-        self._count(counted_as, transfers, verdicts, lane, began_s)
-        return Outcome(verdicts, when_all_done(futures))
-
-    def _submit(
-        self,
-        transfer: Transfer,
-        piece: Piece,
-        lane: Lane,
-        admission: Admission,
-        deadline: Deadline,
-    ) -> list[tuple[int, Future[list[Verdict]]]]:
-        """Queue the pieces of one transfer: the number of pages of each, and its verdicts to come."""
-        framed = self.framed(transfer.space)
-        lost: list[Verdict] = []
-
-        def run(part: slice) -> list[Verdict]:
-            hashes, pages = transfer.hashes[part], transfer.pages[part]
-            if lost:  # the store would not answer this piece either
-                return lost[:1] * len(hashes)
-            if deadline.passed():  # nobody waits any more: let the pages go
-                return [Verdict.TIMEOUT] * len(hashes)
-            began_s = time.monotonic()
-            try:
-                verdicts = piece(framed, hashes, pages)
-            except (StorageUnavailable, StorageTimeout) as error:
-                lost.append(blame(error))
-                raise
-            lane.pace.note(framed, len(hashes), time.monotonic() - began_s)
-            return verdicts
-
-        pages = len(transfer.hashes)
-        return [
-            (part.stop - part.start, lane.submit(partial(run, part), admission))
-            for part in even_cuts(pages, self._pieces(framed, pages, lane))
-        ]
-
-    def _pieces(self, framed: KeySpace, pages: int, lane: Lane) -> int:
-        most = max(1, _PIECE_NBYTES // framed.stored_nbytes)
-        most = min(most, self.storage.capabilities.max_batch or most)
-        least = lane.pace.least_pages(framed)
-        return piece_count(pages, threads=lane.threads, least=least, most=most)
-
-    def _delete(self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline) -> int:
-        """Remove pages of framed key spaces; how many of them are gone for certain."""
-        lane = self._running.get().writes
-        began_s = time.monotonic()
-        parts = [
-            (framed, hashes[part])
-            for framed, hashes in wanted.items()
-            for part in self._batches(len(hashes))
-        ]
-        if not parts:
-            return 0
-        asked = sum(len(hashes) for _, hashes in parts)
-        admission = lane.admit()
-        if admission is None:
-            lane.state.note({Verdict.BREAKER_OPEN: asked}, began_s)
-            return 0
-        with admission:
-            futures: list[Future[list[bool] | Verdict]] = [
-                lane.submit(partial(self._io.delete, framed, hashes), admission)
-                for framed, hashes in parts
-            ]
-            lane.wait(futures, deadline)
-        answers = [answer_of(future) for future in futures]
-        lane.conclude(admission, futures, deadline)
-        tally: Counter[Verdict] = Counter()
-        for (_, hashes), answer in zip(parts, answers, strict=True):
-            tally[answer if isinstance(answer, Verdict) else Verdict.OK] += len(hashes)
-        lane.state.note(tally, began_s)
-        return sum(answer.count(True) for answer in answers if not isinstance(answer, Verdict))
-
-    def _batches(self, pages: int) -> Iterator[slice]:
-        step = self.storage.capabilities.max_batch or max(1, pages)
-        return (slice(start, min(start + step, pages)) for start in range(0, pages, step))
+        return [(self.framed(transfer.space), transfer) for transfer in transfers]
 
     def _heal(self, transfers: Sequence[Transfer], outcome: Outcome, deadline: Deadline) -> None:
         """Delete what was proved wrong: stores that keep the first bytes would keep it for ever."""
@@ -448,13 +285,12 @@ class PageStore:
                 wrong.setdefault(self.framed(transfer.space), []).extend(found)
         if not wrong:
             return
-        deleted = self._delete(wrong, deadline)
-        self._running.get().counters.add("wrong_pages_deleted", deleted)
+        traffic = self._traffic.get()
+        deleted = traffic.delete(wrong, deadline)
+        traffic.counters.add("wrong_pages_deleted", deleted)
         left = sum(map(len, wrong.values())) - deleted
         if left:
             logger.warning("%d wrong pages could not be deleted", left)
-
-    # --- small parts ---------------------------------------------------------------------------------
 
     def _check(self, transfer: Transfer) -> None:
         self.framed(transfer.space)
@@ -469,36 +305,5 @@ class PageStore:
                     f" {wanted[1]}, not {len(page.header)} and {page.payload.nbytes}"
                 )
 
-    def _count(
-        self,
-        name: str,
-        transfers: Sequence[Transfer],
-        verdicts: list[list[Verdict]],
-        lane: Lane,
-        began_s: float,
-    ) -> None:
-        counters = self._running.get().counters
-        total: Counter[Verdict] = Counter()
-        for transfer, per_page in zip(transfers, verdicts, strict=True):
-            tally = _tally(per_page)
-            for verdict, pages in tally.items():
-                counters.add(f"{name}_{verdict.value}", pages)
-                total[verdict] += pages
-            ok_nbytes = tally.get(Verdict.OK, 0) * transfer.space.page_nbytes
-            counters.add(f"{name}_nbytes", ok_nbytes)
-        lane.state.note(total, began_s)
-
 
 _PROVED_WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
-
-
-def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:
-    """How many pages had each verdict. Mostly there is one: counting it is quick, hashing is not."""
-    if verdicts.count(Verdict.OK) == len(verdicts):
-        return {Verdict.OK: len(verdicts)}
-    return Counter(verdicts)
-
-
-def _verdicts(future: Future[list[Verdict]], pages: int) -> list[Verdict]:
-    answer = answer_of(future)
-    return [answer] * pages if isinstance(answer, Verdict) else answer

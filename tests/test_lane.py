@@ -10,6 +10,7 @@ import pytest
 from framed import HASHES, TARGET, empty, filled, transfer
 from stores import Gate, HookedStorage, failing
 
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.hit_policy import Pool
 from hicache_storage.page_store import PageStore, PageStoreSettings
@@ -134,6 +135,36 @@ def test_a_probe_of_an_impatient_caller_is_one_until_the_store_has_answered(
     assert storage.calls["batch_exists"] == 1
     gate.open()
     until(lambda: store.breaker.reads.state == "closed")
+
+
+def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
+    open_store: Callable[..., PageStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread sees that nobody waits, and the store is not asked: that is no success."""
+    store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
+    store.breaker.record(succeeded=False)
+    until(lambda: store.breaker.writes.state == "half_open")
+    with monkeypatch.context() as patched:
+        patched.setattr(Deadline, "passed", lambda _: True)
+        assert [[Verdict.TIMEOUT]] == store.save([transfer(filled(1))], timeout_s=1).verdicts
+
+    assert store.breaker.writes.state == "half_open"
+    assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+
+
+def test_what_stands_behind_a_foreign_error_is_not_logged(
+    storage: HookedStorage, open_store: Callable[..., PageStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client library's own words may hold the credentials that it was given."""
+
+    error = RuntimeError("the client gave up")
+    error.__cause__ = OSError("no route to redis://:swordfish1@host")
+    storage.hooks["batch_get"] = failing(error)
+
+    assert [[Verdict.ERROR]] == open_store().load([transfer(empty(1))]).verdicts
+    assert "RuntimeError: the client gave up" in caplog.text
+    assert "in hook" in caplog.text
+    assert "swordfish1" not in caplog.text
 
 
 def test_callers_that_wait_behind_others_do_not_open_it(

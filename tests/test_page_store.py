@@ -860,7 +860,7 @@ class TestFork:
         store.save([transfer(filled(2))])
         store.breaker.record(succeeded=False)
         assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
-        lane = store._running.get().reads
+        lane = store._traffic.get().reads
         with lane._workers._changed, lane._lock:  # as a thread of the parent may hold them
             child = os.fork()
             if child == 0:
