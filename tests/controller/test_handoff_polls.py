@@ -235,7 +235,7 @@ def test_a_controller_that_is_closed_while_it_loads_ends_the_wait_too() -> None:
     storage, gate = HookedStorage(), Gate()
 
     def close(engine: CacheController) -> None:
-        assert gate.entered.wait(20)
+        until(lambda: storage.calls["batch_exists"] == 2)  # the prefetch's, and for completions
         assert not engine.close(timeout_s=0.1)
 
     storage.hooks["batch_exists"] = gate
