@@ -209,6 +209,27 @@ class TestDetach:
             assert engine.explain("r").reason is Reason.DETACHED
             assert not leaked(engine)
 
+    def test_what_was_found_and_not_read_any_more_is_explained(self) -> None:
+        """The store leaves between the look for the pages and the first of them."""
+        storage, gate = HookedStorage(), Gate()
+        with engine_on(storage, cache_pools()) as engine:
+            compute(engine, PROMPT)
+            assert engine.drain(20)
+            engine.cache.clear()
+            tier = engine._tier
+            assert tier is not None
+            storage.hooks["batch_exists"] = gate
+            prefetch = engine.prefetch("r", PROMPT)
+            assert gate.entered.wait(20)
+            detaching = threading.Thread(target=engine.detach)
+            detaching.start()
+            until(lambda: tier.closing)
+            gate.open()
+            with prefetch.result() as lease:
+                assert lease.pages == 0
+            detaching.join(20)
+            assert engine.explain("r").reason is Reason.DETACHED
+
     def test_a_hung_store_is_left_behind_with_its_pages_and_no_others(self) -> None:
         storage, gate = HookedStorage(), Gate()
         unregistered = threading.Event()
