@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pages import hash_of, space
 
@@ -193,7 +193,7 @@ class ThreadRanks:
         self._table = table
 
     @classmethod
-    def of(cls, size: int, timeout_s: float = 20) -> list[ThreadRanks]:
+    def of(cls, size: int, timeout_s: float = 20) -> list[Self]:
         """All of them."""
         table = _Table(size, timeout_s)
         return [cls(rank, size, table) for rank in range(size)]

@@ -175,6 +175,7 @@ class Reservation:
     hashes: list[str]
     groups: list[PageSlots]
     _open: bool = field(default=True, init=False)
+    _closing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def pages(self) -> int:
@@ -198,8 +199,9 @@ class Reservation:
         ]
 
     def close(self) -> bool:
-        """Whether it was still open: each reservation ends once."""
-        was_open, self._open = self._open, False
+        """Whether it was still open: each reservation ends once, whichever thread ends it."""
+        with self._closing:
+            was_open, self._open = self._open, False
         return was_open
 
     def abandon(self) -> None:

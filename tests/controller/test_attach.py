@@ -29,6 +29,8 @@ from hicache_storage.storage import Capabilities
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hicache_storage.keys import KeySpace
+
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
@@ -136,7 +138,11 @@ class TestAttach:
     def test_all_key_spaces_are_opened_within_one_timeout(self, stack: ExitStack) -> None:
         """Each by itself is quick enough."""
         storage, pause = HookedStorage(), threading.Event()
-        vars(storage)["open_space"] = lambda _: pause.wait(0.6)
+
+        def open_slowly(_: KeySpace) -> None:
+            pause.wait(0.6)
+
+        vars(storage)["open_space"] = open_slowly
         with engine_on(None, windowed()) as engine:
             with pytest.raises(StorageTimeout):
                 engine.attach(stack.enter_context(page_store(storage, timeout_s=1)))
@@ -202,6 +208,27 @@ class TestDetach:
             assert detached == [True]
             assert engine.explain("r").reason is Reason.DETACHED
             assert not leaked(engine)
+
+    def test_what_was_found_and_not_read_any_more_is_explained(self) -> None:
+        """The store leaves between the look for the pages and the first of them."""
+        storage, gate = HookedStorage(), Gate()
+        with engine_on(storage, cache_pools()) as engine:
+            compute(engine, PROMPT)
+            assert engine.drain(20)
+            engine.cache.clear()
+            tier = engine._tier
+            assert tier is not None
+            storage.hooks["batch_exists"] = gate
+            prefetch = engine.prefetch("r", PROMPT)
+            assert gate.entered.wait(20)
+            detaching = threading.Thread(target=engine.detach)
+            detaching.start()
+            until(lambda: tier.closing)
+            gate.open()
+            with prefetch.result() as lease:
+                assert lease.pages == 0
+            detaching.join(20)
+            assert engine.explain("r").reason is Reason.DETACHED
 
     def test_a_hung_store_is_left_behind_with_its_pages_and_no_others(self) -> None:
         storage, gate = HookedStorage(), Gate()
@@ -294,8 +321,15 @@ class TestDetach:
         """The store has all the time of its own timeout, the detach has not."""
         storage, gate = HookedStorage(), Gate()
         registered: list[int] = []
-        vars(storage)["register_buffer"] = lambda buffer: registered.append(len(buffer))
-        vars(storage)["unregister_buffer"] = lambda buffer: registered.remove(len(buffer))
+
+        def register(buffer: memoryview) -> None:
+            registered.append(len(buffer))
+
+        def unregister(buffer: memoryview) -> None:
+            registered.remove(len(buffer))
+
+        vars(storage)["register_buffer"] = register
+        vars(storage)["unregister_buffer"] = unregister
         with engine_on(storage, cache_pools(), timeout_s=60) as engine:
             storage.hooks["batch_set"] = gate
             compute(engine, PROMPT[:4])

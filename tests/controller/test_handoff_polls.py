@@ -37,12 +37,10 @@ class CountingRanks(ThreadRanks):
 
 
 class Decode:
-    """The ranks of a decode engine over one storage, each with a receiver."""
+    """The two ranks of a decode engine over one storage, each with a receiver."""
 
-    def __init__(
-        self, stack: ExitStack, storage: MemoryStorage, settings: HandoffSettings, size: int = 2
-    ) -> None:
-        self.ranks = CountingRanks.of(size, timeout_s=30)
+    def __init__(self, stack: ExitStack, storage: MemoryStorage, settings: HandoffSettings) -> None:
+        self.ranks = CountingRanks.of(2, timeout_s=30)
         self.engines = [
             stack.enter_context(engine_on(storage, cache_pools(), ranks=rank))
             for rank in self.ranks
@@ -81,7 +79,11 @@ def storage() -> Iterator[MemoryStorage]:
 @pytest.fixture
 def decode(storage: MemoryStorage) -> Iterator[Callable[..., Decode]]:
     with ExitStack() as stack:
-        yield lambda settings=RARELY, **more: Decode(stack, storage, settings, **more)
+
+        def make(settings: HandoffSettings = RARELY) -> Decode:
+            return Decode(stack, storage, settings)
+
+        yield make
 
 
 def prompt_of(number: int) -> list[str]:
@@ -233,7 +235,7 @@ def test_a_controller_that_is_closed_while_it_loads_ends_the_wait_too() -> None:
     storage, gate = HookedStorage(), Gate()
 
     def close(engine: CacheController) -> None:
-        assert gate.entered.wait(20)
+        until(lambda: storage.calls["batch_exists"] == 2)  # the prefetch's, and for completions
         assert not engine.close(timeout_s=0.1)
 
     storage.hooks["batch_exists"] = gate

@@ -68,7 +68,10 @@ class _Holding(HookedStorage):
     ) -> list[bool]:
         for page_hash, gate in self.gates.items():
             if page_hash in hashes:
-                return gate(lambda: super(_Holding, self).batch_set(space, hashes, pages))
+                answers: list[bool] = gate(
+                    lambda: super(_Holding, self).batch_set(space, hashes, pages)
+                )
+                return answers
         return super().batch_set(space, hashes, pages)
 
 

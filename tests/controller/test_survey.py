@@ -27,7 +27,10 @@ class _SilentOnDrafts(HookedStorage):
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         if space.pool == "kv":
             return super().batch_exists(space, hashes)
-        return self.gate(lambda: super(_SilentOnDrafts, self).batch_exists(space, hashes))
+        answers: list[bool] = self.gate(
+            lambda: super(_SilentOnDrafts, self).batch_exists(space, hashes)
+        )
+        return answers
 
 
 def many_drafts() -> list[CachePool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from hicache_storage.controller.handoff.polls import Progress
@@ -52,6 +51,8 @@ class Incoming:
         self.hashes = hashes
         self.awaited = awaited
         """The shards whose completion is awaited, by the completions' keys."""
+        self.topic = Topic.of_request(request_id, hashes)
+        """What the ranks speak of when they speak of this request."""
         self._controller = controller
         self._settings = settings
         self._deadline = Deadline(timeout_s)
@@ -67,11 +68,6 @@ class Incoming:
         self._over = False
         self._prefetch = controller.prefetch(request_id, hashes, deadline_s=self._load_s())
         polls.add(self)
-
-    @cached_property
-    def topic(self) -> Topic:
-        """What the ranks speak of when they speak of this request."""
-        return Topic.of_request(self.request_id, self.hashes)
 
     @property
     def completions(self) -> list[Completion]:
