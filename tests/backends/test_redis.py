@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis._keys import BUCKETS, SpaceKeys, registry
-from hicache_backends.redis._wire import Deadline
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
 from redis.exceptions import BusyLoadingError
@@ -30,6 +29,7 @@ from hicache_storage import (
     StorageTimeout,
     StorageUnavailable,
 )
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisSettings
+from hicache_backends.redis._address import Address
 
 from hicache_storage import ConfigError
 
@@ -80,14 +82,10 @@ def test_a_place_shows_no_secret() -> None:
 
 
 def test_what_redis_py_takes_in_a_url_is_given_to_it() -> None:
-    options = parsed(url="rediss://me:s%2Fecret@here:1/2?ssl_cert_reqs=none").connection_options()
+    settings = parsed(url="rediss://me:s%2Fecret@here:1/2?ssl_cert_reqs=none")
+    access = settings.access()
 
-    assert {
-        "host": "here",
-        "port": 1,
-        "db": 2,
-        "username": "me",
-        "password": "s/ecret",
-        "ssl_cert_reqs": "none",
-        "protocol": 2,
-    } == options
+    assert {"db": 2, "username": "me", "password": "s/ecret"} == access.options
+    assert access.context is not None
+    assert ssl.CERT_NONE == access.context.verify_mode
+    assert Address("here", 1) == settings.address
