@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _MOST_COMMANDS = 1024
 """Before replies are read: so many requests and replies fit into the kernel's buffers."""
 _TLS_ALERT = "\\x15"
-"""The first byte of what a server of TLS answers to RESP, as hiredis shows it."""
+"""The first byte of what a server of TLS may answer to RESP, as hiredis shows it."""
+_ENDED = "closed by server"
+"""In redis-py's message."""
 
 
 class Link:
@@ -94,10 +96,11 @@ class Link:
         """Say who we are, and ask who the server takes us for."""
         try:
             self._connection.connect()
-        except exceptions.InvalidResponse as error:
-            if self._access.context is None and _TLS_ALERT in str(error):
+        except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
+            if self._access.context is None and _may_be_tls(error):
                 raise ConnectionError(
-                    f"{self._address} speaks TLS: the scheme must be rediss://"
+                    f"{self._address} does not answer as a Redis does: {error} If it speaks TLS, the"
+                    " scheme must be rediss://"
                 ) from None
             raise
         except MALFORMED as error:
@@ -129,3 +132,9 @@ class Link:
         parts = (part.partition(b"=") for part in told.split())
         fields = {name: value for name, _, value in parts}
         return (fields[b"id"], fields[b"addr"]) if {b"id", b"addr"} <= fields.keys() else None
+
+
+def _may_be_tls(error: Exception) -> bool:
+    """Whether a greeting failed as it does where a server speaks TLS: most end the connection."""
+    ended = isinstance(error.__context__, ConnectionResetError) or _ENDED in str(error)
+    return ended or _TLS_ALERT in str(error)

@@ -44,10 +44,10 @@ class Wire:
 
     It is what redis-py has for a socket. Used by one thread at a time; any thread may `hang_up`.
 
-    A plain socket is asked for what is there already. Where that is not all, `poll` waits for more, with
-    the time that is left even after a signal; then one call that blocks moves the rest. That call cannot
-    be restarted by a signal, which would give it all of its time again: there is something to move, so
-    that it returns with a part.
+    A plain socket is polled with the time that is left, which a signal does not prolong; then one call
+    that blocks moves as much as a page. A signal cannot restart that call, with all of its time again:
+    there is something to move, so that the call returns with a part. Of pages that come one after the
+    other what is there already is taken without a poll.
     """
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
@@ -56,8 +56,8 @@ class Wire:
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         self._asked_s: float | None = None
         self._armed_s = 0.0
-        self._has_asked = False
-        """Something was sent since something came: the answer is not here yet."""
+        self._flows = False
+        """The page before had come whole: the next one may have, too."""
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connected, select.POLLIN)
         self._writable.register(connected, select.POLLOUT)
@@ -93,14 +93,13 @@ class Wire:
             for piece in _with_few_small(pieces):
                 self._send_encrypted(piece)
             return
-        start, at_once = 0, True
-        self._has_asked = True
+        self._flows = False
+        start = 0
         while start < len(pieces):
-            given = pieces[start : start + _MOST_PIECES]
-            sent = self._send_now(given) if at_once else self._send_patiently(given)
-            passed = _passed(pieces, start, sent)
-            at_once = passed == start + len(given)
-            start = passed
+            self._wait(self._writable)
+            with suppress(BlockingIOError):  # it was limited by an earlier deadline
+                sent = self._socket.sendmsg(pieces[start : start + _MOST_PIECES])
+                start = _passed(pieces, start, sent)
 
     def receive(
         self, pieces: list[memoryview], least: int | None = None, *, eager: bool = False
@@ -114,7 +113,7 @@ class Wire:
         """
         wanted = sum(map(len, pieces)) if least is None else least
         flags = 0 if eager else socket.MSG_WAITALL
-        start, at_once = 0, eager and not self._has_asked
+        start, at_once = 0, eager and self._flows
         while wanted > 0:
             if self._is_tls:
                 came = int(self._in_time(self._socket.recv_into, pieces[start]))
@@ -127,6 +126,8 @@ class Wire:
                 raise ConnectionResetError("the server ended the connection")
             start = _passed(pieces, start, came)
             wanted -= came
+        if eager:
+            self._flows = start == len(pieces)
         return pieces[start:]
 
     def hang_up(self) -> None:
@@ -153,23 +154,9 @@ class Wire:
             if at_once:
                 return self._socket.recvmsg_into(pieces, 0, socket.MSG_DONTWAIT)[0]
             self._wait(self._readable)
-            self._has_asked = False
             return self._socket.recvmsg_into(pieces, 0, flags)[0]
         except BlockingIOError:
             return -1
-
-    def _send_now(self, pieces: list[memoryview]) -> int:
-        try:
-            return self._socket.sendmsg(pieces, (), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-
-    def _send_patiently(self, pieces: list[memoryview]) -> int:
-        self._wait(self._writable)
-        try:
-            return self._socket.sendmsg(pieces)
-        except BlockingIOError:  # the limit of the system call, which may have been an older one
-            return 0
 
     def _wait(self, ready: select.poll) -> None:
         """Return when the socket is ready; limit the system calls that follow.
