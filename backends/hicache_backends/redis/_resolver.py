@@ -11,6 +11,7 @@ import ipaddress
 import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hicache_storage.errors import StorageTimeout
@@ -24,8 +25,9 @@ SocketAddress: TypeAlias = tuple[int, tuple[Any, ...]]
 """A family, and what `socket.connect` takes in it."""
 
 _OLD_ADDRESSES_AFTER_S = 1.0
+"""So old is a look-up when calls go on with addresses that an earlier one found."""
 _OLD_ADDRESSES_SHARE = 0.25
-"""Of what is left of a call: after so long it goes on with addresses that an earlier look-up found."""
+"""Of what is left of a call: no call waits longer for new addresses while there are old ones."""
 _SILENT = (socket.EAI_AGAIN, socket.EAI_FAIL)
 """The name server did not answer; what it said before may still hold."""
 _MOST_NAMES = 1024
@@ -56,10 +58,10 @@ class Resolver:
 
     def _found(self, host: str, deadline: Deadline) -> Sequence[SocketAddress]:
         known = self._known.get(host)
+        look_up = self._started(host)
         limit_s = deadline.remaining_s()
         if known:
-            limit_s = min(_OLD_ADDRESSES_AFTER_S, limit_s * _OLD_ADDRESSES_SHARE)
-        look_up = self._started(host)
+            limit_s = min(look_up.patience_s(), limit_s * _OLD_ADDRESSES_SHARE)
         look_up.join(limit_s)
         if look_up.found:
             return look_up.found
@@ -104,6 +106,11 @@ class _LookUp(threading.Thread):
         self.found: list[SocketAddress] = []
         self.error: Exception | None = None
         self._resolver = resolver
+        self._began_s = time.monotonic()
+
+    def patience_s(self) -> float:
+        """Return how long it may still be waited for where there are old addresses."""
+        return max(0.0, self._began_s + _OLD_ADDRESSES_AFTER_S - time.monotonic())
 
     def run(self) -> None:
         try:
