@@ -131,7 +131,10 @@ class SentinelServer(RedisServer):
 
 
 class TlsSentinelServer(SentinelServer):
-    """A sentinel that reaches its master over TLS, and has a password; `is_plain`: for clients neither."""
+    """A sentinel that reaches its master over TLS, as clients reach it, with a password.
+
+    `is_plain`: clients need neither.
+    """
 
     def __init__(
         self, directory: Path, master: TlsRedisServer, password: str, *, is_plain: bool = False
@@ -276,23 +279,20 @@ def array(*items: bytes) -> bytes:
 
 def usual(command: list[bytes], *, is_cluster: bool = False) -> bytes:
     """What an empty server says."""
-    name = command[0].upper()
-    if name == b"INFO":
-        facts = b"maxmemory_policy:noeviction\r\nevicted_keys:0\r\ncluster_enabled:%d\r\n"
-        return bulk(facts % is_cluster)
-    if name == b"CLIENT" and command[1].upper() == b"INFO":
+    facts = b"maxmemory_policy:noeviction\r\nevicted_keys:0\r\ncluster_enabled:%d\r\n"
+    nothing_more = array(bulk(b"0"), array())
+    told = {
+        b"INFO": bulk(facts % is_cluster),
+        b"GET": b"$-1\r\n",
+        b"HVALS": array(),
+        b"STRLEN": b":0\r\n",
+        b"SCAN": nothing_more,
+        b"ZSCAN": nothing_more,
+        **dict.fromkeys((b"HSETNX", b"ZADD", b"UNLINK", b"ZREMRANGEBYSCORE"), b":1\r\n"),
+    }
+    if [part.upper() for part in command[:2]] == [b"CLIENT", b"INFO"]:
         return bulk(b"id=1 addr=127.0.0.1:1")
-    if name in (b"HSETNX", b"ZADD", b"UNLINK", b"ZREMRANGEBYSCORE"):
-        return b":1\r\n"
-    if name == b"STRLEN":
-        return b":0\r\n"
-    if name == b"GET":
-        return b"$-1\r\n"
-    if name == b"HVALS":
-        return array()
-    if name in (b"ZSCAN", b"SCAN"):
-        return array(bulk(b"0"), array())
-    return b"+OK\r\n"
+    return told.get(command[0].upper(), b"+OK\r\n")
 
 
 def slots(*parts: tuple[int, int, int]) -> bytes:

@@ -235,7 +235,7 @@ def hole(*hosts: str) -> Generator[int, None, None]:
             listener.listen(0)
             for _ in range(4):
                 waiting = stack.enter_context(socket.socket())
-                waiting.setblocking(False)  # noqa: FBT003
+                waiting.setblocking(False)
                 waiting.connect_ex((host, port))
         yield port
 
@@ -372,7 +372,7 @@ class TestAddresses:
             taken.listen(0)
             for _ in range(4):
                 waiting = stack.enter_context(socket.socket())
-                waiting.setblocking(False)  # noqa: FBT003
+                waiting.setblocking(False)
                 waiting.connect_ex(("127.0.0.2", server.port))
             url = f"redis://cache.example:{server.port}"
             with RedisStorage.from_config({"url": url, "timeout_s": 4}) as storage:

@@ -69,25 +69,26 @@ def listed(storage: RedisStorage) -> set[str]:
 @contextmanager
 def between_commands(at: int, act: Callable[[], None]) -> Generator[list[int], None, None]:
     """Send commands one by one, and call `act` before the one with this number; the count of all."""
-    exchange = Link.exchange
+    link_class: Any = Link
+    exchange = link_class.exchange
     sent = [0]
 
     def one_by_one(link: Link, commands: Sequence[Any]) -> list[Any]:
         replies: list[Any] = []
         for command in commands:
             if sent[0] == at:
-                Link.exchange = exchange
+                link_class.exchange = exchange
                 act()
-                Link.exchange = one_by_one
+                link_class.exchange = one_by_one
             sent[0] += 1
             replies += exchange(link, [command])
         return replies
 
-    Link.exchange = one_by_one
+    link_class.exchange = one_by_one
     try:
         yield sent
     finally:
-        Link.exchange = exchange
+        link_class.exchange = exchange
 
 
 def set_all(storage: RedisStorage) -> None:
@@ -206,7 +207,8 @@ class TestExpiry:
         """Two writers set one page at once: the one that keeps pages for ever is first."""
         monkeypatch.setattr("hicache_backends.redis._listing._TRIM_SHARE", 1.0)
         monkeypatch.setattr("hicache_backends.redis._listing._CLOCKS_APART_S", -3600.0)
-        unhindered = _router.set_pages
+        router: Any = _router
+        unhindered = router.set_pages
 
         def late(*arguments: Any) -> None:
             monkeypatch.setattr(_router, "set_pages", unhindered)
@@ -217,7 +219,7 @@ class TestExpiry:
             passing.open_space(SPACE)
             monkeypatch.setattr(_router, "set_pages", late)
             passing.batch_set(SPACE, HASHES, PAGES)  # which trims
-            assert _router.set_pages is unhindered
+            assert router.set_pages is unhindered
 
             assert -1 == client_of_one(server).ttl(KEYS.page(HASHES[0]))
             assert set(HASHES) == listed(passing)

@@ -40,6 +40,10 @@ def parsed(**config: Any) -> RedisSettings:
         ({"sentinels": ["here"], "sentinel_master": "m"}, "sentinels"),
         ({"sentinels": ["here:1"], "sentinel_master": "m", "cluster": True}, "cluster"),
         ({"tls_ca_file": "/ca.crt"}, "tls_ca_file"),
+        ({"sentinel_tls": True}, "sentinel_tls"),
+        ({"sentinel_password": "x"}, "sentinel_password"),
+        ({"url": "redis://here?ssl_cert_reqs=none"}, "ssl_cert_reqs"),
+        ({"url": "rediss://here?ssl_ocsp_expected_cert=x"}, "ssl_ocsp_expected_cert"),
         ({"password": "a", "password_file": "b"}, "password"),
         ({"url": "redis://:secret@here", "password_env": "B"}, "password_env"),
         ({"retention": "x"}, "retention"),
@@ -74,6 +78,45 @@ def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
 def test_a_secret_that_is_not_there_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         parsed(**{field: "/no/such"}).secret()
+
+
+def test_a_variable_that_is_not_there_is_named_unless_it_may_be_the_password() -> None:
+    with pytest.raises(ValueError, match="'CACHE_PASSWORD'"):
+        parsed(password_env="CACHE_PASSWORD").secret()  # noqa: S106
+    with pytest.raises(ValueError, match="password_env") as raised:
+        parsed(password_env="hunter2").secret()  # noqa: S106
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    absent, empty, binary = tmp_path / "absent", tmp_path / "empty", tmp_path / "binary"
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff\xfe")
+    for path, reason in ((absent, "No such file"), (empty, "is empty"), (binary, "no text")):
+        with pytest.raises(ValueError, match=f"password_file: '{path}'.*{reason}"):
+            parsed(password_file=str(path)).secret()
+    with pytest.raises(ValueError, match="password_file") as raised:
+        parsed(password_file="hunter2").secret()  # noqa: S106
+    assert "hunter2" not in str(raised.value)
+
+
+def test_an_empty_variable_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHE_PASSWORD", "")
+    with pytest.raises(ValueError, match="empty"):
+        parsed(password_env="CACHE_PASSWORD").secret()  # noqa: S106
+
+
+def test_what_opens_a_server_shows_no_secret() -> None:
+    access = parsed(url="redis://:hunter2@here").access()
+
+    assert "hunter2" == access.options["password"]
+    assert "hunter2" not in repr(access)
+
+
+def test_a_master_of_sentinels_is_the_place() -> None:
+    config = {"sentinels": ["one:1", "two:2"], "sentinel_master": "pages"}
+    assert "pages, by sentinels one:1, two:2" == parsed(**config).place
 
 
 def test_a_place_shows_no_secret() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from hicache_backends.redis import RedisStorage
@@ -17,6 +17,7 @@ from redis_servers import RespServer, array, bulk, client_of_one, slots, usual
 from servers import RedisServer, wait_until
 
 from hicache_storage import HiCacheError, StorageUnavailable
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ class Service:
         self._sockets: list[socket.socket] = [self._listener]
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> Service:
+    def __enter__(self) -> Self:
         self._start(self._accept)
         return self
 
@@ -135,10 +136,9 @@ class TestFailover:
     def test_connections_in_use_are_left_too(self, tmp_path: Path) -> None:
         """Those of an age with one that failed may lead to the same server."""
         with RespServer(usual) as server, RedisStorage.from_config({"url": server.url}) as storage:
-            from hicache_storage.deadline import Deadline
-
             node = storage._sessions.get().nodes.at(storage._settings.address)
-            with node.lent(Deadline(5)):
+            with ExitStack() as stack:
+                stack.enter_context(node.lent(Deadline(5)))
                 with pytest.raises(OSError, match="no"), node.lent(Deadline(5)):
                     raise OSError("no")
             assert [] == node._idle
@@ -291,24 +291,22 @@ class TestRedirections:
     def test_one_that_names_no_server_is_no_foreign_error(
         self, cluster: Cluster, storage: RedisStorage, code: bytes, target: bytes
     ) -> None:
-        for name in (b"GET", b"STRLEN"):
-            cluster.second_refuses(name, with_=b"%b 1 %b" % (code, target))
-            cluster.first_says = cluster.second_says
-            with pytest.raises(StorageUnavailable):
-                storage.batch_get(SPACE, HASHES, [blank() for _ in HASHES])
-                storage.batch_exists(SPACE, HASHES)
+        cluster.second_refuses(b"GET", b"STRLEN", with_=b"%b 1 %b" % (code, target))
+        cluster.first_says = cluster.second_says
+
+        with pytest.raises(StorageUnavailable):
+            storage.batch_get(SPACE, HASHES, [blank() for _ in HASHES])
+        with pytest.raises(StorageUnavailable):
+            storage.batch_exists(SPACE, HASHES)
 
     def test_servers_that_send_each_other_the_caller_end_it(
         self, cluster: Cluster, storage: RedisStorage
     ) -> None:
-        for server, other in (
-            (cluster.first, cluster.second),
-            (cluster.second, cluster.first),
-        ):
+        def sends_to(other: RespServer) -> Callable[[list[bytes]], bytes | None]:
             error = b"-ASK 1 127.0.0.1:%d\r\n" % other.port
-            server.answer = lambda command, error=error: (
-                error if command[0] == b"STRLEN" else cluster.usual(command)
-            )
+            return lambda command: error if command[0] == b"STRLEN" else cluster.usual(command)
+
+        cluster.first_says, cluster.second_says = sends_to(cluster.second), sends_to(cluster.first)
         with pytest.raises(StorageUnavailable, match="ASK"):
             storage.batch_exists(SPACE, HASHES[:3])
 
@@ -388,9 +386,8 @@ class TestOddReplies:
                 return b"-ERR unknown command `AUTH`, with args beginning with: %b\r\n" % args
             return usual(command)
 
-        with RespServer(says) as server:
-            with pytest.raises(HiCacheError) as raised:
-                RedisStorage.from_config({"url": server.url, "password": "hunter2"})
+        with RespServer(says) as server, pytest.raises(HiCacheError) as raised:
+            RedisStorage.from_config({"url": server.url, "password": "hunter2"})
 
         error: BaseException | None = raised.value
         while error is not None:

@@ -92,7 +92,7 @@ class TestFiles:
             "tls_cert_file": str(server.directory / "ca.crt"),
             "tls_key_file": str(server.directory / "server.key"),
         }
-        with pytest.raises(ConfigError, match="tls_cert_file: .* no pair"):
+        with pytest.raises(ConfigError, match=r"tls_cert_file: .* no pair"):
             RedisStorage.from_config({**config_of(server), **files})
 
     @pytest.mark.parametrize(

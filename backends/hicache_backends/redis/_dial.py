@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_backends.redis._resolver import RESOLVER
 from hicache_storage.errors import StorageTimeout
@@ -62,7 +62,7 @@ def _plain(address: Address, deadline: Deadline) -> socket.socket:
     raise ConnectionError(f"cannot connect to {address}: {failure.strerror or failure}") from None
 
 
-def _connected(family: int, where: tuple[object, ...], timeout_s: float) -> socket.socket:
+def _connected(family: int, where: tuple[Any, ...], timeout_s: float) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family != socket.AF_UNIX:

@@ -37,11 +37,13 @@ class Link:
         self._access = access
         options = {**access.options, "socket_timeout": None}
         options["protocol"] = 2  # in RESP3 a miss has another length, and servers may push
-        self._connection: Any = (
-            UnixConnection(path=address.path, **options)
-            if address.path is not None
-            else TcpConnection(host=address.host, port=address.port, **options)
-        )
+        if address.path is not None:
+            kind: Any = UnixConnection
+            options["path"] = address.path
+        else:
+            kind = TcpConnection
+            options |= {"host": address.host, "port": address.port}
+        self._connection: Any = kind(**options)
         self._wire: Wire | None = None
         self._is_ended = False
         self.is_stale = False

@@ -148,7 +148,7 @@ class _Batch:
 
     def resolve(self, node: Node, doubt: InDoubt, indices: Sequence[int]) -> None:
         """Find out what became of commands that may not be sent twice."""
-        raise NotImplementedError(f"{node.place}: all of {indices} may be sent twice") from doubt
+        raise NotImplementedError(f"{node.address}: all of {indices} may be sent twice") from doubt
 
     def _try(self, todo: Sequence[int], work: Work) -> None:
         for index in todo:
