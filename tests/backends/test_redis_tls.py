@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +109,32 @@ class TestFiles:
     def test_an_option_that_cannot_be_kept_is_refused(self, option: str) -> None:
         with pytest.raises(ConfigError, match="url"):
             RedisStorage.from_config({"url": f"rediss://localhost:1?{option}"})
+
+
+class TestForks:
+    def test_a_child_opens_connections_of_its_own_without_the_files(
+        self, server: TlsRedisServer, tmp_path: Path
+    ) -> None:
+        secret, authority = tmp_path / "secret", tmp_path / "ca.crt"
+        secret.write_text(server.password)
+        authority.write_bytes(server.authority.read_bytes())
+        config = config_of(server) | {"tls_ca_file": str(authority), "password_file": str(secret)}
+        del config["password"]
+        context = multiprocessing.get_context("fork")
+        with RedisStorage.from_config(config) as storage:
+            storage.batch_set(space(), [hash_of(7)], [page()])
+            secret.unlink()
+            authority.unlink()
+            child = context.Process(target=_exit_well_if_there, args=(storage,))
+            child.start()
+            child.join(30)
+
+            assert 0 == child.exitcode
+            assert [True] == storage.batch_exists(space(), [hash_of(7)])
+
+
+def _exit_well_if_there(storage: RedisStorage) -> None:
+    os._exit(0 if storage.batch_exists(space(), [hash_of(7)]) == [True] else 1)
 
 
 class TestSchemes:
