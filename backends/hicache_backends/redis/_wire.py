@@ -46,8 +46,8 @@ class Wire:
 
     A plain socket is polled with the time that is left, which a signal does not prolong; then one call
     that blocks moves as much as a page. A signal cannot restart that call, with all of its time again:
-    there is something to move, so that the call returns with a part. Of pages that come one after the
-    other what is there already is taken without a poll.
+    there is something to move, so that the call returns with a part. The rest of a reply whose head has
+    come is taken without a poll: mostly it is there.
     """
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
@@ -56,8 +56,6 @@ class Wire:
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         self._asked_s: float | None = None
         self._armed_s = 0.0
-        self._flows = False
-        """The page before had come whole: the next one may have, too."""
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connected, select.POLLIN)
         self._writable.register(connected, select.POLLOUT)
@@ -93,7 +91,6 @@ class Wire:
             for piece in _with_few_small(pieces):
                 self._send_encrypted(piece)
             return
-        self._flows = False
         start = 0
         while start < len(pieces):
             self._wait(self._writable)
@@ -106,14 +103,15 @@ class Wire:
     ) -> list[memoryview]:
         """Fill `pieces` in order, with `least` bytes or all; return what is left of them.
 
-        `eager`: return as soon as there are `least`; else wait for the others too, but not for ever.
+        `eager`: take what is there already, and return as soon as there are `least`; else wait for the
+        others too, but not for ever.
 
         Raises:
             ConnectionResetError: The other side has ended the connection.
         """
         wanted = sum(map(len, pieces)) if least is None else least
         flags = 0 if eager else socket.MSG_WAITALL
-        start, at_once = 0, eager and self._flows
+        start, at_once = 0, eager
         while wanted > 0:
             if self._is_tls:
                 came = int(self._in_time(self._socket.recv_into, pieces[start]))
@@ -126,8 +124,6 @@ class Wire:
                 raise ConnectionResetError("the server ended the connection")
             start = _passed(pieces, start, came)
             wanted -= came
-        if eager:
-            self._flows = start == len(pieces)
         return pieces[start:]
 
     def hang_up(self) -> None:
