@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
@@ -22,7 +22,7 @@ from servers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -305,3 +305,21 @@ def slots(*parts: tuple[int, int, int]) -> bytes:
             for first, last, port in parts
         )
     )
+
+
+@contextmanager
+def hole(*hosts: str) -> Generator[int, None, None]:
+    """A port where connections are neither made nor refused: the queue of its listener is full."""
+    with ExitStack() as stack:
+        port = 0
+        for host in hosts or ("127.0.0.1",):
+            listener = stack.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            port = listener.getsockname()[1]
+            listener.listen(0)
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex((host, port))
+        yield port

@@ -1,4 +1,4 @@
-"""Pages of Redis and their indices, beside others who set and remove the same pages (D24)."""
+"""Pages of Redis and their indices, beside others who set and remove the same pages."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.redis._index import prune
 from hicache_backends.redis._keys import BUCKETS, registry
-from hicache_backends.redis._replies import UNANSWERED, ErrorReply, Refused, WrongReply
+from hicache_backends.redis._replies import UNANSWERED, ErrorReply, Refused, WrongReply, items_of
 from hicache_backends.redis._server import facts_of
 from hicache_storage.deadline import Deadline
 from hicache_storage.keys import KeySpace
@@ -204,9 +204,10 @@ def _space_of(manifest: bytes) -> KeySpace | None:
 def _items(reply: Reply) -> list[bytes]:
     if isinstance(reply, ErrorReply):
         raise Refused(reply)
-    if not isinstance(reply, list) or not all(isinstance(item, bytes) for item in reply):
+    items = items_of(reply)
+    if items is None or not all(isinstance(item, bytes) for item in items):
         raise WrongReply("a listing has another form")
-    return reply
+    return items
 
 
 def _whole(reply: Reply) -> tuple[bytes, list[bytes]]:
@@ -215,6 +216,7 @@ def _whole(reply: Reply) -> tuple[bytes, list[bytes]]:
         raise Refused(reply)
     if reply is UNANSWERED:
         raise ConnectionError("a part of a listing was not answered")
-    if not isinstance(reply, list) or len(reply) != _SCAN_PARTS or not isinstance(reply[0], bytes):
+    parts = items_of(reply)
+    if parts is None or len(parts) != _SCAN_PARTS or not isinstance(parts[0], bytes):
         raise WrongReply("a listing has another form")
-    return reply[0], _items(reply[1])
+    return parts[0], _items(parts[1])

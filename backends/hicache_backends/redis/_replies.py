@@ -107,3 +107,11 @@ MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError,
 """What redis-py and our own readers meet in a reply that no server should send."""
 FAILURES = (OSError, exceptions.RedisError, Refused)
 """What a connection may raise."""
+
+
+def items_of(reply: Reply) -> list[Reply] | None:
+    """Return the items of an array; None: it is something else."""
+    if not isinstance(reply, list):
+        return None
+    items: list[Reply] = reply
+    return items

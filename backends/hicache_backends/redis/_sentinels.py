@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis._address import Address
-from hicache_backends.redis._replies import FAILURES, TIMEOUTS, ErrorReply, Refused, Reply
+from hicache_backends.redis._replies import FAILURES, TIMEOUTS, ErrorReply, Refused, Reply, items_of
 from hicache_storage.deadline import Deadline
 from hicache_storage.errors import StorageTimeout
 
@@ -79,7 +79,7 @@ class SentinelMaster:
             (reply,) = link.exchange([("SENTINEL", "MASTERS")])
         if isinstance(reply, ErrorReply):
             raise Refused(reply)
-        for told in reply if isinstance(reply, list) else []:
+        for told in items_of(reply) or []:
             fields = _fields(told)
             if fields.get("name") != self._name or "master" not in fields["flags"].split(","):
                 continue
@@ -90,7 +90,7 @@ class SentinelMaster:
 
 def _fields(told: Reply) -> dict[str, str]:
     """Return what a sentinel tells of one master; flags are always there."""
-    words = told if isinstance(told, list) else []
+    words = items_of(told) or []
     texts = [one.decode(errors="replace") if isinstance(one, bytes) else "" for one in words]
     return {"flags": "", **dict(zip(texts[::2], texts[1::2], strict=False))}
 

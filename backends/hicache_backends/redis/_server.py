@@ -45,7 +45,8 @@ def facts_of(node: Node, deadline: Deadline) -> ServerFacts:
     with node.lent(deadline) as link:
         (told,) = link.exchange([("INFO",)])
     text = told.decode(errors="replace") if isinstance(told, bytes) else ""
-    fields = dict(line.partition(":")[::2] for line in text.splitlines())
+    lines = (line.partition(":") for line in text.splitlines())
+    fields = {name: value for name, _, value in lines}
     evicted = fields.get("evicted_keys", "0")
     return ServerFacts(
         policy=fields.get("maxmemory_policy"),

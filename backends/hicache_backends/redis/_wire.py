@@ -198,7 +198,7 @@ class _Wired:
 
     wire: Wire | None = None
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> Any:
         if self.wire is None:
             raise ConnectionAbortedError("it was ended while it connected")
         return self.wire
