@@ -142,6 +142,18 @@ class TestFailover:
                     raise OSError("no")
             assert [] == node._idle
 
+    def test_a_damaged_page_costs_one_connection(self) -> None:
+        with RespServer(usual) as server, RedisStorage.from_config({"url": server.url}) as storage:
+            node = storage._sessions.get().nodes.at(storage._settings.address)
+            with node.lent(Deadline(5)), node.lent(Deadline(5)):
+                """Two connections."""
+            server.answer = lambda command: (
+                bulk(b"short") if command[0] == b"GET" else usual(command)
+            )
+            assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank()])
+
+            assert 1 == len(node._idle)
+
 
 class Cluster:
     """Two servers with half of the slots each, which answer as a test says."""

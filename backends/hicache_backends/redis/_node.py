@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis._link import Link
+from hicache_backends.redis._replies import WrongReply
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
@@ -37,16 +38,22 @@ class Node:
 
     @contextmanager
     def lent(self, deadline: Deadline) -> Generator[Link, None, None]:
-        """A connection that is ready. What fails on it, or is stale, ends it and all of its age."""
+        """A connection that is ready. What fails on it, or is stale, ends it and all of its age.
+
+        A wrong reply ends it alone: most come of a page that is damaged, on a server that is well.
+        """
         link = self._lease(deadline)
         try:
             self.connections_made += link.ready(deadline)
             self._must_be_open()  # `close` cannot end what is being connected
             yield link
-        except BaseException:
-            self._give_back(link, is_sound=False)
+        except WrongReply:
+            self._give_back(link, is_sound=False, doubts_all=False)
             raise
-        self._give_back(link, is_sound=not link.is_stale)
+        except BaseException:
+            self._give_back(link, is_sound=False, doubts_all=True)
+            raise
+        self._give_back(link, is_sound=not link.is_stale, doubts_all=link.is_stale)
 
     def close(self) -> None:
         """End all connections, those in use too; wait until nobody uses one. Idempotent."""
@@ -87,10 +94,10 @@ class Node:
     def _has_turn(self) -> bool:
         return self._closed or len(self._busy) < self._limit
 
-    def _give_back(self, link: Link, *, is_sound: bool) -> None:
+    def _give_back(self, link: Link, *, is_sound: bool, doubts_all: bool) -> None:
         with self._changed:
             generation = self._busy.pop(link)
-            if not is_sound:  # the server may have gone, or be another one
+            if doubts_all:  # the server may have gone, or be another one
                 self._generation += 1
                 self._drop_idle()
             if is_sound and generation == self._generation and not self._closed:
