@@ -7,11 +7,12 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from hicache_backends.redis._pages import PageRequest, WrongReply, get_pages, set_pages, window_of
-from hicache_backends.redis._replies import UNANSWERED, ErrorReply, Reply
-from hicache_backends.redis._wire import Deadline, Wire
+from hicache_backends.redis._pages import PageRequest, get_pages, set_pages, window_of
+from hicache_backends.redis._replies import UNANSWERED, ErrorReply, Reply, WrongReply
+from hicache_backends.redis._wire import Wire
 from pages import blank, page
 
+from hicache_storage.deadline import Deadline
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from hicache_backends.redis._node import Node
     from hicache_backends.redis._pages import PageRequest
-    from hicache_backends.redis._wire import Deadline
+    from hicache_backends.redis._replies import Reply
+    from hicache_storage.deadline import Deadline
 
 
 class InDoubt(Exception):
@@ -46,6 +47,13 @@ def settled(
             )
     except FAILURES:
         raise doubt.__cause__ from None
-    if isinstance(killed, ErrorReply):
+    if not isinstance(killed, int) or any(map(_says_nothing, lengths)):
         raise doubt.__cause__
     return [length == request.nbytes for length, request in zip(lengths, requests, strict=True)]
+
+
+def _says_nothing(length: Reply) -> bool:
+    """Whether a reply leaves open what is stored: the slot has moved meanwhile, the server loads..."""
+    if isinstance(length, ErrorReply):
+        return not length.is_about_the_key
+    return not isinstance(length, int)

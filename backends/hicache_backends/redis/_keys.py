@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BUCKETS = tuple(f"{number:02x}" for number in range(256))
 _PAGE_HASH = re.compile(rb"[0-9a-f]+")
+_MEMBER = re.compile(rb"[0-9a-f]{32,128}")
 
 
 class SpaceKeys:
@@ -38,6 +39,12 @@ class SpaceKeys:
 
     def index(self, bucket: str) -> bytes:
         return f"{self._head}{bucket}}}".encode()
+
+    def member(self, index: bytes, member: bytes) -> str | None:
+        """The hash of the page that a member of an index stands for; None for what is not ours."""
+        if not _MEMBER.fullmatch(member) or self.index(member[:2].decode()) != index:
+            return None
+        return member.decode()
 
     @property
     def pattern(self) -> str:

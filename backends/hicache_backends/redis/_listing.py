@@ -12,10 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from hicache_backends.redis._index import prune
 from hicache_backends.redis._keys import BUCKETS, registry
-from hicache_backends.redis._replies import UNANSWERED, ErrorReply, Refused
+from hicache_backends.redis._replies import UNANSWERED, ErrorReply, Refused, WrongReply, items_of
 from hicache_backends.redis._server import facts_of
-from hicache_backends.redis._wire import Deadline
+from hicache_storage.deadline import Deadline
 from hicache_storage.keys import KeySpace
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _BUCKETS_AT_ONCE = 32
 _STEP = 512
 """What one ZSCAN or SCAN looks at."""
+_SCAN_PARTS = 2
+"""Of a reply: a cursor, and what was found."""
 _CLOCKS_APART_S = 60.0
 _TRIM_SHARE = 1 / 16
 """Of the batches that are set: their buckets lose what has expired."""
@@ -68,7 +71,7 @@ class Listing:
             opened = [*self._opened]
         self._register(opened, deadline)
         (told,) = self._asked([("HVALS", self._registry)], deadline)
-        registered = [space for space in map(_space_of, told) if space is not None]
+        registered = [space for space in map(_space_of, _items(told)) if space is not None]
         return [*dict.fromkeys([*registered, *opened])]
 
     def _register(self, spaces: Sequence[KeySpace], deadline: Deadline) -> None:
@@ -103,7 +106,8 @@ class Listing:
             return
         indices = [keys.index(bucket) for bucket in sorted({one[:2] for one in hashes})]
         until_s = time.time() - _CLOCKS_APART_S
-        commands = [("ZREMRANGEBYSCORE", index, "-inf", until_s) for index in indices]
+        # From 0, not from -inf: what a remover has marked may be a page that is there.
+        commands = [("ZREMRANGEBYSCORE", index, 0, until_s) for index in indices]
         self._router.ask(indices, commands, deadline)
 
     def _has_whole_indices(self) -> bool:
@@ -119,7 +123,8 @@ class Listing:
                 fresh = [page_hash for page_hash in listed if page_hash not in seen]
                 seen.update(fresh)
                 found = self._measured(keys, fresh)
-                self._prune(keys, [page_hash for page_hash, nbytes in found if nbytes == 0])
+                absent = [page_hash for page_hash, nbytes in found if nbytes == 0]
+                prune(self._router, keys, absent, Deadline(self._timeout_s))
                 yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
 
     def _members(self, keys: SpaceKeys, buckets: Sequence[str]) -> Iterator[list[str]]:
@@ -131,19 +136,27 @@ class Listing:
             members: list[str] = []
             for key, reply in zip([*cursors], replies, strict=True):
                 cursor, found = _whole(reply)
-                members += (member.decode() for member in found[::2])
+                named = (keys.member(key, member) for member in found[::2])
+                members += (page_hash for page_hash in named if page_hash is not None)
                 cursors[key] = cursor
             cursors = {key: cursor for key, cursor in cursors.items() if cursor != b"0"}
             yield members
 
     def _walked(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
         seen: set[str] = set()
-        for node in self._router.topology.all_nodes(Deadline(self._timeout_s)):
+        nodes = self._all_nodes()
+        for node in nodes:
             for page_hashes in self._passed(node, keys):
                 fresh = [page_hash for page_hash in page_hashes if page_hash not in seen]
                 seen.update(fresh)
                 found = self._measured(keys, fresh)
                 yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
+        self._router.topology.doubt()
+        if set(nodes) != set(self._all_nodes()):
+            raise ConnectionError("servers came or went while they were walked: list again")
+
+    def _all_nodes(self) -> list[Node]:
+        return self._router.topology.all_nodes(Deadline(self._timeout_s))
 
     def _passed(self, node: Node, keys: SpaceKeys) -> Iterator[list[str]]:
         """Page hashes of the keys that a walk over one server passes; some may come twice."""
@@ -165,24 +178,36 @@ class Listing:
         commands = [("STRLEN", key) for key in page_keys]
         replies = self._router.ask(page_keys, commands, Deadline(self._timeout_s))
         return [
-            (page_hash, reply if isinstance(reply, int) else None)
-            for page_hash, reply in zip(hashes, replies, strict=True)
+            (page_hash, _measure(reply)) for page_hash, reply in zip(hashes, replies, strict=True)
         ]
 
-    def _prune(self, keys: SpaceKeys, hashes: Sequence[str]) -> None:
-        """Forget pages that have gone. Who sets one of them meanwhile lists it once more."""
-        if hashes:
-            indices = [keys.index(page_hash[:2]) for page_hash in hashes]
-            commands = [("ZREM", key, one) for key, one in zip(indices, hashes, strict=True)]
-            self._router.ask(indices, commands, Deadline(self._timeout_s))
+
+def _measure(reply: Reply) -> int | None:
+    """A length; None where there is no string. What was not answered is neither."""
+    if isinstance(reply, ErrorReply):
+        if reply.is_about_the_key:
+            return None
+        raise Refused(reply)
+    if not isinstance(reply, int):
+        raise ConnectionError("a part of a listing was not answered")
+    return reply
 
 
 def _space_of(manifest: bytes) -> KeySpace | None:
     """None for what this release did not write."""
     try:
         return KeySpace.from_manifest(json.loads(manifest))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _items(reply: Reply) -> list[bytes]:
+    if isinstance(reply, ErrorReply):
+        raise Refused(reply)
+    items = items_of(reply)
+    if items is None or not all(isinstance(item, bytes) for item in items):
+        raise WrongReply("a listing has another form")
+    return items
 
 
 def _whole(reply: Reply) -> tuple[bytes, list[bytes]]:
@@ -191,5 +216,7 @@ def _whole(reply: Reply) -> tuple[bytes, list[bytes]]:
         raise Refused(reply)
     if reply is UNANSWERED:
         raise ConnectionError("a part of a listing was not answered")
-    cursor, found = reply
-    return cursor, found
+    parts = items_of(reply)
+    if parts is None or len(parts) != _SCAN_PARTS or not isinstance(parts[0], bytes):
+        raise WrongReply("a listing has another form")
+    return parts[0], _items(parts[1])

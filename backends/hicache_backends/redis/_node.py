@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis._link import Link
-from hicache_storage.errors import StorageClosed
+from hicache_backends.redis._replies import WrongReply
+from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
-    from hicache_backends.redis._wire import Deadline
+    from hicache_backends.redis._access import Access
+    from hicache_backends.redis._address import Address
+    from hicache_storage.deadline import Deadline
 
 _CLOSE_LIMIT_S = 10.0
 
@@ -20,29 +23,37 @@ _CLOSE_LIMIT_S = 10.0
 class Node:
     """Lends the connections to one server, each to one call at a time. Thread-safe."""
 
-    def __init__(self, place: str, make: Callable[[], object], limit: int) -> None:
-        self.place = place
-        """Its address, for people."""
+    def __init__(self, address: Address, access: Access, limit: int) -> None:
+        self.address = address
         self.connections_made = 0
-        self._make = make
+        self._access = access
         self._limit = limit
         self._changed = threading.Condition()
         self._idle: list[Link] = []
-        self._busy: set[Link] = set()
+        self._busy: dict[Link, int] = {}
+        """In use, each with the generation that it is of."""
+        self._generation = 0
+        """Of connections: whoever meets a failure distrusts all that there are."""
         self._closed = False
 
     @contextmanager
     def lent(self, deadline: Deadline) -> Generator[Link, None, None]:
-        """A connection that is ready. What fails on it ends it, and those that were idle meanwhile."""
+        """A connection that is ready. What fails on it, or is stale, ends it and all of its age.
+
+        A wrong reply ends it alone: most come of a page that is damaged, on a server that is well.
+        """
         link = self._lease(deadline)
         try:
             self.connections_made += link.ready(deadline)
             self._must_be_open()  # `close` cannot end what is being connected
             yield link
-        except BaseException:
-            self._after_failure(link)
+        except WrongReply:
+            self._give_back(link, is_sound=False, doubts_all=False)
             raise
-        self._give_back(link)
+        except BaseException:
+            self._give_back(link, is_sound=False, doubts_all=True)
+            raise
+        self._give_back(link, is_sound=not link.is_stale, doubts_all=link.is_stale)
 
     def close(self) -> None:
         """End all connections, those in use too; wait until nobody uses one. Idempotent."""
@@ -65,34 +76,34 @@ class Node:
 
     def _lease(self, deadline: Deadline) -> Link:
         with self._changed:
-            if not self._changed.wait_for(self._has_turn, deadline.left_s()):
-                raise TimeoutError("all connections are in use")
+            if not self._changed.wait_for(self._has_turn, deadline.remaining_s()):
+                raise StorageTimeout(
+                    f"all {self._limit} connections were in use for {deadline.timeout_s:g} s"
+                )
             self._must_be_open()
-            link = self._idle.pop() if self._idle else Link(self._make())
-            self._busy.add(link)
+            link = self._idle.pop() if self._idle else Link(self.address, self._access)
+            self._busy[link] = self._generation
             return link
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise StorageClosed(f"the connections to {self.place} were closed: open a new storage")
+            raise StorageClosed(
+                f"the connections to {self.address} were closed: open a new storage"
+            )
 
     def _has_turn(self) -> bool:
         return self._closed or len(self._busy) < self._limit
 
-    def _give_back(self, link: Link) -> None:
+    def _give_back(self, link: Link, *, is_sound: bool, doubts_all: bool) -> None:
         with self._changed:
-            self._busy.remove(link)
-            if self._closed:
-                link.drop()
-            else:
+            generation = self._busy.pop(link)
+            if doubts_all:  # the server may have gone, or be another one
+                self._generation += 1
+                self._drop_idle()
+            if is_sound and generation == self._generation and not self._closed:
                 self._idle.append(link)
-            self._changed.notify_all()
-
-    def _after_failure(self, link: Link) -> None:
-        with self._changed:
-            self._busy.remove(link)
-            link.drop()
-            self._drop_idle()  # the server may have gone
+            else:
+                link.drop()
             self._changed.notify_all()
 
     def _drop_idle(self) -> None:

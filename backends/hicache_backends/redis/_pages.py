@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis._replies import ErrorReply, Reply
+from hicache_backends.redis._replies import ErrorReply, Reply, WrongReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,10 +29,6 @@ _HEAD_NBYTES = 4
 _MISS = b"$-1\r"
 _END = b"\r\n"
 _LONGEST_LINE = 4096
-
-
-class WrongReply(ConnectionAbortedError):
-    """What came is not what was asked for: nothing that follows on this connection can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)

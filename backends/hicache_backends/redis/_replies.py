@@ -10,6 +10,8 @@ from redis import exceptions
 _CODES: dict[type[exceptions.RedisError], str] = {
     exceptions.AskError: "ASK",  # before its base
     exceptions.MovedError: "MOVED",
+    exceptions.TryAgainError: "TRYAGAIN",
+    exceptions.MasterDownError: "MASTERDOWN",  # before its base
     exceptions.ClusterDownError: "CLUSTERDOWN",
     exceptions.NoPermissionError: "NOPERM",
     exceptions.OutOfMemoryError: "OOM",
@@ -17,6 +19,17 @@ _CODES: dict[type[exceptions.RedisError], str] = {
 }
 _FULL = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
 _PAGE_ONLY = frozenset({"WRONGTYPE"})
+_STALE = frozenset(
+    {
+        "READONLY",
+        "LOADING",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "NOAUTH",
+        "WRONGPASS",
+        "UNBLOCKED",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,11 @@ class ErrorReply:
         return self.code in ("MOVED", "ASK", "READONLY")
 
     @property
+    def is_stale(self) -> bool:
+        """Another connection may lead to a server that would do it: this one has no future."""
+        return self.code in _STALE
+
+    @property
     def is_about_the_key(self) -> bool:
         """What lies under the key is no page."""
         return self.code in _PAGE_ONLY
@@ -60,6 +78,10 @@ class ErrorReply:
     def target(self) -> str:
         """`host:port` of a redirection to one server; `:port` where the host is the same."""
         return self.text.rpartition(" ")[2]
+
+
+class WrongReply(ConnectionAbortedError):
+    """What came is not what was asked for: nothing that follows on this connection can be trusted."""
 
 
 class Refused(Exception):
@@ -81,5 +103,15 @@ Reply: TypeAlias = Any
 """int, bytes, None, a list of replies, `ErrorReply` or `UNANSWERED`."""
 Command: TypeAlias = tuple[bytes | str | int | float, ...]
 TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
+"""What redis-py and our own readers meet in a reply that no server should send."""
 FAILURES = (OSError, exceptions.RedisError, Refused)
 """What a connection may raise."""
+
+
+def items_of(reply: Reply) -> list[Reply] | None:
+    """Return the items of an array; None: it is something else."""
+    if not isinstance(reply, list):
+        return None
+    items: list[Reply] = reply
+    return items

@@ -9,26 +9,30 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from redis import exceptions
+
+from hicache_backends.redis._address import Address
 from hicache_backends.redis._aftermath import InDoubt, settled
-from hicache_backends.redis._pages import (
-    PageRequest,
+from hicache_backends.redis._pages import PageRequest, get_pages, set_pages, window_of
+from hicache_backends.redis._replies import (
+    FAILURES,
+    TIMEOUTS,
+    UNANSWERED,
+    ErrorReply,
+    Refused,
     WrongReply,
-    get_pages,
-    set_pages,
-    window_of,
 )
-from hicache_backends.redis._replies import FAILURES, TIMEOUTS, UNANSWERED, ErrorReply, Refused
-from hicache_backends.redis._settings import address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_backends.redis._link import Link
     from hicache_backends.redis._node import Node
+    from hicache_backends.redis._nodes import Nodes
     from hicache_backends.redis._replies import Command, Reply
-    from hicache_backends.redis._topology import Nodes, Topology
-    from hicache_backends.redis._wire import Deadline
+    from hicache_backends.redis._topology import Topology
     from hicache_storage.counters import Counters
+    from hicache_storage.deadline import Deadline
     from hicache_storage.page import Page
 
     Work = Callable[[Link, Sequence[int]], None]
@@ -94,7 +98,14 @@ class Router:
             except FAILURES as error:
                 raise InDoubt(link.identity) from error
 
-        return batch.run(work)
+        replies = batch.run(work)
+        self._list_again([requests[index] for index in batch.unlisted], deadline)
+        return replies
+
+    def _list_again(self, requests: Sequence[PageRequest], deadline: Deadline) -> None:
+        """List pages of which it is not known that they were listed after they were set."""
+        wanted = [request for request in requests if request.listing]
+        self.ask([one.listing[1] for one in wanted], [one.listing for one in wanted], deadline)
 
 
 class _Batch:
@@ -106,6 +117,8 @@ class _Batch:
         self.replies: list[Reply] = [UNANSWERED] * len(keys)
         self._keys = keys
         self._asking = False
+        self._asked_of: dict[int, Node] = {}
+        """Who told that somebody else should be asked."""
         self._failure: Exception | None = None
 
     def run(self, work: Work) -> list[Reply]:
@@ -120,6 +133,7 @@ class _Batch:
         in_vain = 0
         while todo and in_vain < _TRIES and not isinstance(self._failure, TIMEOUTS):
             before = len(todo)
+            self._asked_of.clear()
             self._try(todo, work)
             self._follow(work)
             todo = [index for index, reply in enumerate(self.replies) if _is_open(reply)]
@@ -134,7 +148,7 @@ class _Batch:
 
     def resolve(self, node: Node, doubt: InDoubt, indices: Sequence[int]) -> None:
         """Find out what became of commands that may not be sent twice."""
-        raise NotImplementedError(f"{node.place}: all of {indices} may be sent twice") from doubt
+        raise NotImplementedError(f"{node.address}: all of {indices} may be sent twice") from doubt
 
     def _try(self, todo: Sequence[int], work: Work) -> None:
         for index in todo:
@@ -151,11 +165,21 @@ class _Batch:
         try:
             with node.lent(self.deadline) as link:
                 work(link, indices)
+                self._look_at_errors(node, link, indices)
         except InDoubt as doubt:
             self._failed(doubt)
             self.resolve(node, doubt, indices)
         except FAILURES as error:
             self._failed(error)
+
+    def _look_at_errors(self, node: Node, link: Link, indices: Sequence[int]) -> None:
+        for index in indices:
+            reply = self.replies[index]
+            if isinstance(reply, ErrorReply):
+                self._asked_of[index] = node
+                if reply.is_stale:
+                    link.is_stale = True
+                    self.router.topology.doubt()
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
@@ -166,12 +190,17 @@ class _Batch:
     def _by_node(self, todo: Sequence[int]) -> dict[Node, list[int]]:
         groups: dict[Node, list[int]] = defaultdict(list)
         for index in todo:
-            groups[self.router.topology.node_of(self._keys[index], self.deadline)].append(index)
+            node = self.router.topology.node_of(self._keys[index], self.deadline)
+            if node is None:
+                self._failure = exceptions.ClusterDownError("no server has the slot")
+            else:
+                groups[node].append(index)
         return groups
 
     def _follow(self, work: Work) -> None:
         """Go where ASK points to, and look at the map again after MOVED."""
-        for index, reply in enumerate(self.replies):
+        for index, node in list(self._asked_of.items()):
+            reply = self.replies[index]
             if not isinstance(reply, ErrorReply) or not reply.is_redirection:
                 continue
             self.router.counters.add("redirected")
@@ -179,8 +208,13 @@ class _Batch:
                 self.router.topology.doubt()
                 continue
             self.replies[index] = UNANSWERED
+            try:
+                target = Address.parse(reply.target, host=node.address.host)
+            except ValueError:
+                self._failed(WrongReply("a redirection names no server"))
+                continue
             self._asking = True
-            self._do(self.router.nodes.at(*address(reply.target)), [index], work)
+            self._do(self.router.nodes.at(target), [index], work)
             self._asking = False
 
     def _conclude(self) -> None:
@@ -190,8 +224,7 @@ class _Batch:
         if refused and len(refused) + unanswered == len(self.replies):
             raise Refused(refused[0])
         if unanswered and unanswered == len(self.replies):
-            assert self._failure is not None
-            raise self._failure
+            raise self._failure or WrongReply("there is no answer")
         self.router.counters.add("unanswered", unanswered + len(refused))
 
 
@@ -202,6 +235,8 @@ class _SetBatch(_Batch):
         super().__init__(router, [request.key for request in requests], deadline)
         self._requests = requests
         self._listed_elsewhere: set[int] = set()
+        self.unlisted: list[int] = []
+        """Set, and not known to be listed since then: removers may have come in between."""
 
     def asked(self, link: Link, indices: Sequence[int]) -> list[PageRequest]:
         """The requests for a server, which are bare behind ASKING: that is for one command."""
@@ -219,6 +254,9 @@ class _SetBatch(_Batch):
     ) -> None:
         """Take note of the replies to one request."""
         self.replies[indices[at]] = replies[asked[at].verdict_at]
+        is_listed = bool(asked[at].listing) and isinstance(replies[-1], int)
+        if self.replies[indices[at]] is True and not is_listed:
+            self.unlisted.append(indices[at])
         if any(isinstance(reply, ErrorReply) and reply.code == "ASK" for reply in replies[:1]):
             self._listed_elsewhere.add(indices[at])
 
@@ -228,6 +266,8 @@ class _SetBatch(_Batch):
         verdicts = settled(node, doubt, wanted, self.deadline)
         for index, verdict in zip(still_open, verdicts, strict=True):
             self.replies[index] = verdict
+            if verdict:
+                self.unlisted.append(index)
         self.router.counters.add("settled_afterwards", len(still_open))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis._replies import ErrorReply
-
 if TYPE_CHECKING:
     from hicache_backends.redis._node import Node
-    from hicache_backends.redis._wire import Deadline
+    from hicache_storage.deadline import Deadline
+
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,13 @@ def facts_of(node: Node, deadline: Deadline) -> ServerFacts:
     """
     with node.lent(deadline) as link:
         (told,) = link.exchange([("INFO",)])
-    if isinstance(told, ErrorReply):
-        return ServerFacts(policy=None, evicted_keys=0, is_cluster=False)
-    lines = (line.partition(b":")[::2] for line in told.splitlines())
-    fields = {name.decode(): value.decode(errors="replace") for name, value in lines}
+    text = told.decode(errors="replace") if isinstance(told, bytes) else ""
+    lines = (line.partition(":") for line in text.splitlines())
+    fields = {name: value for name, _, value in lines}
+    evicted = fields.get("evicted_keys", "0")
     return ServerFacts(
         policy=fields.get("maxmemory_policy"),
-        evicted_keys=int(fields.get("evicted_keys", 0)),
+        # What is no number may be any: indices are trusted only where none was evicted.
+        evicted_keys=int(evicted) if _NUMBER.fullmatch(evicted) else 1,
         is_cluster=fields.get("cluster_enabled") == "1",
     )

@@ -5,27 +5,34 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from hicache_backends.redis._address import Address
+from hicache_backends.redis._index import delete_pages
 from hicache_backends.redis._keys import SpaceKeys
 from hicache_backends.redis._listing import Listing
+from hicache_backends.redis._nodes import Nodes
 from hicache_backends.redis._pages import PageRequest
 from hicache_backends.redis._replies import UNANSWERED, ErrorReply
 from hicache_backends.redis._router import Router
+from hicache_backends.redis._sentinels import SentinelMaster
 from hicache_backends.redis._server import facts_of
-from hicache_backends.redis._topology import ClusterMap, Nodes, OneServer, WatchedServer
+from hicache_backends.redis._topology import ClusterMap, OneServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_backends.redis._replies import Command, Reply
+    from hicache_backends.redis._access import Access
+    from hicache_backends.redis._replies import Reply
     from hicache_backends.redis._server import ServerFacts
     from hicache_backends.redis._settings import RedisSettings
     from hicache_backends.redis._topology import Topology
-    from hicache_backends.redis._wire import Deadline
     from hicache_storage.counters import Counters
+    from hicache_storage.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
 _MS = 1000
+_DIRECTIONS = 2
+"""Gets need not wait for sets: each have as many connections as may be in use at once."""
 
 
 class Session:
@@ -35,12 +42,19 @@ class Session:
     """
 
     def __init__(
-        self, settings: RedisSettings, counters: Counters, *, is_cluster: bool | None
+        self,
+        settings: RedisSettings,
+        servers: Access,
+        sentinels: Access,
+        counters: Counters,
+        *,
+        is_cluster: bool,
     ) -> None:
         self._settings = settings
         self._counters = counters
-        self.nodes = Nodes(settings)
-        self._topology = self._chosen(is_cluster=bool(is_cluster))
+        self.nodes = Nodes(servers, _DIRECTIONS * settings.parallelism)
+        self._sentinels = Nodes(sentinels, 1)
+        self._topology = self._chosen(is_cluster=is_cluster)
         self._router = Router(self.nodes, self._topology, counters, settings.depth)
         self.listing = Listing(self._router, settings.prefix, settings.timeout_s)
 
@@ -70,23 +84,17 @@ class Session:
         return verdicts
 
     def delete(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
-        keys = self._keys(space)
-        page_keys = keys.pages(hashes)
-        members: dict[bytes, list[str]] = {}
-        for page_hash in hashes:
-            members.setdefault(keys.index(page_hash[:2]), []).append(page_hash)
-        commands: list[Command] = [("UNLINK", key) for key in page_keys]
-        commands += [("ZREM", key, *named) for key, named in members.items()]
-        replies = self._router.ask([*page_keys, *members], commands, deadline)
-        return [isinstance(reply, int) for reply in replies[: len(hashes)]]
+        return delete_pages(self._router, self._keys(space), hashes, deadline)
 
     def close(self) -> None:
         """End everything."""
         self.nodes.close()
+        self._sentinels.close()
 
     def abandon(self) -> None:
         """End a forked child's copies of everything."""
         self.nodes.abandon()
+        self._sentinels.abandon()
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -126,7 +134,8 @@ class Session:
             key=keys.page(page_hash),
             nbytes=keys.space.stored_nbytes,
             options=(*((b"NX",) if keep else ()), *expiry),
-            listing=(b"ZADD", keys.index(page_hash[:2]), expires_s, page_hash.encode()),
+            # GT: another process may have set it to stay longer.
+            listing=(b"ZADD", keys.index(page_hash[:2]), b"GT", expires_s, page_hash.encode()),
         )
 
     def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
@@ -138,9 +147,13 @@ class Session:
         return SpaceKeys(self._settings.prefix, space)
 
     def _chosen(self, *, is_cluster: bool) -> Topology:
-        if self._settings.sentinels:
-            return WatchedServer(self.nodes, self._settings)
-        return ClusterMap(self.nodes) if is_cluster else OneServer(self.nodes)
+        settings = self._settings
+        if settings.sentinel_master is not None:
+            addresses = [Address.parse(text) for text in settings.sentinels]
+            return SentinelMaster(self.nodes, self._sentinels, addresses, settings.sentinel_master)
+        if is_cluster:
+            return ClusterMap(self.nodes, settings.address)
+        return OneServer(self.nodes.at(settings.address))
 
 
 def _length(reply: Reply) -> Reply:

@@ -1,102 +1,41 @@
-"""Which server has which keys: one server, the master that sentinels name, or a cluster."""
+"""Which server has which keys: one server, or those of a cluster. `_sentinels` has the third way."""
 
 from __future__ import annotations
 
 import threading
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import redis.sentinel
-from redis import exceptions
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.retry import Retry
 
-from hicache_backends.redis._node import Node
-from hicache_backends.redis._replies import FAILURES, ErrorReply, Refused
-from hicache_backends.redis._settings import address
-from hicache_backends.redis._wire import TcpConnection, TlsConnection, UnixConnection
+from hicache_backends.redis._address import Address
+from hicache_backends.redis._replies import FAILURES, MALFORMED, ErrorReply, Refused, WrongReply
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hicache_backends.redis._node import Node
+    from hicache_backends.redis._nodes import Nodes
     from hicache_backends.redis._replies import Reply
-    from hicache_backends.redis._settings import RedisSettings
-    from hicache_backends.redis._wire import Deadline
 
 _SLOTS = 16384
-_DIRECTIONS = 2
-"""Gets need not wait for sets: each have as many connections as may be in use at once."""
 _SHARE = 0.4
-"""Of what is left of a call: what one node may take to tell of the others."""
-
-
-class Nodes:
-    """The servers that were met so far, each with its connections."""
-
-    def __init__(self, settings: RedisSettings) -> None:
-        self._options = settings.connection_options()
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._nodes: dict[tuple[str, int] | None, Node] = {}
-        self._closed = False
-
-    def first(self) -> Node:
-        """The one that the URL names."""
-        return self._known(None)
-
-    def at(self, host: str, port: int) -> Node:
-        """The one at an address; all else is as the URL says."""
-        return self._known((host, port))
-
-    @property
-    def connections_made(self) -> int:
-        """Since the start: after another one has been made the server may be another one too."""
-        return sum(node.connections_made for node in list(self._nodes.values()))
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            nodes = list(self._nodes.values())
-        for node in nodes:
-            node.close()
-
-    def abandon(self) -> None:
-        """In a forked child: leave everything to the parent. Takes no lock."""
-        self._closed = True
-        for node in self._nodes.values():
-            node.abandon()
-
-    def _known(self, where: tuple[str, int] | None) -> Node:
-        with self._lock:
-            if where not in self._nodes:
-                self._nodes[where] = self._made(where)
-            return self._nodes[where]
-
-    def _made(self, where: tuple[str, int] | None) -> Node:
-        options = dict(self._options)
-        if where is not None:
-            options |= {"host": where[0], "port": where[1]}
-        kind: Any = TlsConnection if self._settings.is_tls else TcpConnection
-        place = self._settings.place if where is None else f"{where[0]}:{where[1]}"
-        if "path" in options:
-            kind = UnixConnection
-        make = partial(kind, **options)
-        node = Node(place, make, _DIRECTIONS * self._settings.parallelism)
-        if self._closed:
-            node.close()
-        return node
+"""Of what is left of a call: what one server may take to tell of the others."""
 
 
 class Topology(Protocol):
     """Finds servers. Thread-safe."""
 
-    def node_of(self, key: bytes, deadline: Deadline) -> Node:
-        """The server that has the slot of `key`."""
+    def node_of(self, key: bytes, deadline: Deadline) -> Node | None:
+        """The server that has the slot of `key`; None: no server has it."""
         ...
 
     def all_nodes(self, deadline: Deadline) -> list[Node]:
-        """Every server that has slots."""
+        """Every server that has slots.
+
+        Raises:
+            OSError, RedisError: They are not known, or slots are without a server.
+        """
         ...
 
     def doubt(self) -> None:
@@ -107,84 +46,42 @@ class Topology(Protocol):
 class OneServer:
     """The server of the URL."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def node_of(self, key: bytes, deadline: Deadline) -> Node:  # noqa: ARG002 - it has all
-        return self._nodes.first()
+        return self._node
 
     def all_nodes(self, deadline: Deadline) -> list[Node]:  # noqa: ARG002
-        return [self._nodes.first()]
+        return [self._node]
 
     def doubt(self) -> None:
-        """There is no other."""
-
-
-class WatchedServer:
-    """The master that sentinels name."""
-
-    def __init__(self, nodes: Nodes, settings: RedisSettings) -> None:
-        self._nodes = nodes
-        assert settings.sentinel_master is not None
-        self._name = settings.sentinel_master
-        self._lock = threading.Lock()
-        self._master: Node | None = None
-        addresses = [address(text) for text in settings.sentinels]
-        secret = settings.sentinel_password
-        each_s = settings.timeout_s * _SHARE / len(addresses)
-        library: Any = redis.sentinel  # untyped
-        self._sentinel = library.Sentinel(
-            addresses,
-            sentinel_kwargs={
-                "username": settings.sentinel_username,
-                "password": secret.get_secret_value() if secret else None,
-                "socket_timeout": each_s,
-                "socket_connect_timeout": each_s,
-                "protocol": 2,
-                "retry": Retry(NoBackoff(), 0),
-            },
-        )
-
-    def node_of(self, key: bytes, deadline: Deadline) -> Node:  # noqa: ARG002 - it has all
-        master = self._master
-        if master is not None:
-            return master
-        with self._lock:
-            deadline.left_s()
-            try:
-                host, port = self._sentinel.discover_master(self._name)
-            finally:
-                for sentinel in self._sentinel.sentinels:
-                    sentinel.connection_pool.disconnect()
-            master = self._master = self._nodes.at(host, port)
-            return master
-
-    def all_nodes(self, deadline: Deadline) -> list[Node]:
-        return [self.node_of(b"", deadline)]
-
-    def doubt(self) -> None:
-        self._master = None
+        """There is no other. Its name may lead to another one: the connections see to that."""
 
 
 class ClusterMap:
     """The masters of a cluster, each with its slots."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: Nodes, first: Address) -> None:
         self._nodes = nodes
+        self._first = first
         self._lock = threading.Lock()
         self._owners: list[Node | None] = []
         """By slot; empty: nobody was asked yet."""
         self._doubted = True
 
-    def node_of(self, key: bytes, deadline: Deadline) -> Node:
+    def node_of(self, key: bytes, deadline: Deadline) -> Node | None:
         owner = self._map(deadline)[key_slot(key)]
         if owner is None:
             self.doubt()
-            raise exceptions.ClusterDownError("no server has the slot")
         return owner
 
     def all_nodes(self, deadline: Deadline) -> list[Node]:
-        return _each_once(self._map(deadline))
+        owners = self._map(deadline)
+        if None in owners:
+            self.doubt()
+            raise ConnectionError("a part of the slots is without a server")
+        return _each_once(owners)
 
     def doubt(self) -> None:
         self._doubted = True
@@ -199,10 +96,10 @@ class ClusterMap:
 
     def _asked(self, deadline: Deadline) -> list[Node | None]:
         """The map as the first server that answers has it."""
-        candidates = [*_each_once(self._owners), self._nodes.first()]
+        candidates = [*_each_once(self._owners), self._nodes.at(self._first)]
         for node in candidates[:-1]:
             try:
-                return self._told_by(node, deadline.part(_SHARE))
+                return self._told_by(node, Deadline(deadline.remaining_s() * _SHARE))
             except FAILURES:
                 continue  # the next one may know
         return self._told_by(candidates[-1], deadline)
@@ -212,10 +109,18 @@ class ClusterMap:
             (reply,) = link.exchange([("CLUSTER", "SLOTS")])
         if isinstance(reply, ErrorReply):
             raise Refused(reply)
-        own_host = node.place.rpartition(":")[0]
+        try:
+            return self._owners_of(reply, node.address.host)
+        except MALFORMED as error:
+            raise WrongReply("the map of the cluster has another form") from error
+
+    def _owners_of(self, reply: Reply, host: str) -> list[Node | None]:
+        """Read CLUSTER SLOTS. A server without a host of its own has that of the one asked."""
         owners: list[Node | None] = [None] * _SLOTS
         for first, last, master, *_ in reply:
-            owner = self._nodes.at(_host(master[0]) or own_host, int(master[1]))
+            if not 0 <= first <= last < _SLOTS:
+                raise ValueError("there is no such slot")
+            owner = self._nodes.at(Address.parse(f"{_host(master[0])}:{master[1]}", host=host))
             owners[first : last + 1] = [owner] * (last + 1 - first)
         return owners
 

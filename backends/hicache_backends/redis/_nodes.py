@@ -1,0 +1,50 @@
+"""The servers that were met so far."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from hicache_backends.redis._node import Node
+
+if TYPE_CHECKING:
+    from hicache_backends.redis._access import Access
+    from hicache_backends.redis._address import Address
+
+
+class Nodes:
+    """Servers that are opened alike, each with its connections. Thread-safe."""
+
+    def __init__(self, access: Access, limit: int) -> None:
+        self._access = access
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._nodes: dict[Address, Node] = {}
+        self._closed = False
+
+    def at(self, address: Address) -> Node:
+        """Return the server at an address, the same one each time."""
+        with self._lock:
+            if address not in self._nodes:
+                self._nodes[address] = Node(address, self._access, self._limit)
+                if self._closed:
+                    self._nodes[address].close()
+            return self._nodes[address]
+
+    @property
+    def connections_made(self) -> int:
+        """Since the start: after another one has been made the server may be another one too."""
+        return sum(node.connections_made for node in list(self._nodes.values()))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            node.close()
+
+    def abandon(self) -> None:
+        """In a forked child: leave everything to the parent. Takes no lock."""
+        self._closed = True
+        for node in self._nodes.values():
+            node.abandon()

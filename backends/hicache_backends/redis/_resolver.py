@@ -1,0 +1,139 @@
+"""Name look-ups with a time limit, which the system's own have not.
+
+A look-up runs in a thread of its own, and nobody can end it. Therefore one at most is under way for a
+name, whoever waits for it; and a server whose name was resolved before is reached at its old addresses
+while the name server is silent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hicache_storage.errors import StorageTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.deadline import Deadline
+
+SocketAddress: TypeAlias = tuple[int, tuple[Any, ...]]
+"""A family, and what `socket.connect` takes in it."""
+
+_OLD_ADDRESSES_AFTER_S = 1.0
+"""So old is a look-up when calls go on with addresses that an earlier one found."""
+_OLD_ADDRESSES_SHARE = 0.25
+"""Of what is left of a call: no call waits longer for new addresses while there are old ones."""
+_SILENT = (socket.EAI_AGAIN, socket.EAI_FAIL)
+"""The name server did not answer; what it said before may still hold."""
+_MOST_NAMES = 1024
+
+
+class Resolver:
+    """The look-ups of this process. Thread-safe; a forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the threads of a parent are not there, its locks may be held."""
+        self._lock = threading.Lock()
+        self._under_way: dict[str, _LookUp] = {}
+        self._known: dict[str, list[SocketAddress]] = {}
+
+    def addresses(self, host: str, port: int, deadline: Deadline) -> list[SocketAddress]:
+        """Return the addresses of a host, in the order in which they should be tried.
+
+        Raises:
+            StorageTimeout: The name server did not answer in time.
+            OSError: The name does not exist, or cannot be looked up.
+        """
+        literal = _literal(host)
+        found = [literal] if literal else self._found(host, deadline)
+        return [(family, (where[0], port, *where[2:])) for family, where in found]
+
+    def _found(self, host: str, deadline: Deadline) -> Sequence[SocketAddress]:
+        known = self._known.get(host)
+        look_up = self._started(host)
+        limit_s = deadline.remaining_s()
+        if known:
+            limit_s = min(look_up.patience_s(), limit_s * _OLD_ADDRESSES_SHARE)
+        look_up.join(limit_s)
+        if look_up.found:
+            return look_up.found
+        error = look_up.error
+        if known and (error is None or getattr(error, "errno", None) in _SILENT):
+            return known
+        if error is None:
+            raise StorageTimeout(
+                f"the look-up of the name {host!r} did not end within {deadline.timeout_s:g} s"
+            )
+        said = getattr(error, "strerror", None) or "it is no name of a host"
+        raise ConnectionError(f"the name {host!r} cannot be looked up: {said}") from error
+
+    def _started(self, host: str) -> _LookUp:
+        with self._lock:
+            look_up = self._under_way.get(host)
+            if look_up is None:
+                look_up = _LookUp(self, host)
+                try:
+                    look_up.start()
+                except RuntimeError as error:  # no more threads
+                    raise OSError(f"the name {host!r} cannot be looked up: {error}") from None
+                self._under_way[host] = look_up
+            return look_up
+
+    def ended(self, look_up: _LookUp) -> None:
+        """Take note of what a look-up has found."""
+        with self._lock:
+            self._under_way.pop(look_up.host, None)
+            if look_up.found:
+                if len(self._known) >= _MOST_NAMES:
+                    self._known.clear()
+                self._known[look_up.host] = look_up.found
+
+
+class _LookUp(threading.Thread):
+    """One look-up. A daemon: an interpreter that ends does not wait for a name server."""
+
+    def __init__(self, resolver: Resolver, host: str) -> None:
+        super().__init__(name=f"hicache-look-up-{host}", daemon=True)
+        self.host = host
+        self.found: list[SocketAddress] = []
+        self.error: Exception | None = None
+        self._resolver = resolver
+        self._began_s = time.monotonic()
+
+    def patience_s(self) -> float:
+        """Return how long it may still be waited for where there are old addresses."""
+        return max(0.0, self._began_s + _OLD_ADDRESSES_AFTER_S - time.monotonic())
+
+    def run(self) -> None:
+        try:
+            told = socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)
+            self.found = [(family, where) for family, _, _, _, where in told]
+            if not self.found:
+                self.error = OSError("it has no address")
+        except (OSError, ValueError) as error:  # ValueError: no name at all
+            self.error = error
+        finally:
+            self._resolver.ended(self)
+
+
+def _literal(host: str) -> SocketAddress | None:
+    """Return the address that `host` is written as, if it is one: nobody has to be asked."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv4Address):
+        return socket.AF_INET, (host, 0)
+    return None if address.scope_id else (socket.AF_INET6, (host, 0, 0, 0))
+
+
+RESOLVER = Resolver()
+os.register_at_fork(after_in_child=RESOLVER.reset)
