@@ -27,6 +27,7 @@ from hicache_storage import (
     StorageClosed,
     StorageUnavailable,
 )
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ def descriptors() -> int:
 
 def place_of(storage: Hf3fsStorage, page_hash: str) -> Place:
     files = storage._files_of(SPACE)
-    with storage._mounts.get().index.view(files) as view:
+    with storage._mounts.get().index.view(files, Deadline(30)) as view:
         return view.find([page_hash])[page_hash]
 
 
@@ -558,14 +559,23 @@ class TestLifecycle:
         with pytest.raises(StorageClosed):
             next(listing)
 
-    def test_pages_not_begun_in_time_are_misses(self, root: Path) -> None:
+    def test_pages_not_begun_in_time_are_misses(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with opened(root) as storage:
             stored(storage, range(2))
-            storage._mounts.get()._timeout_s = 0.0
+            transfers = storage._mounts.get()._transfers
+            for name in ("read", "write"):
+                monkeypatch.setattr(transfers, name, _too_late(getattr(transfers, name)))
 
             assert [False, False] == storage.batch_set(SPACE, HASHES[2:4], [page(), page()])
             assert [False, False] == storage.batch_get(SPACE, HASHES[:2], [blank(), blank()])
             assert 4 == storage.stats().counters["timeouts"]
+
+
+def _too_late(move: Any) -> Any:
+    """Give a transfer no time."""
+    return lambda files, items, _: move(files, items, Deadline(0))
 
 
 class TestSettings:
