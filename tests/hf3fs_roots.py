@@ -1,4 +1,4 @@
-"""Roots of `hf3fs` for tests among processes: pages, what the SQLite index counts, and other processes."""
+"""Roots of `hf3fs` for tests among processes: pages, counts of the SQLite index, other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `hf3fs` backend and fork(2): one index for parent, child and strangers; locks end with their owner."""
+"""The `hf3fs` backend and fork(2): one index for all processes, and locks that end with their owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def succeeds(process: BaseProcess) -> bool:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[..., Any], None, None]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A way to hold one set of `storage` in the middle of its transaction."""
     real = _rows.insert
 
@@ -61,7 +61,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[..., Any], None,
             go_on.set()
             caller.join(60)
 
-    yield holding
+    return holding
 
 
 class TestSqliteIndex:

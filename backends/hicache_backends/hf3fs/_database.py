@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.hf3fs._fork_guard import FORKS
 from hicache_backends.hf3fs._session import VERSION, Session, identity_of
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from hicache_backends.hf3fs._layout import Layout
-    from hicache_storage.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Database:
             with self._translated(session, deadline):
                 if session.is_usable(deadline):
                     return session
-                self._discard(session, deadline, f"no index of version {VERSION}")
+                self._discard(session, f"no index of version {VERSION}")
         except HiCacheError:
             session.close()
             if self._identity() is None:
@@ -207,9 +207,12 @@ class Database:
                 owner.disconnect()
                 FORKS.disconnected(owner)
 
-    def _discard(self, session: Session, deadline: Deadline, reason: str) -> None:
-        """Remove a file that is of no use; the next call makes it anew."""
-        with self._locked(fcntl.LOCK_EX, deadline):
+    def _discard(self, session: Session, reason: str) -> None:
+        """Remove a file that is of no use; the next call makes it anew.
+
+        This call may hold the lock itself: it is not waited for.
+        """
+        with self._locked(fcntl.LOCK_EX, Deadline(0)):
             if session.is_current():
                 logger.warning("%s is %s: it is made anew", self._layout.index, reason)
                 self._layout.remove_indexes()
@@ -265,9 +268,9 @@ class Database:
                 raise StorageTimeout(
                     f"hf3fs: {self._layout.index} was locked for {deadline.timeout_s:g} s"
                 ) from error
-            if _code(error) in _BROKEN and session.is_current():
-                with suppress(HiCacheError):
-                    self._discard(session, deadline, "damaged")
+            if _code(error) in _BROKEN:
+                with suppress(HiCacheError, OSError):
+                    self._discard(session, "damaged")
             raise self._unavailable(error) from error
         except OSError as error:
             if isinstance(error, HiCacheError):

@@ -135,8 +135,16 @@ class Layout:
         return f"{self.spaces}/{space_id}"
 
     def make_space(self, space: KeySpace) -> None:
-        """Make the directory and the manifest of `space`, unless both are there."""
+        """Make the directory and the manifest of `space`, unless both are there.
+
+        Raises:
+            StorageUnavailable: The directory is a link to one that is not ours.
+        """
         directory = self.space_dir(space.id)
+        if os.path.islink(directory):
+            raise StorageUnavailable(
+                f"hf3fs: {directory} is a symbolic link: what it leads to is not ours; remove the link"
+            )
         manifest = f"{directory}/{_MANIFEST}"
         if _manifest_space(manifest) == space:
             return

@@ -23,6 +23,7 @@ DIRECT: int = getattr(os, "O_DIRECT", 0)
 _FILE_NAME = re.compile(r"slots-([0-9]{4,})")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEAST_STEP_NBYTES = 1 << 20
 _MOST_STEP_NBYTES = 256 << 20
 _LEFT_FREE_NBYTES = 16 << 20
@@ -44,7 +45,7 @@ class SlotFiles:
 
     def path(self, number: int) -> str:
         """Of the file with this number."""
-        return f"{self.directory}/slots-{number:04d}"
+        return f"{self.directory}/{_file_name(number)}"
 
     @contextmanager
     def opened(self, *, writing: bool) -> Generator[OpenFiles, None, None]:
@@ -192,13 +193,14 @@ class OpenFiles:
         self._files = files
         self._writing = writing
         self._descriptors: dict[tuple[int, bool], int] = {}
+        self._directory_fd = -1
 
     def descriptor(self, number: int, *, direct: bool = False) -> int:
         """Of the file with this number; with `direct` around the page cache."""
         key = number, direct
         if key not in self._descriptors:
             flags = (_WRITE if self._writing else _READ) | (DIRECT if direct else 0)
-            self._descriptors[key] = self._opened(self._files.path(number), flags)
+            self._descriptors[key] = self._opened(_file_name(number), flags)
         return self._descriptors[key]
 
     def close(self) -> None:
@@ -206,15 +208,32 @@ class OpenFiles:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        self._close_directory()
 
-    def _opened(self, path: str, flags: int) -> int:
+    def _opened(self, name: str, flags: int) -> int:
         try:
-            return os.open(path, flags, 0o666)
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
         except FileNotFoundError:
             if not self._writing:
                 raise
             self._files.make_directory()
-            return os.open(path, flags, 0o666)
+            self._close_directory()
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
+
+    def _directory(self) -> int:
+        """Return a descriptor of the key space's directory, which is no link to another."""
+        if self._directory_fd < 0:
+            self._directory_fd = os.open(self._files.directory, _DIRECTORY)
+        return self._directory_fd
+
+    def _close_directory(self) -> None:
+        descriptor, self._directory_fd = self._directory_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _file_name(number: int) -> str:
+    return f"slots-{number:04d}"
 
 
 def _spoil(descriptor: int, offset: int) -> None:
