@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -322,6 +323,53 @@ class TestReuse:
         assert [(0,)] == query(root, "SELECT count(*) FROM reserved")
 
 
+class TestWritesInDoubt:
+    """A stand-in for a mount over a network: an error comes back, and the write is carried out later."""
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
+    def test_what_a_mount_carries_out_late_lands_in_no_other_page(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        late: list[tuple[int, list[bytes], int]] = []
+
+        def failing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            late.append((os.dup(descriptor), [bytes(buffer) for buffer in buffers], offset))
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        with opened(root, direct=False) as storage:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pwritev", failing)
+                assert [False] == storage.batch_set(SPACE, HASHES[:1], [page(seed=1)])
+            stored(storage, range(2, 3))
+            for descriptor, buffers, offset in late:
+                lead_nbytes = len(buffers[0])
+                os.pwrite(descriptor, buffers[1], offset + lead_nbytes)
+                os.close(descriptor)
+
+            assert page(seed=2).tobytes() == got(storage, HASHES[2])
+            assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+    def test_what_was_refused_is_in_no_doubt(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def failing(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        with opened(root, direct=False) as storage:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pwritev", failing)
+                assert [False] * 3 == storage.batch_set(SPACE, HASHES[:3], [page()] * 3)
+
+            assert [(0,)] == query(root, "SELECT count(*) FROM reserved")
+
+
+def _is_remote(_: str) -> bool:
+    return False
+
+
 class TestEviction:
     def test_the_least_recently_used_go_first(self, root: Path) -> None:
         with opened(root, capacity_nbytes=10 * SLOT_NBYTES) as storage:
@@ -379,6 +427,38 @@ class TestEviction:
     def test_a_page_larger_than_the_capacity_is_refused(self, root: Path) -> None:
         with opened(root, capacity_nbytes=1000) as storage:
             assert [False] == storage.batch_set(SPACE, HASHES[:1], [page()])
+
+
+class TestCapacity:
+    def test_a_capacity_below_one_page_is_refused_with_both_figures(self, root: Path) -> None:
+        with (
+            opened(root, capacity_nbytes=SLOT_NBYTES - 1) as storage,
+            pytest.raises(ConfigError, match=f"capacity_nbytes.*{SLOT_NBYTES - 1}.*{SLOT_NBYTES}"),
+        ):
+            storage.open_space(SPACE)
+
+    def test_a_capacity_of_one_page_holds_one(self, root: Path) -> None:
+        with opened(root, capacity_nbytes=SLOT_NBYTES) as storage:
+            storage.open_space(SPACE)
+            stored(storage, range(1))
+            stored(storage, range(1, 2))
+
+            assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
+
+    @pytest.mark.parametrize(("slots", "warns"), [(4, True), (8, False)])
+    def test_a_capacity_that_evicts_more_than_half_is_warned_of_with_both_figures(
+        self, root: Path, caplog: pytest.LogCaptureFixture, *, slots: int, warns: bool
+    ) -> None:
+        with opened(root) as storage:
+            stored(storage, range(10))
+        with opened(root, capacity_nbytes=slots * SLOT_NBYTES) as storage:
+            assert 10 * SLOT_NBYTES == storage.stats().nbytes
+        said = [record.getMessage() for record in caplog.records]
+
+        assert warns == any(
+            f"{slots * SLOT_NBYTES} bytes" in each and f"{10 * SLOT_NBYTES} bytes" in each
+            for each in said
+        )
 
 
 class TestLostIndex:
