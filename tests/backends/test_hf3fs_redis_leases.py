@@ -11,6 +11,7 @@ import redis
 from hf3fs_roots import child
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs import _redis_scripts as scripts
+from hicache_backends.hf3fs._layout import Layout
 from hicache_backends.hf3fs._slot import Geometry
 from hicache_backends.hf3fs._slot_files import SlotFiles
 from pages import blank, hash_of, page, space
@@ -290,27 +291,32 @@ class TestLostData:
             perform(act, storage)
         assert 32 == hits(other, range(32))
 
+    @pytest.mark.parametrize(
+        "moment", [(Layout, "key_spaces"), (SlotFiles, "newest")], ids=["early", "late"]
+    )
     def test_a_maker_that_was_overtaken_leaves_the_index_of_the_other(
         self,
         storage: Hf3fsStorage,
         other: Hf3fsStorage,
         server: RedisServer,
         monkeypatch: pytest.MonkeyPatch,
+        moment: tuple[type[object], str],
     ) -> None:
+        owner, step = moment
         stored(storage, range(8))
         lost_keys(server, storage)
-        real = SlotFiles.newest
+        real = getattr(owner, step)
         prefix = index_of(storage)._prefix
 
-        def overtaken(files: SlotFiles, *arguments: Any) -> Any:
-            monkeypatch.setattr(SlotFiles, "newest", real)
+        def overtaken(*arguments: Any) -> Any:
+            monkeypatch.setattr(owner, step, real)
             with redis.Redis(port=server.port) as client:
                 client.delete(f"{prefix}:maker")  # as if it had been silent for too long
             assert 8 == hits(other, range(8))
             stored(other, range(8, 16))
-            return real(files, *arguments)
+            return real(*arguments)
 
-        monkeypatch.setattr(SlotFiles, "newest", overtaken)
+        monkeypatch.setattr(owner, step, overtaken)
         with pytest.raises(StorageUnavailable, match="making"):
             hits(storage, range(8))
 
