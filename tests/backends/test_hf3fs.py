@@ -26,6 +26,7 @@ from hicache_storage import (
     Page,
     Retention,
     StorageClosed,
+    StorageTimeout,
     StorageUnavailable,
 )
 from hicache_storage.deadline import Deadline
@@ -575,6 +576,24 @@ class TestDamage:
         assert page().tobytes() == got(storage, HASHES[0])
         assert page(seed=1).tobytes() == got(storage, HASHES[1])
         assert 1 == storage.stats().counters["healed"]
+
+    def test_a_page_that_the_index_does_not_forget_is_not_said_to_be_set(
+        self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored(storage, range(2))
+        os.truncate(slots_file(root), 0)
+
+        def failing(*_: object) -> None:
+            raise StorageTimeout("the index was locked")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage._mounts.get().index, "forget", failing)
+            assert None is got(storage, HASHES[0])
+            with pytest.raises(StorageTimeout):
+                storage.batch_set(SPACE, HASHES[:1], [page()])
+        stored(storage, range(2))
+
+        assert page().tobytes() == got(storage, HASHES[0])
 
     @pytest.mark.parametrize("nbytes", [0, 1, 3 * SLOT_NBYTES - 1])
     def test_a_truncated_file_heals(self, storage: Hf3fsStorage, root: Path, nbytes: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, hits, opened, stored
-from hicache_backends.hf3fs import Hf3fsStorage, _session
+from hicache_backends.hf3fs import Hf3fsStorage
 from pages import page
 from servers import RedisServer
 
@@ -94,7 +94,7 @@ class TestIndex:
             stored(storage, range(2))
             index = (root / "index.sqlite").readlink()
             with monkeypatch.context() as patched:
-                patched.setattr(_session.os, "stat", failing)
+                patched.setattr(os, "stat", failing)
                 with pytest.raises(StorageUnavailable):
                     hits(storage, range(2))
                 with pytest.raises(StorageUnavailable):

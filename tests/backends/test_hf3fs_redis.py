@@ -11,6 +11,7 @@ import pytest
 import redis
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs._slot import Geometry
+from hicache_backends.hf3fs._transfer import Outcome
 from pages import blank, hash_of, page, space
 from servers import RedisServer, wait_until
 
@@ -195,7 +196,7 @@ class TestLeases:
         transfers = storage._mounts.get()._transfers
         real = transfers.write
 
-        def slow(*arguments: Any) -> list[bool]:
+        def slow(*arguments: Any) -> list[Outcome]:
             done = real(*arguments)
             time.sleep(0.01)
             # Somebody else's set takes what has come back.

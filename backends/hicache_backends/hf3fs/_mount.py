@@ -80,7 +80,8 @@ class Mount:
             looked_up = {hashes[n]: places[hashes[n]] for n in whole}
             still = view.still(looked_up, _with_grace(deadline)) if whole else set[str]()
         wrong = [hashes[n] for n, outcome in found.items() if outcome is Outcome.WRONG]
-        self._heal(files, {page_hash: places[page_hash] for page_hash in wrong}, deadline)
+        with suppress(HiCacheError):
+            self._heal(files, {h: places[h] for h in wrong}, _optional(deadline))
         self._used(files, hashes, still, deadline)
         return [n in whole and page_hash in still for n, page_hash in enumerate(hashes)]
 
@@ -135,6 +136,7 @@ class Mount:
         places = view.find(hashes)
         held = files.held(places) if places else set[str]()
         wrong = {h: place for h, place in places.items() if h not in held}
+        # A page that stays in the index under a wrong slot would not be found after it was written.
         self._heal(files, wrong, deadline)
         self._used(files, hashes, held, deadline)
         return held
@@ -201,10 +203,8 @@ class Mount:
 
     def _heal(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
         """Forget pages that are not where the index says, so that the next set stores them."""
-        if not wrong:
-            return
-        with suppress(HiCacheError):
-            self.index.forget(files, wrong, _optional(deadline))
+        if wrong:
+            self.index.forget(files, wrong, deadline)
             self._counters.add("healed", len(wrong))
 
 
