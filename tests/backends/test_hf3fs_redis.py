@@ -11,7 +11,6 @@ import pytest
 import redis
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs._slot import Geometry
-from hicache_backends.hf3fs._transfer import Outcome
 from pages import blank, hash_of, page, space
 from servers import RedisServer, wait_until
 
@@ -21,6 +20,8 @@ from hicache_storage.deadline import Deadline
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
+
+    from hicache_backends.hf3fs._transfer import Outcome
 
 SPACE = space()
 SLOT_NBYTES = Geometry(SPACE).slot_nbytes
