@@ -119,8 +119,9 @@ class ForkGuard:
     def _reset(self) -> None:
         """Make locks of this process: one of its parent's may be held for ever."""
         self._pid = os.getpid()
-        self._fork_lock = threading.Lock()
-        self._changed = threading.Condition(threading.Lock())
+        # A signal handler may fork in the thread that holds one of them.
+        self._fork_lock = threading.RLock()
+        self._changed = threading.Condition()
         self._forking = False
         self._steps = 0
         self._busy = set()
