@@ -674,7 +674,11 @@ class TestLifecycle:
 
 def _too_late(move: Any) -> Any:
     """Give a transfer no time."""
-    return lambda files, items, _: move(files, items, Deadline(0))
+
+    def moving(files: SlotFiles, items: Any, _: Deadline) -> Any:
+        return move(files, items, Deadline(0))
+
+    return moving
 
 
 class TestSettings:

@@ -244,7 +244,7 @@ class TestRedisIndex:
                 with suppress(BlockingIOError):
                     each.connect(address)
             found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)] * 3
-            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+            monkeypatch.setattr(socket, "getaddrinfo", saying(found))
             with ends_in(LATE_S), pytest.raises(StorageTimeout):
                 opened_by("redis://meta.example:6379", tmp_path)
             for each in waiting:
@@ -258,7 +258,7 @@ class TestRedisIndex:
                 (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
                 for port in (1, server.port)
             ]
-            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+            monkeypatch.setattr(socket, "getaddrinfo", saying(found))
             with opened_by("redis://meta.example:6379", tmp_path / "r", timeout_s=20) as storage:
                 assert [False] == storage.batch_exists(SPACE, HASHES[:1])
 
@@ -289,7 +289,8 @@ class TestTls:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Releases 5 of redis-py do not verify the name unless they are told."""
-        real: Any = SSLConnection.__init__
+        tls: Any = SSLConnection
+        real: Any = tls.__init__
 
         def as_of_old(self: Any, **options: Any) -> None:
             real(self, **{"ssl_check_hostname": False, **options})
@@ -314,6 +315,15 @@ class TestTls:
             with opened_by(url, tmp_path / "r", timeout_s=20) as storage:
                 stored(storage, range(2))
                 assert [True] * 2 == hits(storage, range(2))
+
+
+def saying(found: list[Any]) -> Callable[..., list[Any]]:
+    """Return a resolver that finds this."""
+
+    def resolved(*_: Any, **__: Any) -> list[Any]:
+        return found
+
+    return resolved
 
 
 def _becomes(wanted: object, call: Callable[[], object]) -> bool:

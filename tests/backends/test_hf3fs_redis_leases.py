@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,7 @@ from hicache_storage import HiCacheError, StorageUnavailable
 from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
 SPACE = space()
@@ -82,9 +83,16 @@ def perform(act: str, storage: Hf3fsStorage) -> None:
         list(storage.scan(SPACE))
 
 
+@contextmanager
+def client_of(server: RedisServer) -> Generator[Any, None, None]:
+    """Lend a client of the test's own; much of redis-py is untyped."""
+    with redis.Redis(port=server.port) as client:
+        yield client
+
+
 def lost_keys(server: RedisServer, storage: Hf3fsStorage) -> None:
     """Lose the index, and have it made anew at once."""
-    with redis.Redis(port=server.port) as client:
+    with client_of(server) as client:
         prefix = index_of(storage)._prefix
         names = [name for name in client.scan_iter(f"{prefix}*") if not name.endswith(b":state")]
         client.delete(*names)
@@ -180,7 +188,7 @@ class TestLeases:
             with pytest.raises(StorageUnavailable):
                 storage.clear(SPACE)
         index_of(storage)._lease_ms = 60_000
-        with redis.Redis(port=server.port) as client:
+        with client_of(server) as client:
             leases = f"{index_of(storage)._prefix}:leases"
 
             def have_ended() -> bool:
@@ -310,7 +318,7 @@ class TestLostData:
 
         def overtaken(*arguments: Any) -> Any:
             monkeypatch.setattr(owner, step, real)
-            with redis.Redis(port=server.port) as client:
+            with client_of(server) as client:
                 client.delete(f"{prefix}:maker")  # as if it had been silent for too long
             assert 8 == hits(other, range(8))
             stored(other, range(8, 16))

@@ -12,14 +12,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import redis
+from redis import connection as redis_connection
 from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from hicache_storage.deadline import Deadline
 
@@ -235,12 +236,10 @@ def _remaining_s() -> float:
     return remaining_s
 
 
-_parse_url: Callable[[str], dict[str, Any]] = parse_url
-
-
 def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
     try:
-        options: dict[str, Any] = _parse_url(url)
+        untyped: Any = redis_connection
+        options: dict[str, Any] = untyped.parse_url(url)
         options.update(
             socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
         )
