@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -25,8 +26,10 @@ from hicache_storage import (
     Page,
     Retention,
     StorageClosed,
+    StorageTimeout,
     StorageUnavailable,
 )
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +74,7 @@ def descriptors() -> int:
 
 def place_of(storage: Hf3fsStorage, page_hash: str) -> Place:
     files = storage._files_of(SPACE)
-    with storage._mounts.get().index.view(files) as view:
+    with storage._mounts.get().index.view(files, Deadline(30)) as view:
         return view.find([page_hash])[page_hash]
 
 
@@ -321,6 +324,53 @@ class TestReuse:
         assert [(0,)] == query(root, "SELECT count(*) FROM reserved")
 
 
+class TestWritesInDoubt:
+    """A stand-in for a mount over a network: an error comes back, and the write is carried out later."""
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
+    def test_what_a_mount_carries_out_late_lands_in_no_other_page(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        late: list[tuple[int, list[bytes], int]] = []
+
+        def failing(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            late.append((os.dup(descriptor), [bytes(buffer) for buffer in buffers], offset))
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        with opened(root, direct=False) as storage:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pwritev", failing)
+                assert [False] == storage.batch_set(SPACE, HASHES[:1], [page(seed=1)])
+            stored(storage, range(2, 3))
+            for descriptor, buffers, offset in late:
+                lead_nbytes = len(buffers[0])
+                os.pwrite(descriptor, buffers[1], offset + lead_nbytes)
+                os.close(descriptor)
+
+            assert page(seed=2).tobytes() == got(storage, HASHES[2])
+            assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+    def test_what_was_refused_is_in_no_doubt(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        def failing(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        with opened(root, direct=False) as storage:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "pwritev", failing)
+                assert [False] * 3 == storage.batch_set(SPACE, HASHES[:3], [page()] * 3)
+
+            assert [(0,)] == query(root, "SELECT count(*) FROM reserved")
+
+
+def _is_remote(_: str) -> bool:
+    return False
+
+
 class TestEviction:
     def test_the_least_recently_used_go_first(self, root: Path) -> None:
         with opened(root, capacity_nbytes=10 * SLOT_NBYTES) as storage:
@@ -378,6 +428,38 @@ class TestEviction:
     def test_a_page_larger_than_the_capacity_is_refused(self, root: Path) -> None:
         with opened(root, capacity_nbytes=1000) as storage:
             assert [False] == storage.batch_set(SPACE, HASHES[:1], [page()])
+
+
+class TestCapacity:
+    def test_a_capacity_below_one_page_is_refused_with_both_figures(self, root: Path) -> None:
+        with (
+            opened(root, capacity_nbytes=SLOT_NBYTES - 1) as storage,
+            pytest.raises(ConfigError, match=f"capacity_nbytes.*{SLOT_NBYTES - 1}.*{SLOT_NBYTES}"),
+        ):
+            storage.open_space(SPACE)
+
+    def test_a_capacity_of_one_page_holds_one(self, root: Path) -> None:
+        with opened(root, capacity_nbytes=SLOT_NBYTES) as storage:
+            storage.open_space(SPACE)
+            stored(storage, range(1))
+            stored(storage, range(1, 2))
+
+            assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
+
+    @pytest.mark.parametrize(("slots", "warns"), [(4, True), (8, False)])
+    def test_a_capacity_that_evicts_more_than_half_is_warned_of_with_both_figures(
+        self, root: Path, caplog: pytest.LogCaptureFixture, *, slots: int, warns: bool
+    ) -> None:
+        with opened(root) as storage:
+            stored(storage, range(10))
+        with opened(root, capacity_nbytes=slots * SLOT_NBYTES) as storage:
+            assert 10 * SLOT_NBYTES == storage.stats().nbytes
+        said = [record.getMessage() for record in caplog.records]
+
+        assert warns == any(
+            f"{slots * SLOT_NBYTES} bytes" in each and f"{10 * SLOT_NBYTES} bytes" in each
+            for each in said
+        )
 
 
 class TestLostIndex:
@@ -495,6 +577,24 @@ class TestDamage:
         assert page(seed=1).tobytes() == got(storage, HASHES[1])
         assert 1 == storage.stats().counters["healed"]
 
+    def test_a_page_that_the_index_does_not_forget_is_not_said_to_be_set(
+        self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored(storage, range(2))
+        os.truncate(slots_file(root), 0)
+
+        def failing(*_: object) -> None:
+            raise StorageTimeout("the index was locked")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage._mounts.get().index, "forget", failing)
+            assert None is got(storage, HASHES[0])
+            with pytest.raises(StorageTimeout):
+                storage.batch_set(SPACE, HASHES[:1], [page()])
+        stored(storage, range(2))
+
+        assert page().tobytes() == got(storage, HASHES[0])
+
     @pytest.mark.parametrize("nbytes", [0, 1, 3 * SLOT_NBYTES - 1])
     def test_a_truncated_file_heals(self, storage: Hf3fsStorage, root: Path, nbytes: int) -> None:
         stored(storage, range(5))
@@ -558,14 +658,27 @@ class TestLifecycle:
         with pytest.raises(StorageClosed):
             next(listing)
 
-    def test_pages_not_begun_in_time_are_misses(self, root: Path) -> None:
+    def test_pages_not_begun_in_time_are_misses(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with opened(root) as storage:
             stored(storage, range(2))
-            storage._mounts.get()._timeout_s = 0.0
+            transfers = storage._mounts.get()._transfers
+            for name in ("read", "write"):
+                monkeypatch.setattr(transfers, name, _too_late(getattr(transfers, name)))
 
             assert [False, False] == storage.batch_set(SPACE, HASHES[2:4], [page(), page()])
             assert [False, False] == storage.batch_get(SPACE, HASHES[:2], [blank(), blank()])
             assert 4 == storage.stats().counters["timeouts"]
+
+
+def _too_late(move: Any) -> Any:
+    """Give a transfer no time."""
+
+    def moving(files: SlotFiles, items: Any, _: Deadline) -> Any:
+        return move(files, items, Deadline(0))
+
+    return moving
 
 
 class TestSettings:

@@ -15,10 +15,13 @@ from pages import blank, hash_of, page, space
 from servers import RedisServer, wait_until
 
 from hicache_storage import ConfigError, HiCacheError, KeySpace, StorageUnavailable
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
+
+    from hicache_backends.hf3fs._transfer import Outcome
 
 SPACE = space()
 SLOT_NBYTES = Geometry(SPACE).slot_nbytes
@@ -177,7 +180,7 @@ class TestLeases:
     ) -> None:
         shorten_leases(storage, 50)
         files = storage._files_of(SPACE)
-        lost = {place.slot for place in storage._mounts.get().index.reserve(files, 8)}
+        lost = {place.slot for place in storage._mounts.get().index.reserve(files, 8, Deadline(30))}
         with opened(server, tmp_path) as other:
             found = set[int]()
 
@@ -194,7 +197,7 @@ class TestLeases:
         transfers = storage._mounts.get()._transfers
         real = transfers.write
 
-        def slow(*arguments: Any) -> list[bool]:
+        def slow(*arguments: Any) -> list[Outcome]:
             done = real(*arguments)
             time.sleep(0.01)
             # Somebody else's set takes what has come back.
@@ -293,7 +296,7 @@ class TestServer:
 
 def _reserved(storage: Hf3fsStorage, count: int) -> list[int]:
     files = storage._files_of(SPACE)
-    return [place.slot for place in storage._mounts.get().index.reserve(files, count)]
+    return [place.slot for place in storage._mounts.get().index.reserve(files, count, Deadline(30))]
 
 
 def _works(storage: Hf3fsStorage) -> bool:

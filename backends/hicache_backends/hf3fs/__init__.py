@@ -5,6 +5,7 @@ What a slot holds is in `_slot`, which slot holds what in `_index`, how bytes mo
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import re
@@ -20,6 +21,7 @@ from hicache_backends.hf3fs._mount import SQLITE, Mount
 from hicache_backends.hf3fs._slot import BLOCK_NBYTES, Geometry
 from hicache_backends.hf3fs._slot_files import DIRECT, SlotFiles
 from hicache_storage.counters import Counters
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
 from hicache_storage.file_system import is_local
 from hicache_storage.per_process import PerProcess
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 __all__ = ["Hf3fsSettings", "Hf3fsStorage"]
+
+logger = logging.getLogger(__name__)
 
 _PARALLELISM = 4
 _INDEX = re.compile(r"sqlite\Z|(redis|rediss|unix)://")
@@ -104,11 +108,12 @@ class Hf3fsStorage(HiCacheStorage):
             high_watermark=settings.high_watermark,
             low_watermark=settings.low_watermark,
         )
+        self._local = is_local(self._layout.root)
         wanted = settings.direct
         if wanted is None:
-            wanted = not is_local(self._layout.root)
+            wanted = not self._local
         self._direct = wanted and _takes_direct(self._layout)
-        self._mounts = PerProcess(self._mount_made, close=Mount.close, abandon=Mount.abandon)
+        self._mounts = PerProcess(self._mount_made, close=Mount.close)
         self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
         if settings.capacity_nbytes is not None:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
@@ -120,41 +125,45 @@ class Hf3fsStorage(HiCacheStorage):
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
         with self._call():
+            self._require_capacity_for(space)
             self._layout.make_space(space)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        with self._call() as mount, mount.index.view(self._files_of(space)) as view:
+        with (
+            self._call() as (mount, deadline),
+            mount.index.view(self._files_of(space), deadline) as view,
+        ):
             places = view.find(hashes)
             return [page_hash in places for page_hash in hashes]
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        with self._call() as mount:
-            return mount.load(self._files_of(space), hashes, pages)
+        with self._call() as (mount, deadline):
+            return mount.load(self._files_of(space), hashes, pages, deadline)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        with self._call() as mount:
-            return mount.save(self._files_of(space), hashes, pages)
+        with self._call() as (mount, deadline):
+            return mount.save(self._files_of(space), hashes, pages, deadline)
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        with self._call() as mount:
-            mount.delete(self._files_of(space), hashes)
+        with self._call() as (mount, deadline):
+            mount.delete(self._files_of(space), hashes, deadline)
         return [True] * len(hashes)
 
     def spaces(self) -> Iterator[KeySpace]:
-        self.ensure_open()
-        return self._layout.key_spaces()
+        with self._call():
+            return iter(list(self._layout.key_spaces()))
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
         return self._scan(space)
 
     def clear(self, space: KeySpace) -> int:
-        with self._call() as mount:
-            return mount.clear(self._files_of(space))
+        with self._call() as (mount, deadline):
+            return mount.clear(self._files_of(space), deadline)
 
     def stats(self) -> StorageStats:
         self.ensure_open()
@@ -176,14 +185,15 @@ class Hf3fsStorage(HiCacheStorage):
     # --- parts ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def _call(self) -> Generator[Mount, None, None]:
-        """One call: what it uses stays until it ends, and the last one closes up after a `close`."""
+    def _call(self) -> Generator[tuple[Mount, Deadline], None, None]:
+        """Make one call: what it uses stays until it ends; the last one closes up after a `close`."""
+        deadline = Deadline(self._settings.timeout_s)
         self.ensure_open()
         calls = self._calls.get()
         if not calls.begin():
             self.ensure_open()  # closed meanwhile: it says so
         try:
-            yield self._mounts.get()
+            yield self._mounts.get(), deadline
         except OSError as error:
             if isinstance(error, HiCacheError):
                 raise
@@ -203,6 +213,14 @@ class Hf3fsStorage(HiCacheStorage):
                 return
             yield PageInfo(page_hash, space.stored_nbytes)
 
+    def _require_capacity_for(self, space: KeySpace) -> None:
+        capacity_nbytes, slot_nbytes = self._settings.capacity_nbytes, Geometry(space).slot_nbytes
+        if capacity_nbytes is not None and capacity_nbytes < slot_nbytes:
+            raise ConfigError(
+                f"hf3fs: capacity_nbytes: {capacity_nbytes} bytes hold no page of pool {space.pool!r} of"
+                f" {space.model!r}, which takes {slot_nbytes} bytes: raise it"
+            )
+
     def _files_of(self, space: KeySpace) -> SlotFiles:
         files = self._files.get(space)
         if files is None:
@@ -212,13 +230,14 @@ class Hf3fsStorage(HiCacheStorage):
     def _mount_made(self) -> Mount:
         self._counters = Counters()
         try:
-            return Mount(
+            mount = Mount(
                 self._layout,
                 self._limits,
                 self._counters,
                 index=self._settings.index.get_secret_value(),
                 usrbio=self._settings.usrbio,
                 direct=self._direct,
+                local=self._local,
                 timeout_s=self._settings.timeout_s,
                 touch_interval_s=self._settings.touch_interval_s,
             )
@@ -228,6 +247,18 @@ class Hf3fsStorage(HiCacheStorage):
             raise StorageUnavailable(
                 f"hf3fs: {self._layout.root} cannot be used: {error.strerror}"
             ) from error
+        self._warn_of_eviction(mount.index.used_nbytes)
+        return mount
+
+    def _warn_of_eviction(self, used_nbytes: int) -> None:
+        """Say so where the first sets will evict more than half of what is there."""
+        to_evict_nbytes = self._limits.to_evict(used_nbytes, 0)
+        if to_evict_nbytes > used_nbytes / 2:
+            logger.warning(
+                "hf3fs: capacity_nbytes: %d bytes are less than half of the %d bytes that are in use"
+                " under %s: sets will evict %d bytes",
+                *(self._limits.capacity_nbytes, used_nbytes, self._layout.root, to_evict_nbytes),
+            )
 
 
 def _made_root(path: str) -> str:

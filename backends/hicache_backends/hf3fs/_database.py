@@ -17,8 +17,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
+from hicache_backends.hf3fs._fork_guard import FORKS
+from hicache_backends.hf3fs._session import VERSION, Session, identity_of
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
 _SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 BEGIN;
@@ -48,230 +49,227 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 _POLL_S = 0.01
-_LOG_PAGES = 2000  # 8 MiB: what is in it is synced and copied once
+# So long SQLite waits for another process at once. Between two such waits a fork may happen.
+_PATIENCE_S = 0.25
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A connection that finds its file replaced tries again; it is made anew once, not for ever.
 _ATTEMPTS = 3
-
-
-class Session:
-    """One connection, used by one call at a time."""
-
-    def __init__(self, layout: Layout, timeout_s: float) -> None:
-        self._path = layout.index
-        self._identity = _identity(layout.index)
-        if self._identity is None:
-            raise FileNotFoundError(layout.index)
-        self.connection = sqlite3.connect(
-            f"file:{quote(os.path.realpath(layout.index))}?mode=rw",
-            uri=True,
-            timeout=timeout_s,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-
-    def is_current(self) -> bool:
-        """Whether the file is still the one that it was opened as."""
-        return self._identity == _identity(self._path)
-
-    def is_usable(self) -> bool:
-        """Whether it is an index of this version."""
-        self.connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-        self.connection.execute("PRAGMA synchronous = NORMAL")
-        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
-        return bool(version == VERSION)
-
-    def close(self) -> None:
-        with suppress(sqlite3.Error):
-            self.connection.close()
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Database:
     """Connections to the index of one root. Thread-safe; belongs to the process that made it."""
 
     def __init__(
-        self, layout: Layout, timeout_s: float, fill: Callable[[sqlite3.Connection], None]
+        self, layout: Layout, deadline: Deadline, fill: Callable[[sqlite3.Connection], None]
     ) -> None:
         self._layout = layout
-        self._timeout_s = timeout_s
         self._fill = fill
         self._idle: list[Session] = []
+        self._idle_lock = threading.Lock()
         self._writing = threading.Lock()
         self._closed = False
-        with self.session():
+        with self.session(deadline):
             pass
 
     @contextmanager
-    def session(self, *, make: bool = True) -> Generator[Session, None, None]:
-        """A connection for one call; without `make` only where there is a file."""
-        session = self._taken(make=make)
+    def session(self, deadline: Deadline, *, make: bool = True) -> Generator[Session, None, None]:
+        """Lend a connection to one call; without `make` only where there is a file."""
+        session = self._taken(deadline, make=make)
         try:
-            with self._translated(session):
+            with self._translated(session, deadline):
                 yield session
         finally:
-            if self._closed:
-                session.close()
-            else:
-                self._idle.append(session)
+            self._give_back(session)
 
     @contextmanager
-    def transaction(self) -> Generator[sqlite3.Connection, None, None]:
-        """A connection in a transaction that may write."""
-        with self.session(make=False) as session, self._turn():
-            connection = session.connection
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+    def transaction(self, deadline: Deadline) -> Generator[sqlite3.Connection, None, None]:
+        """Lend a connection in a transaction that may write."""
+        with self.session(deadline, make=False) as session, self._turn(deadline):
+            while True:
+                with session.step(deadline, patience_s=_PATIENCE_S) as connection:
+                    if not _begun(connection, deadline):
+                        continue
+                    try:
+                        yield connection
+                        connection.execute("COMMIT")
+                    except BaseException:
+                        if connection.in_transaction:
+                            connection.execute("ROLLBACK")
+                        raise
+                break
             if not session.is_current():
                 raise self._replaced()
 
     @contextmanager
-    def held(self) -> Generator[None, None, None]:
+    def held(self, deadline: Deadline) -> Generator[None, None, None]:
         """Hold off whoever would make the index anew."""
         for _ in range(_ATTEMPTS):
-            with self._locked(fcntl.LOCK_SH, self._timeout_s):
-                if _identity(self._layout.index) is not None:
+            with self._locked(fcntl.LOCK_SH, deadline):
+                if self._identity() is not None:
                     yield
                     return
-            with self.session():
+            with self.session(deadline):
                 pass
         raise self._replaced()
 
     def close(self) -> None:
         """Close what no call is using; calls close what they use when they end."""
-        self._closed = True
-        while (session := self._popped()) is not None:
+        with self._idle_lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for session in idle:
             session.close()
 
-    def abandon(self) -> None:
-        """Leave the connections to the process that forked this one: SQLite's must not be touched."""
-        _inherited.extend(self._idle)
-        self._idle = []
+    # --- parts ---------------------------------------------------------------------------------------
 
-    def _taken(self, *, make: bool) -> Session:
+    def _give_back(self, session: Session) -> None:
+        with self._idle_lock:
+            if not self._closed:
+                self._idle.append(session)
+                return
+        session.close()
+
+    def _taken(self, deadline: Deadline, *, make: bool) -> Session:
         for _ in range(_ATTEMPTS):
-            session = self._opened()
+            session = self._opened(deadline)
             if session is not None:
                 return session
             if not make:
                 break
-            self._make()
+            self._make(deadline)
         raise self._replaced()
 
-    def _opened(self) -> Session | None:
-        """A connection to the file that is there now; None where it must be made."""
+    def _opened(self, deadline: Deadline) -> Session | None:
+        """Return a connection to the file that is there now; None where it must be made."""
         while (session := self._popped()) is not None:
-            if session.is_current():
+            if self._identity() is not None and session.is_current():
                 return session
             session.close()
         try:
-            session = Session(self._layout, self._timeout_s)
+            session = Session(self._layout)
         except FileNotFoundError:
             return None
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             raise self._unavailable(error) from error
         try:
-            with self._translated(session):
-                if session.is_usable():
+            with self._translated(session, deadline):
+                if session.is_usable(deadline):
                     return session
                 self._discard(session, f"no index of version {VERSION}")
         except HiCacheError:
             session.close()
-            if _identity(self._layout.index) is None:
+            if self._identity() is None:
                 return None
             raise
         session.close()
         return None
 
     def _popped(self) -> Session | None:
-        """A connection that no call is using."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+        """Take a connection that no call is using."""
+        with self._idle_lock:
+            return self._idle.pop() if self._idle else None
 
-    def _make(self) -> None:
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            return identity_of(self._layout.index)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _make(self, deadline: Deadline) -> None:
         """Make the file, unless somebody else has."""
-        with self._locked(fcntl.LOCK_EX, self._timeout_s):
-            if _identity(self._layout.index) is not None:
+        with self._locked(fcntl.LOCK_EX, deadline):
+            if self._identity() is not None:
                 return
             try:
                 self._layout.remove_indexes()
                 name = self._layout.new_index()
-                connection = sqlite3.connect(name, isolation_level=None)
-                try:
-                    connection.executescript(_SCHEMA)
-                    connection.execute("BEGIN")
-                    self._fill(connection)
-                    connection.execute("COMMIT")
-                finally:
-                    connection.close()
+                self._fill_file(name, deadline)
                 self._layout.name_index(name)
+            except HiCacheError:
+                raise
             except (OSError, sqlite3.Error) as error:
                 raise self._unavailable(error) from error
 
+    def _fill_file(self, name: str, deadline: Deadline) -> None:
+        """Make an index of what the slots say."""
+        owner = _Maker()
+        with FORKS.step(deadline, owner):
+            owner.connection = sqlite3.connect(name, isolation_level=None)
+            FORKS.connected(owner)
+            try:
+                owner.connection.executescript(_SCHEMA)
+                owner.connection.execute("BEGIN")
+                self._fill(owner.connection)
+                owner.connection.execute("COMMIT")
+            finally:
+                owner.disconnect()
+                FORKS.disconnected(owner)
+
     def _discard(self, session: Session, reason: str) -> None:
-        """Remove a file that is of no use; the next call makes it anew."""
-        with self._locked(fcntl.LOCK_EX, 0.0):
+        """Remove a file that is of no use; the next call makes it anew.
+
+        This call may hold the lock itself: it is not waited for.
+        """
+        with self._locked(fcntl.LOCK_EX, Deadline(0)):
             if session.is_current():
                 logger.warning("%s is %s: it is made anew", self._layout.index, reason)
                 self._layout.remove_indexes()
 
     @contextmanager
-    def _turn(self) -> Generator[None, None, None]:
-        """One writer of this process at a time: SQLite would let the others poll."""
-        if not self._writing.acquire(timeout=self._timeout_s):
-            raise StorageTimeout(f"hf3fs: the index was busy for {self._timeout_s} s")
+    def _turn(self, deadline: Deadline) -> Generator[None, None, None]:
+        """Let one thread of this process write at a time: SQLite would let the others poll."""
+        if not self._writing.acquire(timeout=deadline.remaining_s()):
+            raise StorageTimeout(f"hf3fs: the index was busy for {deadline.timeout_s:g} s")
         try:
             yield
         finally:
             self._writing.release()
 
     @contextmanager
-    def _locked(self, kind: int, patience_s: float) -> Generator[None, None, None]:
+    def _locked(self, kind: int, deadline: Deadline) -> Generator[None, None, None]:
         try:
-            descriptor = os.open(self._layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with FORKS.step(deadline):
+                descriptor = os.open(self._layout.lock, _LOCK_FLAGS, 0o666)
+                FORKS.hold(descriptor)
+        except HiCacheError:
+            raise
         except OSError as error:
             raise self._unavailable(error) from error
         try:
-            self._await_lock(descriptor, kind, patience_s)
+            self._await_lock(descriptor, kind, deadline)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child may have been forked: it has a copy
-            os.close(descriptor)
+            FORKS.release(descriptor)
 
-    def _await_lock(self, descriptor: int, kind: int, patience_s: float) -> None:
-        deadline_s = time.monotonic() + patience_s
+    def _await_lock(self, descriptor: int, kind: int, deadline: Deadline) -> None:
         while True:
             try:
                 fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > deadline_s:
+                if deadline.passed():
                     raise StorageTimeout(
-                        f"hf3fs: {self._layout.lock} was held for {patience_s} s: the index is"
-                        " being made anew, or a call that writes hangs"
+                        f"hf3fs: {self._layout.lock} was held for {deadline.timeout_s:g} s: the index"
+                        " is being made anew, or a call that writes hangs"
                     ) from None
-                time.sleep(_POLL_S)
+                time.sleep(min(_POLL_S, deadline.remaining_s()))
+            except OSError as error:
+                raise self._unavailable(error) from error
             else:
                 return
 
     @contextmanager
-    def _translated(self, session: Session) -> Generator[None, None, None]:
+    def _translated(self, session: Session, deadline: Deadline) -> Generator[None, None, None]:
         try:
             yield
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            if _code(error) in _BUSY:
                 raise StorageTimeout(
-                    f"hf3fs: {self._layout.index} was locked for {self._timeout_s} s"
+                    f"hf3fs: {self._layout.index} was locked for {deadline.timeout_s:g} s"
                 ) from error
-            if code in _BROKEN and session.is_current():
-                with suppress(StorageTimeout, StorageUnavailable):
+            if _code(error) in _BROKEN:
+                with suppress(HiCacheError, OSError):
                     self._discard(session, "damaged")
             raise self._unavailable(error) from error
         except OSError as error:
@@ -289,12 +287,29 @@ class Database:
         return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be used: {reason}")
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+class _Maker:
+    """The owner of the connection by which an index is made."""
+
+    def __init__(self) -> None:
+        self.connection: sqlite3.Connection | None = None
+
+    def disconnect(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _begun(connection: sqlite3.Connection, deadline: Deadline) -> bool:
+    """Begin a transaction that may write, unless another process has one."""
     try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if _code(error) not in _BUSY or deadline.passed():
+            raise
+        return False
+    return True
 
 
-_inherited: list[Session] = []
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 
     from hicache_backends.hf3fs._slot import Place
     from hicache_backends.hf3fs._slot_files import SlotFiles
+    from hicache_storage.deadline import Deadline
+
+
+_LEASES_PER_TIMEOUT = 2
+_LEASE_MARGIN_S = 5.0
+
+
+def lease_s(timeout_s: float) -> float:
+    """Return for how long a slot is a writer's that may not be heard of again.
+
+    A call has written what it reserved, or given it up, `timeout_s` after it began. The rest is margin.
+    """
+    return timeout_s * _LEASES_PER_TIMEOUT + _LEASE_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,64 +68,76 @@ class View(abc.ABC):
 
     @abc.abstractmethod
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        """Where those of the pages are that are there."""
+        """Return where those of the pages are that are there."""
 
     @abc.abstractmethod
-    def still(self, places: Mapping[str, Place]) -> set[str]:
-        """Those of the pages that have been there ever since."""
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
+        """Return those of the pages that have been there ever since."""
 
 
 class Index(abc.ABC):
-    """Thread-safe. Raises StorageUnavailable and StorageTimeout only."""
+    """Thread-safe. Raises StorageUnavailable and StorageTimeout only; the latter by the deadline."""
 
     used_nbytes: int = 0
-    """Of all slots in use, when this process last changed something."""
+    """Of all slots in use, when this process last looked."""
     evicted: int = 0
     """Pages that this process evicted."""
 
     @abc.abstractmethod
-    def view(self, files: SlotFiles) -> AbstractContextManager[View]:
-        """For one call that reads."""
+    def view(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
+        """Open the index for one call that reads."""
 
     @abc.abstractmethod
-    def writing(self, files: SlotFiles) -> AbstractContextManager[View]:
-        """For one call that writes: while it lasts nobody makes the index anew."""
+    def writing(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
+        """Open the index for one call that writes: while it lasts nobody makes the index anew."""
 
     @abc.abstractmethod
-    def reserve(self, files: SlotFiles, count: int) -> list[Place]:
-        """Slots that this writer alone may write to; fewer where there is no more room."""
+    def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
+        """Return slots that this writer alone may write to; fewer where there is no more room."""
 
     @abc.abstractmethod
-    def settle(self, files: SlotFiles, entries: Sequence[Entry], unused: Sequence[Place]) -> None:
-        """Pages are in their slots from now on; slots that are `unused` are free again.
+    def settle(
+        self,
+        files: SlotFiles,
+        entries: Sequence[Entry],
+        unused: Sequence[Place],
+        deadline: Deadline,
+    ) -> None:
+        """Note that pages are in their slots from now on; slots that are `unused` are free again.
 
         A page that another writer was quicker with stays where it is.
         """
 
     @abc.abstractmethod
-    def forget(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
+    def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
+        """Free reserved slots with the next `reserve`."""
+
+    @abc.abstractmethod
+    def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
         """Free the slots of pages that turned out not to be there, if the index still says they are."""
 
     @abc.abstractmethod
-    def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
+    def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
         """Remove pages; their slots are spoiled."""
 
     @abc.abstractmethod
     def clear(self, files: SlotFiles) -> int:
-        """Remove all pages of the key space, give all its free slots back; how many pages that were."""
+        """Remove all pages of the key space, give all its free slots back; return how many pages.
+
+        It goes step by step, each with a deadline of its own. All of it is done, or it raises.
+        """
 
     @abc.abstractmethod
-    def touch(self, used: Mapping[tuple[str, str], int]) -> None:
+    def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
         """Note when pages, by (key-space id, page hash), were used."""
 
     @abc.abstractmethod
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        """Every page of the key space; no lock is held between two steps."""
+        """Iterate over every page of the key space; no lock is held between two steps.
+
+        Each step has a deadline of its own.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
         """Give everything back. Idempotent."""
-
-    @abc.abstractmethod
-    def abandon(self) -> None:
-        """Leave everything to the process that forked this one."""

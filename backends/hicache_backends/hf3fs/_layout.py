@@ -13,6 +13,7 @@ What has another name or lies elsewhere is somebody else's, and is never touched
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,15 +21,18 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.keys import KeySpace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SPACE_NAME = re.compile(r"[0-9a-f]{32}")
-_INDEX_NAME = re.compile(r"index-[0-9a-f]{16}\.sqlite(-wal|-shm|-journal)?")
+_INDEX_FILE = re.compile(r"index-[0-9a-f]{16}\.sqlite")
+_INDEX_NAME = re.compile(rf"{_INDEX_FILE.pattern}(-wal|-shm|-journal)?")
+_ROOT_ID = re.compile(r"[0-9a-f]{16}")
 _MANIFEST = "manifest.json"
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Layout:
@@ -50,45 +54,97 @@ class Layout:
             os.makedirs(path, exist_ok=True)
 
     def root_id(self) -> str:
-        """What names this root, on whichever host it is mounted; made where it is missing."""
+        """Return what names this root, on whichever host it is mounted; make it where it is missing.
+
+        Raises:
+            ConfigError: The file holds something else.
+        """
         try:
-            with open(self._name, encoding="ascii") as file:
-                return file.read()
+            with open(self._name, encoding="latin-1") as file:
+                found = file.read(1024)
         except FileNotFoundError:
-            temporary = f"{self._name}-{secrets.token_hex(8)}"
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(8))
-        with suppress(FileExistsError):  # another one was quicker
-            os.link(temporary, self._name)
-        os.unlink(temporary)
-        return self.root_id()
+            self._make_root_id()
+            return self.root_id()
+        if not _ROOT_ID.fullmatch(found):
+            raise ConfigError(
+                f"hf3fs: path: {self._name} does not hold the id of a root: name another directory, or"
+                " remove that file; the index is made anew then"
+            )
+        return found
+
+    def index_file(self) -> str | None:
+        """Return the path of the index, or None where there is none.
+
+        Raises:
+            StorageUnavailable: Its name leads to something that is not ours.
+        """
+        try:
+            target = os.readlink(self.index)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise self._foreign() from None
+        if not _INDEX_FILE.fullmatch(target) or os.path.islink(f"{self.root}/{target}"):
+            raise self._foreign()
+        return f"{self.root}/{target}"
 
     def new_index(self) -> str:
-        """A path for an index that nothing had before."""
+        """Return a path for an index that nothing had before."""
         return f"{self.root}/index-{secrets.token_hex(8)}.sqlite"
 
     def name_index(self, path: str) -> None:
         """Make the index at `path` the index."""
         temporary = f"{self.index}.new"
-        with suppress(FileNotFoundError):
+        if os.path.islink(temporary):
             os.unlink(temporary)
         os.symlink(os.path.basename(path), temporary)
         os.rename(temporary, self.index)
 
     def remove_indexes(self) -> None:
-        """Remove every index, with what SQLite keeps beside it."""
+        """Remove every index of ours, with what SQLite keeps beside it."""
+        if self.index_file() is not None:
+            os.unlink(self.index)
         for name in os.listdir(self.root):
-            if name == os.path.basename(self.index) or _INDEX_NAME.fullmatch(name):
+            if _INDEX_NAME.fullmatch(name):
                 with suppress(FileNotFoundError):
                     os.unlink(f"{self.root}/{name}")
+
+    def _make_root_id(self) -> None:
+        temporary = f"{self._name}-{secrets.token_hex(8)}"
+        try:
+            with open(temporary, "x", encoding="ascii") as file:
+                file.write(secrets.token_hex(8))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another one was quicker
+                os.link(temporary, self._name)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _foreign(self) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"hf3fs: {self.index} is not an index of hf3fs: name another directory as path, or move that"
+            " file away"
+        )
 
     def space_dir(self, space_id: str) -> str:
         """The directory of a key space."""
         return f"{self.spaces}/{space_id}"
 
     def make_space(self, space: KeySpace) -> None:
-        """Make the directory and the manifest of `space`, unless both are there."""
+        """Make the directory and the manifest of `space`, unless both are there.
+
+        Raises:
+            StorageUnavailable: The directory is a link to one that is not ours.
+        """
         directory = self.space_dir(space.id)
+        if os.path.islink(directory):
+            raise StorageUnavailable(
+                f"hf3fs: {directory} is a symbolic link: what it leads to is not ours; remove the link"
+            )
         manifest = f"{directory}/{_MANIFEST}"
         if _manifest_space(manifest) == space:
             return
@@ -117,9 +173,10 @@ class Layout:
 
 
 def _manifest_space(path: str) -> KeySpace | None:
+    """Return the key space of a manifest, or None where there is none, or it is no manifest."""
     try:
         with open(path, encoding="utf-8") as file:
             manifest: Any = json.load(file)
         return KeySpace.from_manifest(manifest)
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hicache_backends.hf3fs._index import Entry
+from hicache_backends.hf3fs._index import Entry, lease_s
 from hicache_backends.hf3fs._sqlite_index import SqliteIndex
 from hicache_backends.hf3fs._touches import APART_NS, Touches
-from hicache_backends.hf3fs._transfer import Item, Transfers
+from hicache_backends.hf3fs._transfer import Item, Outcome, Transfers
 from hicache_backends.hf3fs._usrbio import usrbio_of
 from hicache_backends.hf3fs._writer import Writer
+from hicache_backends.hf3fs._writes_in_doubt import WritesInDoubt
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import BackendNotInstalled, HiCacheError
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 SQLITE = "sqlite"
+_OPTIONAL_S = 1.0
+"""The longest that a call waits for what it can do without: healing, and telling what was used."""
+_GRACE_S = 0.5
+_CLOSE_S = 8.0
 
 
 class Mount:
@@ -39,13 +46,13 @@ class Mount:
         index: str,
         usrbio: bool | None,
         direct: bool,
+        local: bool,
         timeout_s: float,
         touch_interval_s: float,
     ) -> None:
         self._counters = counters
-        self._timeout_s = timeout_s
         self._recency = limits.capacity_nbytes is not None
-        rings = usrbio_of(layout.root, timeout_s, wanted=usrbio)
+        rings = usrbio_of(layout.root, wanted=usrbio)
         self._writer = Writer(layout.writers)
         try:
             self.index = _opened(index, layout, limits, self._writer, timeout_s)
@@ -53,31 +60,37 @@ class Mount:
             self._writer.close()
             raise
         self._touches = Touches(self.index, touch_interval_s)
-        self._transfers = Transfers(counters, rings, direct=direct)
+        self._transfers = Transfers(counters, rings, direct=direct, local=local)
+        self._in_doubt = WritesInDoubt(self.index.reclaim, lease_s(timeout_s))
 
-    def load(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
-        """Read pages; which of them were there, whole."""
-        deadline_s = time.monotonic() + self._timeout_s
-        with self.index.view(files) as view:
+    def load(
+        self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        """Read pages; return which of them were there, whole."""
+        with self.index.view(files, deadline) as view:
             places = view.find(hashes)
             wanted = {
                 number: Item(*_marked(files, page_hash, places[page_hash]), page)
                 for number, (page_hash, page) in enumerate(zip(hashes, pages, strict=True))
                 if page_hash in places and page.nbytes == files.geometry.nbytes
             }
-            read = self._transfers.read(files, list(wanted.values()), deadline_s)
+            read = self._transfers.read(files, list(wanted.values()), deadline)
             found = dict(zip(wanted, read, strict=True))
-            still = view.still({hashes[n]: places[hashes[n]] for n, hit in found.items() if hit})
-        wrong = [hashes[number] for number, hit in found.items() if hit is False]
-        self._heal(files, {page_hash: places[page_hash] for page_hash in wrong})
-        self._used(files, hashes, still)
-        return [bool(found.get(n)) and page_hash in still for n, page_hash in enumerate(hashes)]
+            whole = {number for number, outcome in found.items() if outcome is Outcome.MOVED}
+            looked_up = {hashes[n]: places[hashes[n]] for n in whole}
+            still = view.still(looked_up, _with_grace(deadline)) if whole else set[str]()
+        wrong = [hashes[n] for n, outcome in found.items() if outcome is Outcome.WRONG]
+        with suppress(HiCacheError):
+            self._heal(files, {h: places[h] for h in wrong}, _optional(deadline))
+        self._used(files, hashes, still, deadline)
+        return [n in whole and page_hash in still for n, page_hash in enumerate(hashes)]
 
-    def save(self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
-        """Write the pages that are not there; which are there now."""
-        deadline_s = time.monotonic() + self._timeout_s
-        with self.index.writing(files) as view:
-            there = self._present(view, files, hashes)
+    def save(
+        self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        """Write the pages that are not there; return which are there now."""
+        with self.index.writing(files, deadline) as view:
+            there = self._present(view, files, hashes, deadline)
             absent = {
                 page_hash: page
                 for page_hash, page in reversed(list(zip(hashes, pages, strict=True)))
@@ -85,46 +98,59 @@ class Mount:
             }
             if absent:
                 order = [h for h in dict.fromkeys(hashes) if h in absent]
-                there |= self._written(files, {h: absent[h] for h in order}, deadline_s)
+                there |= self._written(files, {h: absent[h] for h in order}, deadline)
         return [page_hash in there for page_hash in hashes]
 
-    def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
+    def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
         """Remove pages."""
-        with self.index.writing(files):
-            self.index.delete(files, list(dict.fromkeys(hashes)))
+        with self.index.writing(files, deadline):
+            self.index.delete(files, list(dict.fromkeys(hashes)), deadline)
 
-    def clear(self, files: SlotFiles) -> int:
-        """Remove all pages of a key space; how many that were."""
-        with self.index.writing(files):
+    def clear(self, files: SlotFiles, deadline: Deadline) -> int:
+        """Remove all pages of a key space; return how many that were."""
+        with self.index.writing(files, deadline):
             return self.index.clear(files)
 
     def close(self) -> None:
-        """Give everything back."""
-        self._touches.tell()
+        """Give everything back, but what a file system that hangs does not let go of in time."""
+        closing = threading.Thread(target=self._close, name="hf3fs-close", daemon=True)
+        try:
+            closing.start()
+        except RuntimeError:  # the interpreter ends, and lets no thread begin
+            self._close()
+        else:
+            closing.join(_CLOSE_S)
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        self._touches.tell(Deadline(_OPTIONAL_S))
         self._transfers.close()
         self.index.close()
         self._writer.close()
 
-    def abandon(self) -> None:
-        """Leave everything to the process that forked this one."""
-        self.index.abandon()
-        self._writer.forget()
-
-    # --- parts ---------------------------------------------------------------------------------------
-
-    def _present(self, view: View, files: SlotFiles, hashes: Sequence[str]) -> set[str]:
-        """Those of the pages that are there, and are what the index says they are."""
+    def _present(
+        self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
+    ) -> set[str]:
+        """Return those of the pages that are there, and are what the index says they are."""
         places = view.find(hashes)
         held = files.held(places) if places else set[str]()
-        self._heal(files, {h: place for h, place in places.items() if h not in held})
-        self._used(files, hashes, held)
+        wrong = {h: place for h, place in places.items() if h not in held}
+        # A page that stays in the index under a wrong slot would not be found after it was written.
+        self._heal(files, wrong, deadline)
+        self._used(files, hashes, held, deadline)
         return held
 
-    def _written(self, files: SlotFiles, absent: Mapping[str, Page], deadline_s: float) -> set[str]:
-        """Write pages to slots of their own; those that are there now."""
+    def _written(
+        self, files: SlotFiles, absent: Mapping[str, Page], deadline: Deadline
+    ) -> set[str]:
+        """Write pages to slots of their own; return those that are there now."""
+        if self._in_doubt.is_full():
+            self._counters.add("refused_in_doubt", len(absent))
+            return set()
         if self._recency:
-            self._touches.tell()
-        places = self.index.reserve(files, len(absent))
+            self._touches.tell(_optional(deadline))
+        places = self.index.reserve(files, len(absent), deadline)
         self._counters.add("refused_no_space", len(absent) - len(places))
         pages = dict(zip(absent, places, strict=False))
         items = [
@@ -132,34 +158,64 @@ class Mount:
             for page_hash, place in pages.items()
         ]
         try:
-            done = self._transfers.write(files, items, deadline_s)
+            done = self._transfers.write(files, items, deadline)
         except BaseException:
-            with suppress(HiCacheError):
-                self.index.settle(files, (), places)
+            self._broken_off(files, places, deadline)
             raise
-        now_ns = time.time_ns()
-        entries = [
-            Entry(page_hash, place, now_ns - number * APART_NS)
-            for number, ((page_hash, place), ok) in enumerate(zip(pages.items(), done, strict=True))
-            if ok
-        ]
-        unused = [place for place, ok in zip(places, done, strict=True) if not ok]
-        self.index.settle(files, entries, unused)
-        return {entry.page_hash for entry in entries}
+        return self._settled(files, pages, done, deadline)
 
-    def _used(self, files: SlotFiles, hashes: Sequence[str], hit: set[str]) -> None:
-        """Those of the pages that are hits were used just now."""
-        if self._recency and hit:
-            used = [page_hash for page_hash in hashes if page_hash in hit]
-            self._touches.note(files.geometry.space.id, used)
-
-    def _heal(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
-        """Forget pages that are not where the index says, so that the next set stores them."""
-        if not wrong:
+    def _broken_off(self, files: SlotFiles, places: Sequence[Place], deadline: Deadline) -> None:
+        """Give slots back, unless they may be written to later."""
+        if not self._transfers.is_certain:
+            self._in_doubt.add(files.geometry.space.id, places)
             return
         with suppress(HiCacheError):
-            self.index.forget(files, wrong)
+            self.index.settle(files, (), places, _with_grace(deadline))
+
+    def _settled(
+        self,
+        files: SlotFiles,
+        pages: Mapping[str, Place],
+        done: Sequence[Outcome],
+        deadline: Deadline,
+    ) -> set[str]:
+        """Tell the index what came of a write; return the pages that are there now."""
+        now_ns = time.time_ns()
+        outcomes = list(zip(pages.items(), done, strict=True))
+        entries = [
+            Entry(page_hash, place, now_ns - number * APART_NS)
+            for number, ((page_hash, place), outcome) in enumerate(outcomes)
+            if outcome is Outcome.MOVED
+        ]
+        doubtful = [place for (_, place), outcome in outcomes if outcome is Outcome.IN_DOUBT]
+        self._in_doubt.add(files.geometry.space.id, doubtful)
+        unused = [place for (_, place), outcome in outcomes if outcome is Outcome.NOT_MOVED]
+        self.index.settle(files, entries, unused, _with_grace(deadline))
+        return {entry.page_hash for entry in entries}
+
+    def _used(
+        self, files: SlotFiles, hashes: Sequence[str], hit: set[str], deadline: Deadline
+    ) -> None:
+        """Note that those of the pages that are hits were used just now."""
+        if self._recency and hit:
+            used = [page_hash for page_hash in hashes if page_hash in hit]
+            self._touches.note(files.geometry.space.id, used, _optional(deadline))
+
+    def _heal(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
+        """Forget pages that are not where the index says, so that the next set stores them."""
+        if wrong:
+            self.index.forget(files, wrong, deadline)
             self._counters.add("healed", len(wrong))
+
+
+def _optional(deadline: Deadline) -> Deadline:
+    """Return the deadline of a step that a call can do without."""
+    return Deadline(min(_OPTIONAL_S, deadline.remaining_s() / 2))
+
+
+def _with_grace(deadline: Deadline) -> Deadline:
+    """Return a deadline by which what was moved just in time can still be told of."""
+    return Deadline(max(_GRACE_S, deadline.remaining_s()))
 
 
 def _marked(files: SlotFiles, page_hash: str, place: Place) -> tuple[int, bytes]:
@@ -168,7 +224,7 @@ def _marked(files: SlotFiles, page_hash: str, place: Place) -> tuple[int, bytes]
 
 
 def _opened(url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float) -> Index:
-    """The index that the config names."""
+    """Open the index that the config names."""
     if url == SQLITE:
         return SqliteIndex(layout, limits, writer, timeout_s)
     try:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from hicache_backends.hf3fs import _redis_scripts as scripts
-from hicache_backends.hf3fs._index import Index, View
+from hicache_backends.hf3fs._index import Index, View, lease_s
+from hicache_backends.hf3fs._redis_client import RedisClient
 from hicache_backends.hf3fs._redis_epoch import Epoch
-from hicache_backends.hf3fs._slot import Place
+from hicache_backends.hf3fs._slot import STAMP_NBYTES, Place
 from hicache_backends.hf3fs._writer import is_dead, tokens
-from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.deadline import Deadline
+from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs._index import Entry, Limits
     from hicache_backends.hf3fs._layout import Layout
+    from hicache_backends.hf3fs._redis_epoch import Trusted
     from hicache_backends.hf3fs._slot_files import SlotFiles
     from hicache_backends.hf3fs._writer import Writer
 
 _STEP = 500
-# A call has written what it reserved, or given it up, `timeout_s` after it began. The rest is margin.
-_LEASES_PER_TIMEOUT = 2
-_LEASE_MARGIN_MS = 5000
+_MOST_SLOTS = 1 << 40
 
 
 class RedisIndex(Index):
@@ -39,32 +37,34 @@ class RedisIndex(Index):
         self._limits = limits
         self._writer = writer
         self._timeout_s = timeout_s
-        self._lease_ms = int(1000 * timeout_s * _LEASES_PER_TIMEOUT) + _LEASE_MARGIN_MS
+        self._lease_ms = int(1000 * lease_s(timeout_s))
         self._prefix = f"hicache:hf3fs:{{{layout.root_id()}}}"
         self._unsettled: list[tuple[str, Place]] = []
-        self._client = _client(url, timeout_s)
+        self._unsettled_lock = threading.Lock()
+        self._client = RedisClient(url, timeout_s)
         self._epoch = Epoch(self._client, self._prefix, layout, self._lease_ms)
+        deadline = Deadline(timeout_s)
         try:
-            with self._translated():
-                self._epoch.require()
-                for token in tokens(layout.writers) - {writer.token}:
-                    is_dead(layout.writers, token, 0)
+            self._epoch.require(deadline)
+            self.used_nbytes = int(self._run(deadline, scripts.USED))
+            for token in tokens(layout.writers) - {writer.token}:
+                is_dead(layout.writers, token, 0)
         except BaseException:
             self._client.close()
             raise
 
     @contextmanager
-    def view(self, files: SlotFiles) -> Generator[View, None, None]:
-        with self._translated():
-            run = self._epoch.require()
-            yield _RedisView(self._client, self._prefix, files.geometry.space.id, run)
+    def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
+        trusted = self._epoch.require(deadline)
+        name = f"{self._prefix}:pages:{files.geometry.space.id}"
+        yield _RedisView(self._client, name, trusted, deadline)
 
     @contextmanager
-    def writing(self, files: SlotFiles) -> Generator[View, None, None]:
-        with self.view(files) as view:
+    def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
+        with self.view(files, deadline) as view:
             yield view
 
-    def reserve(self, files: SlotFiles, count: int) -> list[Place]:
+    def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
         stamps = [self._writer.stamp() for _ in range(count)]
         limits, geometry = self._limits, files.geometry
         arguments = [
@@ -73,40 +73,49 @@ class RedisIndex(Index):
             *(limits.high_watermark, limits.low_watermark, self._lease_ms),
             *(stamp.hex() for stamp in stamps),
         ]
-        self._release_unsettled()
-        with self._translated():
-            run = self._epoch.require()
-            with self._client.pipeline(transaction=True) as pipe:
-                pipe.eval(scripts.RESERVE, 1, self._prefix, *arguments)
-                pipe.info("server")
-                (slots, before, fresh, evicted, used), info = pipe.execute()
-            if info["run_id"] != run:
-                raise StorageUnavailable("hf3fs: the Redis server of the index was restarted")
+        self._release_unsettled(deadline)
+        trusted = self._epoch.require(deadline)
+        with (
+            self._client.call(deadline) as client,
+            client.pipeline(transaction=True) as pipe,
+        ):
+            pipe.eval(scripts.RESERVE, 1, self._prefix, *arguments)
+            pipe.info("server")
+            (slots, before, fresh, evicted, used), info = pipe.execute()
+            _require_same(info["run_id"], trusted.run)
+            places = [Place(slot, stamp) for slot, stamp in zip(slots, stamps, strict=False)]
         self.evicted += evicted
         self.used_nbytes = used
         if fresh:
-            files.grow(before, fresh, limits.room(used))
-        return [Place(slot, stamp) for slot, stamp in zip(slots, stamps, strict=False)]
+            try:
+                files.grow(before, fresh, limits.room(used))
+            except BaseException:
+                self._left_unsettled(geometry.space.id, places)
+                raise
+        return places
 
-    def settle(self, files: SlotFiles, entries: Sequence[Entry], unused: Sequence[Place]) -> None:
+    def settle(
+        self,
+        files: SlotFiles,
+        entries: Sequence[Entry],
+        unused: Sequence[Place],
+        deadline: Deadline,
+    ) -> None:
         space_id = files.geometry.space.id
         arguments = [
             field
             for page_hash, (slot, stamp), used_ns in entries
             for field in (page_hash, slot, stamp.hex(), used_ns // 1000)
         ]
+        until = self._lease_half()
         try:
-            with self._translated():
-                doubles, lost = self._client.eval(
-                    scripts.SETTLE, 1, self._prefix, space_id, *arguments
-                )
-                second = [_place(double) for double in doubles]
-                if second:
-                    files.spoil([place.slot for place in second])
-                self._release(space_id, [*second, *unused])
+            doubles, lost = self._run(
+                deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments
+            )
+            self._relinquish(files, _places(doubles), files.spoil, until, deadline)
+            self._release(space_id, unused, deadline)
         except BaseException:
-            places = [entry.place for entry in entries] + list(unused)
-            self._unsettled += [(space_id, place) for place in places]
+            self._left_unsettled(space_id, [*(entry.place for entry in entries), *unused])
             raise
         if lost:
             raise StorageUnavailable(
@@ -114,151 +123,222 @@ class RedisIndex(Index):
                 " raise timeout_s"
             )
 
-    def forget(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
+    def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
+        """Leave slots to the end of their leases, which is when they may be reclaimed."""
+
+    def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
         arguments = [
             field for h, place in wrong.items() for field in (h, place.slot, place.stamp.hex())
         ]
-        with self._translated():
-            self._client.eval(scripts.FORGET, 1, self._prefix, files.geometry.space.id, *arguments)
+        self._run(deadline, scripts.FORGET, files.geometry.space.id, *arguments)
 
-    def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
-        space_id = files.geometry.space.id
-        with self._translated():
-            for start in range(0, len(hashes), _STEP):
-                places = self._detached(space_id, hashes[start : start + _STEP])
-                files.spoil([place.slot for place in places])
-                self._release(space_id, places)
+    def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
+        trusted = self._epoch.require(deadline)
+        for start in range(0, len(hashes), _STEP):
+            part = hashes[start : start + _STEP]
+            self._removed(files, part, files.spoil, trusted, deadline)
 
     def clear(self, files: SlotFiles) -> int:
-        space_id = files.geometry.space.id
+        trusted = self._epoch.require(Deadline(self._timeout_s))
         removed = 0
-        held: list[Place] = []
-        with self._translated():
-            hashes = list(self.pages(files))
-            for start in range(0, len(hashes), _STEP):
-                places = self._detached(space_id, hashes[start : start + _STEP])
-                removed += len(places)
-                held += places
-            while slots := self._leased_free(space_id, stamp := self._writer.stamp()):
-                held += [Place(slot, stamp) for slot in slots]
-            files.give_back([place.slot for place in held])
-            self._release(space_id, held)
+        for part in self._listed(files):
+            for start in range(0, len(part), _STEP):
+                hashes = part[start : start + _STEP]
+                removed += self._removed(files, hashes, files.give_back, trusted, None)
+        self._give_free_slots_back(files)
+        if self._epoch.require(Deadline(self._timeout_s)) != trusted:
+            raise _replaced()
         return removed
 
-    def touch(self, used: Mapping[tuple[str, str], int]) -> None:
+    def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
         times = {f"{space} {page_hash}": ns // 1000 for (space, page_hash), ns in used.items()}
-        with self._translated():
-            self._client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
+        with self._client.call(deadline) as client:
+            client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
 
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        name = f"{self._prefix}:pages:{files.geometry.space.id}"
-        seen: set[bytes] = set()
-        cursor = 0
-        while True:
-            with self._translated():
-                cursor, found = self._client.hscan(name, cursor, count=_STEP)
-            yield from (page_hash.decode() for page_hash in found.keys() - seen)
-            seen |= found.keys()
-            if not cursor:
-                return
+        for part in self._listed(files):
+            yield from part
 
     def close(self) -> None:
         self._client.close()
 
-    def abandon(self) -> None:
-        """Nothing to do: redis-py opens connections of its own in a forked process."""
-
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _detached(self, space_id: str, hashes: Sequence[str]) -> list[Place]:
-        found = self._client.eval(
-            scripts.DETACH, 1, self._prefix, space_id, self._lease_ms, *hashes
-        )
-        return [_place(each) for each in found]
+    def _run(self, deadline: Deadline, script: str, *arguments: object) -> Any:
+        return self._client.run(deadline, script, self._prefix, *arguments)
 
-    def _leased_free(self, space_id: str, stamp: bytes) -> list[int]:
-        slots: list[int] = self._client.eval(
-            scripts.LEASE_FREE, 1, self._prefix, space_id, self._lease_ms, _STEP, stamp.hex()
-        )
-        return slots
+    def _lease_half(self) -> Deadline:
+        """Return the time by which a lease is renewed, or given up, that is taken after this."""
+        return Deadline(self._lease_ms / 2000)
 
-    def _release(self, space_id: str, places: Sequence[Place]) -> None:
-        for start in range(0, max(1, len(places)), _STEP):
+    def _listed(self, files: SlotFiles) -> Iterator[list[str]]:
+        """Yield every page of the key space, step by step, each once."""
+        name = f"{self._prefix}:pages:{files.geometry.space.id}"
+        trusted = self._epoch.require(Deadline(self._timeout_s))
+        seen: set[str] = set()
+        cursor = 0
+        while True:
+            with (
+                self._client.call(Deadline(self._timeout_s)) as client,
+                client.pipeline(transaction=True) as pipe,
+            ):
+                pipe.hscan(name, cursor, count=_STEP)
+                pipe.info("server")
+                pipe.hget(f"{self._prefix}:state", "maker")
+                (cursor, found), info, maker = pipe.execute()
+                _require_same((info["run_id"], maker or b""), trusted)
+                fresh = [h for h in (each.decode() for each in found) if h not in seen]
+            yield fresh
+            seen.update(fresh)
+            if not cursor:
+                return
+
+    def _removed(
+        self,
+        files: SlotFiles,
+        hashes: Sequence[str],
+        act: Callable[[Sequence[int], Deadline], int],
+        trusted: Trusted,
+        deadline: Deadline | None,
+    ) -> int:
+        """Remove pages, and `act` on their slots before anybody else gets one; return how many.
+
+        Without a deadline each step has one of its own.
+        """
+        until = self._lease_half()
+        arguments = (files.geometry.space.id, self._lease_ms, trusted.maker, *hashes)
+        found = self._run(deadline or Deadline(self._timeout_s), scripts.DETACH, *arguments)
+        if found is None:
+            raise _replaced()
+        places = _places(found)
+        self._relinquish(files, places, act, until, deadline)
+        return len(places)
+
+    def _relinquish(
+        self,
+        files: SlotFiles,
+        places: Sequence[Place],
+        act: Callable[[Sequence[int], Deadline], int],
+        until: Deadline,
+        deadline: Deadline | None,
+    ) -> None:
+        """Act on leased slots and release them; renew leases whose time is half over.
+
+        A process that was stopped does not act on a slot whose lease has ended meanwhile.
+
+        Raises:
+            StorageUnavailable: A lease had ended. Its slot may be another page's by now.
+        """
+        space_id = files.geometry.space.id
+        while places:
+            done = act([place.slot for place in places], until)
+            self._release(space_id, places[:done], deadline or Deadline(self._timeout_s))
+            places = places[done:]
+            if not places:
+                return
+            until = self._lease_half()
+            values = [f"{place.slot} {place.stamp.hex()}" for place in places]
+            step = deadline or Deadline(self._timeout_s)
+            kept: list[bytes] = self._run(step, scripts.RENEW, space_id, self._lease_ms, *values)
+            if len(kept) < len(places):
+                raise StorageUnavailable(
+                    f"hf3fs: slots were held for longer than a lease of {self._lease_ms / 1000:.0f}"
+                    " s: try again, and raise timeout_s"
+                )
+
+    def _give_free_slots_back(self, files: SlotFiles) -> None:
+        space_id, last = files.geometry.space.id, -1
+        while True:
+            until = self._lease_half()
+            stamp = self._writer.stamp()
+            arguments = (space_id, self._lease_ms, _STEP, stamp.hex(), last)
+            slots: list[int] = self._run(Deadline(self._timeout_s), scripts.LEASE_FREE, *arguments)
+            if not slots:
+                return
+            leased = [Place(slot, stamp) for slot in slots]
+            self._relinquish(files, leased, files.give_back, until, None)
+            last = slots[-1]
+
+    def _release(self, space_id: str, places: Sequence[Place], deadline: Deadline) -> None:
+        for start in range(0, len(places), _STEP):
             part = places[start : start + _STEP]
             arguments = [field for place in part for field in (place.slot, place.stamp.hex())]
-            self.used_nbytes = int(
-                self._client.eval(scripts.RELEASE, 1, self._prefix, space_id, *arguments)
-            )
+            self.used_nbytes = int(self._run(deadline, scripts.RELEASE, space_id, *arguments))
 
-    def _release_unsettled(self) -> None:
-        """Slots that could not be settled when they should have been."""
-        while self._unsettled:
-            space_id, place = self._unsettled[-1]
-            with self._translated():
-                self._release(space_id, [place])
-            self._unsettled.pop()
+    def _left_unsettled(self, space_id: str, places: Sequence[Place]) -> None:
+        with self._unsettled_lock:
+            self._unsettled += [(space_id, place) for place in places]
 
-    @contextmanager
-    def _translated(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except redis.TimeoutError as error:
-            raise StorageTimeout(
-                f"hf3fs: the Redis server of the index did not answer within {self._timeout_s} s"
-            ) from error
-        except redis.AuthenticationError:
-            raise StorageUnavailable(
-                "hf3fs: index: the Redis server refuses the user or the password"
-            ) from None
-        except redis.RedisError as error:
-            raise StorageUnavailable(
-                f"hf3fs: the Redis server of the index cannot be used ({type(error).__name__})"
-            ) from error
-        except OSError as error:
-            if isinstance(error, HiCacheError):
+    def _release_unsettled(self, deadline: Deadline) -> None:
+        """Release slots that could not be settled when they should have been."""
+        with self._unsettled_lock:
+            unsettled, self._unsettled = self._unsettled, []
+        while unsettled:
+            space_id, place = unsettled[-1]
+            try:
+                self._release(space_id, [place], deadline)
+            except BaseException:
+                with self._unsettled_lock:
+                    self._unsettled += unsettled
                 raise
-            raise StorageUnavailable(f"hf3fs: {error.strerror or error}") from error
+            unsettled.pop()
 
 
 class _RedisView(View):
-    def __init__(self, client: Any, prefix: str, space_id: str, run: str) -> None:
+    def __init__(
+        self, client: RedisClient, name: str, trusted: Trusted, deadline: Deadline
+    ) -> None:
         self._client = client
-        self._name = f"{prefix}:pages:{space_id}"
-        self._run = run
+        self._name = name
+        self._trusted = trusted
+        self._deadline = deadline
 
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
+        return self._find(hashes, self._deadline)
+
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
+        now = self._find(list(places), deadline)
+        return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
+
+    def _find(self, hashes: Sequence[str], deadline: Deadline) -> dict[str, Place]:
         if not hashes:
             return {}
-        with self._client.pipeline(transaction=True) as pipe:
+        with (
+            self._client.call(deadline) as client,
+            client.pipeline(transaction=True) as pipe,
+        ):
             pipe.hmget(self._name, hashes)
             pipe.info("server")
             found, info = pipe.execute()
-        if info["run_id"] != self._run:
-            raise StorageUnavailable("hf3fs: the Redis server of the index was restarted")
-        return {
-            page_hash: _place(place)
-            for page_hash, place in zip(hashes, found, strict=True)
-            if place is not None
-        }
+            _require_same(info["run_id"], self._trusted.run)
+            return {
+                page_hash: _place(place)
+                for page_hash, place in zip(hashes, found, strict=True)
+                if place is not None
+            }
 
-    def still(self, places: Mapping[str, Place]) -> set[str]:
-        now = self.find(list(places))
-        return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
+
+def _require_same(now: object, before: object) -> None:
+    if now != before:
+        raise StorageUnavailable("hf3fs: the Redis server of the index was restarted")
+
+
+def _replaced() -> StorageUnavailable:
+    return StorageUnavailable("hf3fs: the index was lost and made anew meanwhile: try again")
+
+
+def _places(values: Sequence[bytes]) -> list[Place]:
+    return [_place(value) for value in values]
 
 
 def _place(value: bytes) -> Place:
-    slot, _, stamp = value.decode().partition(" ")
-    return Place(int(slot), bytes.fromhex(stamp))
+    """Return the place that `value` names.
 
-
-def _client(url: str, timeout_s: float) -> Any:
-    client_class: Any = redis.Redis  # the options of its from_url are untyped
-    try:
-        return client_class.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except (ValueError, TypeError):
-        raise ConfigError('hf3fs: index: must be "sqlite" or a URL such as redis://host') from None
+    Raises:
+        ValueError: It names none.
+    """
+    slot, _, stamp = value.decode("ascii").partition(" ")
+    place = Place(int(slot), bytes.fromhex(stamp))
+    if not 0 <= place.slot < _MOST_SLOTS or len(place.stamp) != STAMP_NBYTES:
+        raise ValueError("an index of another program")
+    return place

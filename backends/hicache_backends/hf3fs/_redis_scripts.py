@@ -2,7 +2,7 @@
 
 KEYS[1] is the prefix of all keys of a root; it has a hash tag, so that all of them are on one server.
 
-    P:state         hash    made, run, until_ms (`_redis_epoch`); used: bytes of all slots in use
+    P:state         hash    made, run, until_ms, maker (`_redis_epoch`); used: bytes of all slots in use
     P:spaces        hash    key-space id -> bytes of a slot
     P:allocated     hash    key-space id -> how many slots there are
     P:pages:SPACE   hash    page hash -> "slot stamp"
@@ -38,6 +38,9 @@ local function used()
   return tonumber(redis.call('HGET', P .. ':state', 'used') or 0)
 end
 """
+
+USED = _COMMON + "return used()"
+"""-> bytes used"""
 
 RESERVE = (
     _COMMON
@@ -91,13 +94,14 @@ return {slots, before, fresh, evicted, used()}
 SETTLE = (
     _COMMON
     + """
-local space, doubles, lost = ARGV[1], {}, 0
-for i = 2, #ARGV, 4 do
+local space, ends_ms, doubles, lost = ARGV[1], now_ms() + tonumber(ARGV[2]), {}, 0
+for i = 3, #ARGV, 4 do
   local hash, slot, stamp, used_us = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local lease = space .. ' ' .. slot .. ' ' .. stamp
   if not redis.call('ZSCORE', P .. ':leases', lease) then
     lost = lost + 1
   elseif redis.call('HSETNX', P .. ':pages:' .. space, hash, slot .. ' ' .. stamp) == 0 then
+    redis.call('ZADD', P .. ':leases', ends_ms, lease)
     doubles[#doubles + 1] = slot .. ' ' .. stamp
   else
     redis.call('ZREM', P .. ':leases', lease)
@@ -107,8 +111,24 @@ end
 return {doubles, lost}
 """
 )
-"""space, then hash, slot, stamp and time of use of each page
--> "slot stamp" of pages that another slot has, how many leases had ended"""
+"""space, lease in ms, then hash, slot, stamp and time of use of each page
+-> "slot stamp" of pages that another slot has, with new leases; how many leases had ended"""
+
+RENEW = (
+    _COMMON
+    + """
+local ends_ms, kept = now_ms() + tonumber(ARGV[2]), {}
+for i = 3, #ARGV do
+  local lease = ARGV[1] .. ' ' .. ARGV[i]
+  if redis.call('ZSCORE', P .. ':leases', lease) then
+    redis.call('ZADD', P .. ':leases', ends_ms, lease)
+    kept[#kept + 1] = ARGV[i]
+  end
+end
+return kept
+"""
+)
+"""space, lease in ms, "slot stamp" of each -> those whose lease had not ended; it is longer now"""
 
 RELEASE = (
     _COMMON
@@ -139,8 +159,9 @@ end
 DETACH = (
     _COMMON
     + """
+if (redis.call('HGET', P .. ':state', 'maker') or '') ~= ARGV[3] then return false end
 local ends_ms, places = now_ms() + tonumber(ARGV[2]), {}
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local place = detach(ARGV[1], ARGV[i])
   if place then
     redis.call('ZADD', P .. ':leases', ends_ms, ARGV[1] .. ' ' .. place)
@@ -150,22 +171,26 @@ end
 return places
 """
 )
-"""space, lease in ms, hashes -> "slot stamp" of those that were there; they are leased now"""
+"""space, lease in ms, who made the index, hashes -> "slot stamp" of those that were there; they are
+leased now. Nothing where somebody else has made the index since"""
 
 LEASE_FREE = (
     _COMMON
     + """
 local ends_ms, slots = now_ms() + tonumber(ARGV[2]), {}
-local popped = redis.call('ZPOPMIN', P .. ':free:' .. ARGV[1], ARGV[3])
-for i = 1, #popped, 2 do
-  slots[#slots + 1] = tonumber(popped[i])
-  redis.call('ZADD', P .. ':leases', ends_ms, ARGV[1] .. ' ' .. popped[i] .. ' ' .. ARGV[4])
+local name = P .. ':free:' .. ARGV[1]
+for _, slot in ipairs(
+    redis.call('ZRANGEBYSCORE', name, '(' .. ARGV[5], '+inf', 'LIMIT', 0, ARGV[3])) do
+  slots[#slots + 1] = tonumber(slot)
+  redis.call('ZREM', name, slot)
+  redis.call('ZADD', P .. ':leases', ends_ms, ARGV[1] .. ' ' .. slot .. ' ' .. ARGV[4])
 end
 redis.call('HINCRBY', P .. ':state', 'used', #slots * size_of(ARGV[1]))
 return slots
 """
 )
-"""space, lease in ms, how many at most, stamp -> slots that were free and are leased now"""
+"""space, lease in ms, how many at most, stamp, a slot
+-> slots behind it that were free and are leased now"""
 
 INTERRUPT = (
     _COMMON
@@ -177,13 +202,28 @@ end
 )
 """run id of the server, for how long nobody may use the index, in ms"""
 
+START = (
+    _COMMON
+    + """
+if redis.call('GET', P .. ':maker') ~= ARGV[1] then return 0 end
+redis.call('PEXPIRE', P .. ':maker', ARGV[2])
+for i = 3, #ARGV do redis.call('DEL', P .. ':' .. ARGV[i]) end
+redis.call('HSET', P .. ':state', 'used', 0)
+return 1
+"""
+)
+"""maker, for how long it may be silent in ms, names of what is left of another index
+-> 0 where somebody else makes the index now"""
+
 FILL = (
     _COMMON
     + """
 if redis.call('GET', P .. ':maker') ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', P .. ':maker', ARGV[2])
 local space = ARGV[3]
-for i = 4, #ARGV, 3 do
+redis.call('HSET', P .. ':spaces', space, ARGV[4])
+redis.call('HSET', P .. ':allocated', space, ARGV[5])
+for i = 6, #ARGV, 3 do
   local hash, place, used_us = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if hash == '' then
     redis.call('ZADD', P .. ':free:' .. space, place, place)
@@ -196,15 +236,16 @@ end
 return 1
 """
 )
-"""maker, for how long it may be silent in ms, space, then hash, place and time of each page; of a free
-slot no hash, and its number -> 0 where somebody else makes the index now"""
+"""maker, for how long it may be silent in ms, space, bytes of a slot, how many slots there are, then
+hash, place and time of each page; of a free slot no hash, and its number
+-> 0 where somebody else makes the index now"""
 
 FINISH = (
     _COMMON
     + """
 if redis.call('GET', P .. ':maker') ~= ARGV[1] then return 0 end
 redis.call('DEL', P .. ':maker')
-redis.call('HSET', P .. ':state', 'made', 1)
+redis.call('HSET', P .. ':state', 'made', 1, 'maker', ARGV[1])
 return 1
 """
 )

@@ -98,10 +98,7 @@ class Reservation:
         return sum(map(len, victims.values()))
 
     def _remove(self, space: bytes, pages: Sequence[tuple[bytes, int]]) -> None:
-        self._db.executemany(
-            "DELETE FROM pages WHERE space = ? AND page_hash = ?",
-            [(space, page_hash) for page_hash, _ in pages],
-        )
+        rows.remove(self._db, space, [page_hash for page_hash, _ in pages])
         slots = [slot for _, slot in pages]
         rows.free(self._db, space, slots)
         if space != self._space:

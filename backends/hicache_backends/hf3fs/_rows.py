@@ -58,6 +58,12 @@ def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> li
     return [entry.place for entry in entries if there[entry.page_hash] != entry.place]
 
 
+def remove(db: sqlite3.Connection, space: bytes, hashes: Sequence[bytes]) -> None:
+    """Remove pages; their slots are nobody's, and not free yet."""
+    query = "DELETE FROM pages WHERE space = ? AND page_hash = ?"
+    db.executemany(query, [(space, page_hash) for page_hash in hashes])
+
+
 def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Place]) -> None:
     """End reservations.
 

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 from hicache_backends.hf3fs._slot import MARK_NBYTES, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs._layout import Layout
     from hicache_backends.hf3fs._slot import Found, Geometry
+    from hicache_storage.deadline import Deadline
 
 DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 _FILE_NAME = re.compile(r"slots-([0-9]{4,})")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEAST_STEP_NBYTES = 1 << 20
 _MOST_STEP_NBYTES = 256 << 20
 _LEFT_FREE_NBYTES = 16 << 20
@@ -43,7 +45,7 @@ class SlotFiles:
 
     def path(self, number: int) -> str:
         """Of the file with this number."""
-        return f"{self.directory}/slots-{number:04d}"
+        return f"{self.directory}/{_file_name(number)}"
 
     @contextmanager
     def opened(self, *, writing: bool) -> Generator[OpenFiles, None, None]:
@@ -84,27 +86,19 @@ class SlotFiles:
                         held.add(page_hash)
         return held
 
-    def spoil(self, slots: Sequence[int]) -> None:
-        """Take the first mark off these slots, so that no index made anew finds a page there."""
-        with self.opened(writing=True) as files:
-            for slot in slots:
-                number, offset = self.geometry.position(slot)
-                os.pwrite(files.descriptor(number), _NO_MARK, offset)
+    def spoil(self, slots: Sequence[int], until: Deadline | None = None) -> int:
+        """Take the first mark off these slots, so that no index made anew finds a page there.
 
-    def give_back(self, slots: Sequence[int]) -> None:
-        """Spoil these slots, and give their blocks back to the file system where that can be done."""
-        with self.opened(writing=True) as files:
-            for slot in slots:
-                number, offset = self.geometry.position(slot)
-                descriptor = files.descriptor(number)
-                try:
-                    _fallocate(
-                        descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, self.geometry.slot_nbytes
-                    )
-                except OSError as error:
-                    if error.errno not in _UNSUPPORTED:
-                        raise
-                    os.pwrite(descriptor, _NO_MARK, offset)
+        None is begun after `until`; return how many were.
+        """
+        return self._each(slots, until, _spoil)
+
+    def give_back(self, slots: Sequence[int], until: Deadline | None = None) -> int:
+        """Spoil these slots, and give their blocks back to the file system where that can be done.
+
+        None is begun after `until`; return how many were.
+        """
+        return self._each(slots, until, self._punch)
 
     def allocated(self) -> int:
         """How many slots there are, going by the sizes of the files."""
@@ -115,10 +109,13 @@ class SlotFiles:
         whole = min(nbytes // self.geometry.slot_nbytes, self.geometry.slots_per_file)
         return numbers[-1] * self.geometry.slots_per_file + whole
 
-    def newest(self) -> dict[str, Place]:
-        """Every page that some slot holds whole, going by the marks; the latest write of each."""
+    def newest(self, at_work: Callable[[], None] = lambda: None) -> dict[str, Place]:
+        """Return every page that some slot holds whole, going by the marks; the latest write of each.
+
+        `at_work` is called now and then.
+        """
         newest: dict[str, Place] = {}
-        for slot, found in self._whole():
+        for slot, found in self._whole(at_work):
             place = newest.get(found.page_hash)
             if place is None or place.stamp < found.stamp:
                 newest[found.page_hash] = Place(slot, found.stamp)
@@ -128,13 +125,34 @@ class SlotFiles:
         """Make the key space's directory where it has vanished."""
         self._layout.make_space(self.geometry.space)
 
-    def _whole(self) -> Iterator[tuple[int, Found]]:
-        """The slots whose marks are equal, and what they say."""
+    def _each(
+        self, slots: Sequence[int], until: Deadline | None, act: Callable[[int, int], None]
+    ) -> int:
+        with self.opened(writing=True) as files:
+            for done, slot in enumerate(slots):
+                number, offset = self.geometry.position(slot)
+                descriptor = files.descriptor(number)
+                if until is not None and until.passed():
+                    return done
+                act(descriptor, offset)
+        return len(slots)
+
+    def _punch(self, descriptor: int, offset: int) -> None:
+        try:
+            _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, self.geometry.slot_nbytes)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            _spoil(descriptor, offset)
+
+    def _whole(self, at_work: Callable[[], None]) -> Iterator[tuple[int, Found]]:
+        """Yield the slots whose marks are equal, and what they say."""
         with self.opened(writing=False) as files:
             for number in self._numbers():
                 first = number * self.geometry.slots_per_file
                 nbytes = os.stat(self.path(number)).st_size
                 for slot in range(first, first + nbytes // self.geometry.slot_nbytes):
+                    at_work()
                     head, tail = self._marks(files, slot)
                     found = self.geometry.read_mark(head) if head == tail else None
                     if found is not None:
@@ -175,13 +193,14 @@ class OpenFiles:
         self._files = files
         self._writing = writing
         self._descriptors: dict[tuple[int, bool], int] = {}
+        self._directory_fd = -1
 
     def descriptor(self, number: int, *, direct: bool = False) -> int:
         """Of the file with this number; with `direct` around the page cache."""
         key = number, direct
         if key not in self._descriptors:
             flags = (_WRITE if self._writing else _READ) | (DIRECT if direct else 0)
-            self._descriptors[key] = self._opened(self._files.path(number), flags)
+            self._descriptors[key] = self._opened(_file_name(number), flags)
         return self._descriptors[key]
 
     def close(self) -> None:
@@ -189,15 +208,36 @@ class OpenFiles:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+        self._close_directory()
 
-    def _opened(self, path: str, flags: int) -> int:
+    def _opened(self, name: str, flags: int) -> int:
         try:
-            return os.open(path, flags, 0o666)
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
         except FileNotFoundError:
             if not self._writing:
                 raise
             self._files.make_directory()
-            return os.open(path, flags, 0o666)
+            self._close_directory()
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
+
+    def _directory(self) -> int:
+        """Return a descriptor of the key space's directory, which is no link to another."""
+        if self._directory_fd < 0:
+            self._directory_fd = os.open(self._files.directory, _DIRECTORY)
+        return self._directory_fd
+
+    def _close_directory(self) -> None:
+        descriptor, self._directory_fd = self._directory_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _file_name(number: int) -> str:
+    return f"slots-{number:04d}"
+
+
+def _spoil(descriptor: int, offset: int) -> None:
+    os.pwrite(descriptor, _NO_MARK, offset)
 
 
 def _require_room(root: str, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -12,19 +13,24 @@ from hicache_backends.hf3fs._reservation import Reservation, collect_dead
 from hicache_backends.hf3fs._slot import Geometry
 from hicache_backends.hf3fs._slot_files import SlotFiles
 from hicache_backends.hf3fs._writer import written_ns
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
-    from hicache_backends.hf3fs._database import Session
     from hicache_backends.hf3fs._index import Entry, Limits
     from hicache_backends.hf3fs._layout import Layout
+    from hicache_backends.hf3fs._session import Session
     from hicache_backends.hf3fs._slot import Place
     from hicache_backends.hf3fs._writer import Writer
 
 _STEP = 500
+_PAGES_BEHIND = (
+    "SELECT page_hash, slot FROM pages WHERE space = ? AND page_hash > ? ORDER BY page_hash LIMIT ?"
+)
+_FREE_BEHIND = "SELECT slot FROM free WHERE space = ? AND slot > ? ORDER BY slot LIMIT ?"
 
 
 class SqliteIndex(Index):
@@ -34,38 +40,63 @@ class SqliteIndex(Index):
         self._layout = layout
         self._limits = limits
         self._writer = writer
+        self._timeout_s = timeout_s
         self._unsettled: list[tuple[bytes, Place]] = []
         """Slots that could not be settled when they should have been."""
-        self._database = Database(layout, timeout_s, self._fill)
-        with suppress(HiCacheError), self._database.held(), self._database.transaction() as db:
-            collect_dead(db, layout, writer)
+        self._unsettled_lock = threading.Lock()
+        deadline = Deadline(timeout_s)
+        self._database = Database(layout, deadline, self._fill)
+        try:
+            with (
+                suppress(HiCacheError),
+                self._database.held(deadline),
+                self._database.transaction(deadline) as db,
+            ):
+                collect_dead(db, layout, writer)
+                self._note_use(db)
+        except BaseException:
+            self._database.close()
+            raise
 
     @contextmanager
-    def view(self, files: SlotFiles) -> Generator[View, None, None]:
-        with self._database.session() as session:
-            yield _SqliteView(session, rows.id_of(files))
+    def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
+        with self._database.session(deadline) as session:
+            yield _SqliteView(session, rows.id_of(files), deadline)
 
     @contextmanager
-    def writing(self, files: SlotFiles) -> Generator[View, None, None]:
-        with self._database.held(), self._database.session(make=False) as session:
-            yield _SqliteView(session, rows.id_of(files))
+    def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
+        with (
+            self._database.held(deadline),
+            self._database.session(deadline, make=False) as session,
+        ):
+            yield _SqliteView(session, rows.id_of(files), deadline)
 
-    def reserve(self, files: SlotFiles, count: int) -> list[Place]:
-        unsettled = tuple(self._unsettled)
-        with self._database.transaction() as db:
-            _free_reserved(db, unsettled)
-            reservation = Reservation(db, files, self._limits, self._writer, self._layout)
-            places = reservation.taken(count)
-            self.evicted += reservation.evicted
-            self._note_use(db)
-        self._unsettled = [each for each in self._unsettled if each not in unsettled]
+    def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
+        with self._unsettled_lock:
+            unsettled, self._unsettled = self._unsettled, []
+        try:
+            with self._database.transaction(deadline) as db:
+                _free_reserved(db, unsettled)
+                reservation = Reservation(db, files, self._limits, self._writer, self._layout)
+                places = reservation.taken(count)
+                self._note_use(db)
+        except BaseException:
+            self._left_unsettled(unsettled)
+            raise
+        self.evicted += reservation.evicted
         return places
 
-    def settle(self, files: SlotFiles, entries: Sequence[Entry], unused: Sequence[Place]) -> None:
+    def settle(
+        self,
+        files: SlotFiles,
+        entries: Sequence[Entry],
+        unused: Sequence[Place],
+        deadline: Deadline,
+    ) -> None:
         space = rows.id_of(files)
         places = [entry.place for entry in entries] + list(unused)
         try:
-            with self._database.transaction() as db:
+            with self._database.transaction(deadline) as db:
                 rows.end_reservations(db, space, places)
                 second = [place.slot for place in rows.insert(db, space, entries)]
                 if second:
@@ -73,12 +104,15 @@ class SqliteIndex(Index):
                 rows.free(db, space, [*second, *(place.slot for place in unused)])
                 self._note_use(db)
         except BaseException:
-            self._unsettled += [(space, place) for place in places]
+            self._left_unsettled([(space, place) for place in places])
             raise
 
-    def forget(self, files: SlotFiles, wrong: Mapping[str, Place]) -> None:
+    def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
+        self._left_unsettled([(bytes.fromhex(space_id), place) for place in places])
+
+    def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
         space = rows.id_of(files)
-        with self._database.transaction() as db:
+        with self._database.transaction(deadline) as db:
             gone = [
                 place.slot
                 for page_hash, place in wrong.items()
@@ -89,46 +123,50 @@ class SqliteIndex(Index):
             ]
             rows.free(db, space, gone)
 
-    def delete(self, files: SlotFiles, hashes: Sequence[str]) -> None:
+    def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
         space = rows.id_of(files)
-        with self._database.transaction() as db:
+        with self._database.transaction(deadline) as db:
             places = rows.find(db, space, hashes)
             files.spoil([place.slot for place in places.values()])
-            db.executemany(
-                "DELETE FROM pages WHERE space = ? AND page_hash = ?",
-                [(space, bytes.fromhex(page_hash)) for page_hash in places],
-            )
+            rows.remove(db, space, [bytes.fromhex(page_hash) for page_hash in places])
             rows.free(db, space, [place.slot for place in places.values()])
             self._note_use(db)
 
     def clear(self, files: SlotFiles) -> int:
-        space = rows.id_of(files)
-        with self._database.transaction() as db:
-            slots = [
-                row[0] for row in db.execute("SELECT slot FROM pages WHERE space = ?", (space,))
-            ]
-            db.execute("DELETE FROM pages WHERE space = ?", (space,))
-            rows.free(db, space, slots)
-            query = "SELECT slot FROM free WHERE space = ? ORDER BY slot"
-            files.give_back([row[0] for row in db.execute(query, (space,))])
-            self._note_use(db)
-        return len(slots)
+        """Remove pages in the order of their hashes, so that all that were there at the beginning go."""
+        space, last, removed = rows.id_of(files), b"", 0
+        while True:
+            with self._database.transaction(Deadline(self._timeout_s)) as db:
+                found = db.execute(_PAGES_BEHIND, (space, last, _STEP)).fetchall()
+                rows.remove(db, space, [row[0] for row in found])
+                rows.free(db, space, [row[1] for row in found])
+                files.give_back([row[1] for row in found])
+                self._note_use(db)
+            removed += len(found)
+            if len(found) < _STEP:
+                break
+            last = found[-1][0]
+        self._give_free_slots_back(files, space)
+        return removed
 
-    def touch(self, used: Mapping[tuple[str, str], int]) -> None:
+    def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
         touched = [
             (used_ns, bytes.fromhex(space_id), bytes.fromhex(page_hash), used_ns)
             for (space_id, page_hash), used_ns in used.items()
         ]
         query = "UPDATE pages SET used_ns = ? WHERE space = ? AND page_hash = ? AND used_ns < ?"
-        with self._database.transaction() as db:
+        with self._database.transaction(deadline) as db:
             db.executemany(query, touched)
 
     def pages(self, files: SlotFiles) -> Iterator[str]:
         space, last = rows.id_of(files), b""
-        query = "SELECT page_hash FROM pages WHERE space = ? AND page_hash > ? ORDER BY 1 LIMIT ?"
         while True:
-            with self._database.session() as session:
-                found = session.connection.execute(query, (space, last, _STEP)).fetchall()
+            deadline = Deadline(self._timeout_s)
+            with (
+                self._database.session(deadline) as session,
+                session.step(deadline) as connection,
+            ):
+                found = connection.execute(_PAGES_BEHIND, (space, last, _STEP)).fetchall()
             yield from (row[0].hex() for row in found)
             if len(found) < _STEP:
                 return
@@ -137,10 +175,21 @@ class SqliteIndex(Index):
     def close(self) -> None:
         self._database.close()
 
-    def abandon(self) -> None:
-        self._database.abandon()
-
     # --- parts ---------------------------------------------------------------------------------------
+
+    def _left_unsettled(self, places: Sequence[tuple[bytes, Place]]) -> None:
+        with self._unsettled_lock:
+            self._unsettled += places
+
+    def _give_free_slots_back(self, files: SlotFiles, space: bytes) -> None:
+        last = -1
+        while True:
+            with self._database.transaction(Deadline(self._timeout_s)) as db:
+                found = db.execute(_FREE_BEHIND, (space, last, _STEP)).fetchall()
+                files.give_back([row[0] for row in found])
+            if len(found) < _STEP:
+                return
+            last = found[-1][0]
 
     def _note_use(self, db: sqlite3.Connection) -> None:
         self.used_nbytes = rows.used_nbytes(db)
@@ -174,21 +223,30 @@ class SqliteIndex(Index):
 
 
 class _SqliteView(View):
-    def __init__(self, session: Session, space: bytes) -> None:
+    def __init__(self, session: Session, space: bytes, deadline: Deadline) -> None:
         self._session = session
         self._space = space
-        self._version = _data_version(session)
+        self._deadline = deadline
+        self._seen: tuple[int, int] | None = None
 
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        return rows.find(self._session.connection, self._space, hashes)
+        with self._session.step(self._deadline) as connection:
+            self._seen = self._state(connection)
+            return rows.find(connection, self._space, hashes)
 
-    def still(self, places: Mapping[str, Place]) -> set[str]:
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
         if not self._session.is_current():
             return set()
-        if _data_version(self._session) == self._version:
-            return set(places)
-        now = self.find(list(places))
+        with self._session.step(deadline) as connection:
+            if self._state(connection) == self._seen:
+                return set(places)
+            now = rows.find(connection, self._space, list(places))
         return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
+
+    def _state(self, connection: sqlite3.Connection) -> tuple[int, int]:
+        """Return what changes when another connection changes the file, or this one is another."""
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        return self._session.openings, int(version)
 
 
 def _free_reserved(db: sqlite3.Connection, reserved: Iterable[tuple[bytes, Place]]) -> None:
@@ -197,8 +255,3 @@ def _free_reserved(db: sqlite3.Connection, reserved: Iterable[tuple[bytes, Place
     for space, place in reserved:
         if db.execute(query, (space, *place)).rowcount:
             rows.free(db, space, [place.slot])
-
-
-def _data_version(session: Session) -> int:
-    """Changes when another connection changes the file."""
-    return int(session.connection.execute("PRAGMA data_version").fetchone()[0])

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hicache_backends.hf3fs._index import Index
+    from hicache_storage.deadline import Deadline
 
 _MOST = 4096
 APART_NS = 1000
@@ -28,23 +29,23 @@ class Touches:
         self._used: dict[tuple[str, str], int] = {}
         self._told_s = time.monotonic()
 
-    def note(self, space_id: str, hashes: Iterable[str]) -> None:
-        """These were used just now; the first the latest, so that a prefix loses its tail first."""
+    def note(self, space_id: str, hashes: Iterable[str], deadline: Deadline) -> None:
+        """Note a use just now; of the first page the latest, so that a prefix loses its tail first."""
         now_ns = time.time_ns()
         with self._lock:
             for index, page_hash in enumerate(hashes):
                 self._used[space_id, page_hash] = now_ns - index * APART_NS
             due = len(self._used) >= _MOST or time.monotonic() > self._told_s + self._interval_s
         if due:
-            self.tell()
+            self.tell(deadline)
 
-    def tell(self) -> None:
+    def tell(self, deadline: Deadline) -> None:
         """Tell the index. What cannot be told is forgotten: recency is no promise."""
         with self._lock:
             used, self._used = self._used, {}
             self._told_s = time.monotonic()
         if used:
             try:
-                self._index.touch(used)
+                self._index.touch(used, deadline)
             except HiCacheError:
                 return

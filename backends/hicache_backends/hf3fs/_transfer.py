@@ -3,11 +3,11 @@ where memory, size and file system allow it."""
 
 from __future__ import annotations
 
+import enum
 import errno
 import logging
 import mmap
 import os
-import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hicache_backends.hf3fs._slot import BLOCK_NBYTES, MARK_NBYTES
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from hicache_backends.hf3fs._slot_files import OpenFiles, SlotFiles
     from hicache_backends.hf3fs._usrbio import Usrbio
     from hicache_storage.counters import Counters
+    from hicache_storage.deadline import Deadline
     from hicache_storage.page import Page
 
-    Vectored: TypeAlias = Callable[[int, list[memoryview], int], int]
+    Vectored: TypeAlias = Callable[[int, list[memoryview], int, Deadline], int]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,30 @@ _RUN_NBYTES = 8 << 20
 _RUN_SLOTS = 64
 # A mark and what fills its block; behind a page that is no whole block that may be two blocks' worth.
 _STRIDE_NBYTES = 3 * BLOCK_NBYTES
+
+
+# Errors that refuse a write, or come before it. After any other one a file system that is not this
+# machine's alone may carry the write out later: the request may lie in a queue of a server.
+_REFUSED = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+        *(errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR),
+        *(errno.EMFILE, errno.ENFILE),
+    }
+)
+
+
+class Outcome(enum.Enum):
+    """The end of one item of a batch."""
+
+    MOVED = enum.auto()
+    """All of it was written; or read, between the right marks."""
+    WRONG = enum.auto()
+    """It was read, and the marks are not those of the page."""
+    NOT_MOVED = enum.auto()
+    """It was not tried, or failed, and nothing of it happens later."""
+    IN_DOUBT = enum.auto()
+    """It failed, and some of it may be written later."""
 
 
 class Item(NamedTuple):
@@ -47,11 +72,24 @@ class _Run(NamedTuple):
     direct: bool
 
 
+class _Way(NamedTuple):
+    """How the bytes of one call are moved."""
+
+    call: Vectored
+    deadline: Deadline
+    writing: bool
+    is_certain: bool
+
+
 class Transfers:
     """Reads and writes of slots. Thread-safe."""
 
-    def __init__(self, counters: Counters, usrbio: Usrbio | None, *, direct: bool) -> None:
+    def __init__(
+        self, counters: Counters, usrbio: Usrbio | None, *, direct: bool, local: bool
+    ) -> None:
         self._usrbio = usrbio
+        self.is_certain = local and usrbio is None
+        """A kernel waits for what it has begun on its own devices, whatever came of it."""
         self._direct = direct and usrbio is None
         self._counters = counters
         self._scratches: list[memoryview] = []
@@ -61,30 +99,27 @@ class Transfers:
         if self._usrbio is not None:
             self._usrbio.close()
 
-    def read(self, files: SlotFiles, items: Sequence[Item], deadline_s: float) -> list[bool | None]:
-        """Fill the pages. True: both marks were right; None: it was not tried, or could not be."""
-        return self._through(files, items, deadline_s, writing=False)
+    def read(self, files: SlotFiles, items: Sequence[Item], deadline: Deadline) -> list[Outcome]:
+        """Fill the pages."""
+        return self._through(files, items, deadline, writing=False)
 
-    def write(self, files: SlotFiles, items: Sequence[Item], deadline_s: float) -> list[bool]:
-        """Fill the slots. True: all of it was written."""
-        return [done is True for done in self._through(files, items, deadline_s, writing=True)]
+    def write(self, files: SlotFiles, items: Sequence[Item], deadline: Deadline) -> list[Outcome]:
+        """Fill the slots."""
+        return self._through(files, items, deadline, writing=True)
 
     def _through(
-        self, files: SlotFiles, items: Sequence[Item], deadline_s: float, *, writing: bool
-    ) -> list[bool | None]:
-        by = self._usrbio or os
+        self, files: SlotFiles, items: Sequence[Item], deadline: Deadline, *, writing: bool
+    ) -> list[Outcome]:
+        by = self._usrbio or _Kernel
         call: Vectored = by.pwritev if writing else by.preadv
         scratch = self._scratch()
-        done: list[bool | None] = []
+        done: list[Outcome] = []
         order = sorted(range(len(items)), key=lambda number: items[number].slot)
         with files.opened(writing=writing) as opened:
-            step = _Step(files.geometry, opened, scratch, self._counters, call, writing=writing)
+            way = _Way(call, deadline, writing, self.is_certain)
+            step = _Step(files.geometry, opened, scratch, self._counters, way)
             for run in self._runs(files.geometry, [items[number] for number in order]):
-                if time.monotonic() > deadline_s:
-                    self._counters.add("timeouts", len(run.items))
-                    done += [None] * len(run.items)
-                else:
-                    done += step.run(run)
+                done += step.run(run)
         self._scratches.append(scratch)
         verdicts = dict(zip(order, done, strict=True))
         return [verdicts[number] for number in range(len(items))]
@@ -130,30 +165,31 @@ class _Step:
         opened: OpenFiles,
         scratch: memoryview,
         counters: Counters,
-        call: Vectored,
-        *,
-        writing: bool,
+        way: _Way,
     ) -> None:
         self._geometry = geometry
         self._opened = opened
         self._scratch = scratch
         self._counters = counters
-        self._writing = writing
-        self._call = call
+        self._call, self._deadline, self._writing, self._is_certain = way
 
-    def run(self, run: _Run) -> list[bool | None]:
-        """What came of each item; one that fails is no other one's failure."""
+    def run(self, run: _Run) -> list[Outcome]:
+        """Move the items; one that fails is no other one's failure."""
+        if self._deadline.passed():
+            self._counters.add("timeouts", len(run.items))
+            return [Outcome.NOT_MOVED] * len(run.items)
         try:
             return self._moved(run)
         except OSError as error:
             if run.direct and error.errno == errno.EINVAL:
                 return self.run(_Run(run.items, direct=False))
-            if len(run.items) == 1:
-                self._note(error)
-                return [None]
+            in_doubt = self._is_in_doubt(error)
+            if in_doubt or len(run.items) == 1:
+                self._note(error, len(run.items))
+                return [Outcome.IN_DOUBT if in_doubt else Outcome.NOT_MOVED] * len(run.items)
         return [self.run(_Run([item], run.direct))[0] for item in run.items]
 
-    def _moved(self, run: _Run) -> list[bool | None]:
+    def _moved(self, run: _Run) -> list[Outcome]:
         number, offset = self._geometry.position(run.items[0].slot)
         descriptor = self._opened.descriptor(number, direct=run.direct)
         buffers: list[memoryview] = []
@@ -163,12 +199,33 @@ class _Step:
                 lead[:] = item.mark.ljust(len(lead), b"\0")
                 tail[:] = item.mark.ljust(len(tail), b"\0")
             buffers += [lead, *item.page.segments, tail]
-        done = _whole(self._call, descriptor, buffers, offset)
+        done = self._whole(descriptor, buffers, offset)
         whole = done // self._geometry.slot_nbytes
         return [
-            index < whole and (self._writing or self._is_marked(index, item))
+            self._outcome(index, item) if index < whole else self._cut_off
             for index, item in enumerate(run.items)
         ]
+
+    @property
+    def _cut_off(self) -> Outcome:
+        """What comes of an item behind the end of the file."""
+        return Outcome.NOT_MOVED if self._writing else Outcome.WRONG
+
+    def _outcome(self, index: int, item: Item) -> Outcome:
+        if self._writing or self._is_marked(index, item):
+            return Outcome.MOVED
+        return Outcome.WRONG
+
+    def _whole(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        """Move all of `buffers`, whatever is done in one call; fewer bytes where the file ends."""
+        wanted, done = sum(map(len, buffers)), 0
+        while done < wanted:
+            rest = _after(buffers, done)[:_IOV_MAX] if done else buffers[:_IOV_MAX]
+            step = self._call(descriptor, rest, offset + done, self._deadline)
+            if not step:
+                break
+            done += step
+        return done
 
     def _margins(self, index: int) -> tuple[memoryview, memoryview]:
         """The memory of what lies in front of a page and behind it."""
@@ -183,24 +240,27 @@ class _Step:
         lead, tail = self._margins(index)
         return bytes(lead[:MARK_NBYTES]) == item.mark == bytes(tail[:MARK_NBYTES])
 
-    def _note(self, error: OSError) -> None:
+    def _is_in_doubt(self, error: OSError) -> bool:
+        return self._writing and not self._is_certain and error.errno not in _REFUSED
+
+    def _note(self, error: OSError, count: int) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            self._counters.add("refused_no_space")
+            self._counters.add("refused_no_space", count)
         elif not isinstance(error, FileNotFoundError):
-            self._counters.add("io_errors")
+            self._counters.add("io_errors", count)
         logger.debug("a slot was not %s: %s", "written" if self._writing else "read", error)
 
 
-def _whole(call: Vectored, descriptor: int, buffers: list[memoryview], offset: int) -> int:
-    """Move all of `buffers`, whatever the kernel does in one call; fewer bytes where the file ends."""
-    wanted = sum(map(len, buffers))
-    done = call(descriptor, buffers[:_IOV_MAX], offset)
-    while done < wanted:
-        step = call(descriptor, _after(buffers, done)[:_IOV_MAX], offset + done)
-        if not step:
-            break
-        done += step
-    return done
+class _Kernel:
+    """Reads and writes by way of the mount."""
+
+    @staticmethod
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
+        return os.preadv(descriptor, buffers, offset)
+
+    @staticmethod
+    def pwritev(descriptor: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
+        return os.pwritev(descriptor, buffers, offset)
 
 
 def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:

@@ -13,6 +13,9 @@ import secrets
 import time
 from contextlib import suppress
 
+from hicache_backends.hf3fs._fork_guard import FORKS, WAIT_S
+from hicache_storage.deadline import Deadline
+
 _TOKEN_NBYTES = 8
 _SERIAL_NBYTES = 8
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -44,13 +47,7 @@ class Writer:
         if descriptor >= 0:
             with suppress(OSError):
                 os.unlink(f"{self._directory}/{self.token}")
-            os.close(descriptor)
-
-    def forget(self) -> None:
-        """Leave the lock to the process that forked this one."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+            FORKS.release(descriptor)
 
 
 def writer_of(stamp: bytes) -> str:
@@ -78,8 +75,9 @@ def is_dead(directory: str, token: str, reserved_ns: int) -> bool:
     if descriptor < 0:
         return False
     with suppress(OSError):
-        os.unlink(path)
-    os.close(descriptor)
+        if not os.fstat(descriptor).st_size:  # ours are empty
+            os.unlink(path)
+    FORKS.release(descriptor)
     return True
 
 
@@ -92,8 +90,13 @@ def tokens(directory: str) -> set[str]:
 
 
 def _locked(path: str, flags: int) -> int:
-    """A descriptor that holds the lock; -1 where somebody else does, or the file was removed."""
-    descriptor = os.open(path, _FLAGS | flags, 0o666)
+    """Return a descriptor that holds the lock; -1 where somebody else does, or the file was removed.
+
+    A forked child closes its copy, so that the lock ends with this process.
+    """
+    with FORKS.step(Deadline(2 * WAIT_S)):
+        descriptor = os.open(path, _FLAGS | flags, 0o666)
+        FORKS.hold(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.exists(path):
@@ -101,7 +104,7 @@ def _locked(path: str, flags: int) -> int:
     except BlockingIOError:
         pass
     except OSError:
-        os.close(descriptor)
+        FORKS.release(descriptor)
         raise
-    os.close(descriptor)
+    FORKS.release(descriptor)
     return -1
