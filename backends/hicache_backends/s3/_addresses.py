@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hicache_backends.s3._single_flight import SingleFlight
+from hicache_backends._single_flight import SingleFlight
 from hicache_storage.errors import StorageUnavailable
 
 _KEPT_S = 30.0

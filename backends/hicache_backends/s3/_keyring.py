@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import botocore.exceptions
 from botocore.credentials import RefreshableCredentials
 
-from hicache_backends.s3._single_flight import SingleFlight
+from hicache_backends._single_flight import SingleFlight
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
