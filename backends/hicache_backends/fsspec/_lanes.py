@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from hicache_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+
+    from hicache_storage.deadline import Deadline
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -44,9 +45,9 @@ class Lane(Protocol):
     """Runs operations, several at once."""
 
     def each(
-        self, operation: Operation[Item, T], items: Sequence[Item], deadline_s: float
+        self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Answer[T]]:
-        """One answer an item; TimeoutError for those that have none by `deadline_s`.
+        """Return one answer an item; TimeoutError for those that have none by the deadline.
 
         Raises:
             StorageClosed: The lane is closed, or was meanwhile.
@@ -72,12 +73,12 @@ class EventLoopLane:
         self._thread.start()
 
     def each(
-        self, operation: Operation[Item, T], items: Sequence[Item], deadline_s: float
+        self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Answer[T]]:
         answers = _unanswered(operation, items)
-        done = self._started(self._all(operation, items, answers, deadline_s))
+        done = self._started(self._all(operation, items, answers, deadline))
         try:
-            done.result(_left_s(deadline_s) + _GRACE_S)
+            done.result(deadline.remaining_s() + _GRACE_S)
         except CancelledError:
             raise _closed() from None
         except TimeoutError:
@@ -107,7 +108,7 @@ class EventLoopLane:
         operation: Operation[Item, T],
         items: Sequence[Item],
         answers: list[Answer[T]],
-        deadline_s: float,
+        deadline: Deadline,
     ) -> None:
         tasks = [
             asyncio.ensure_future(self._one(operation, item, answers, place))
@@ -115,7 +116,7 @@ class EventLoopLane:
         ]
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=_left_s(deadline_s))
+                await asyncio.wait(tasks, timeout=deadline.remaining_s())
         finally:
             for task in tasks:
                 task.cancel()
@@ -147,7 +148,7 @@ class ThreadLane:
         self._workers = Workers(_THREAD_NAME, width)
 
     def each(
-        self, operation: Operation[Item, T], items: Sequence[Item], deadline_s: float
+        self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Answer[T]]:
         answers = _unanswered(operation, items)
         parts = min(self._width, len(items))
@@ -156,11 +157,11 @@ class ThreadLane:
                 raise _closed()
             futures = [
                 self._workers.submit(
-                    partial(self._some, operation, items, answers, places, deadline_s)
+                    partial(self._some, operation, items, answers, places, deadline)
                 )
                 for places in (range(first, len(items), parts) for first in range(parts))
             ]
-        for future in wait(futures, _left_s(deadline_s)).not_done:
+        for future in wait(futures, deadline.remaining_s()).not_done:
             future.cancel()
         if self._closed:
             raise _closed()
@@ -178,10 +179,10 @@ class ThreadLane:
         items: Sequence[Item],
         answers: list[Answer[T]],
         places: range,
-        deadline_s: float,
+        deadline: Deadline,
     ) -> None:
         for place in places:
-            if self._closed or time.monotonic() > deadline_s:
+            if self._closed or deadline.passed():
                 return
             answers[place] = _stepped(_answer(operation, items[place]))
 
@@ -206,10 +207,6 @@ def _stepped(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise RuntimeError("a blocking filesystem waited for an event loop")
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())
 
 
 def _closed() -> StorageClosed:
