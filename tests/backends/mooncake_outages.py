@@ -81,6 +81,15 @@ def put_in(
     return native
 
 
+def always(value: Any) -> Callable[..., Any]:
+    """A function that returns the same, whatever it is given."""
+
+    def same(*_: Any, **__: Any) -> Any:
+        return value
+
+    return same
+
+
 def pages(seed: int = 0) -> list[Any]:
     return [page(seed=seed) for _ in HASHES]
 
@@ -93,7 +102,7 @@ class TestSizes:
         tag = vars(store)["_settings"].extra_backend_tag
         with opened(master, extra_backend_tag=tag, timeout_s=0.5) as hasty:
             with monkeypatch.context() as patch:
-                put_in(patch, hasty, "batch_get_replica_desc", lambda _: {})
+                put_in(patch, hasty, "batch_get_replica_desc", always({}))
                 with pytest.raises(StorageTimeout):
                     hasty.batch_set(SPACE, HASHES, pages())
 
@@ -218,7 +227,12 @@ class TestSignOfLife:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gate = threading.Event()
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: gate.wait(LIMIT_S) and [])
+
+        def hang(*_: Any, **__: Any) -> list[Any]:
+            gate.wait(LIMIT_S)
+            return []
+
+        monkeypatch.setattr(socket, "getaddrinfo", hang)
         settings = settings_of({"master_server_address": "hung.test:1"})
         for _ in range(3):
             began_s = time.monotonic()
@@ -231,7 +245,7 @@ class TestSignOfLife:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = silent.getsockname()
             found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)] * 20
-            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+            monkeypatch.setattr(socket, "getaddrinfo", always(found))
             settings = settings_of({"master_server_address": "many.test:1"})
             began_s = time.monotonic()
             assert master_module.sign_of_life(settings, 0.3) is master_module.Life.SILENT

@@ -6,6 +6,9 @@ import asyncio
 import errno
 import importlib
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -645,6 +648,33 @@ class TestProcesses:
             assert os.waitpid(child, 0)[1] == 0
             assert len(buckets.files) == 2
             assert store.batch_get(SPACE, [A], [blank()]) == [True]
+
+    def test_a_name_look_up_that_hangs_does_not_keep_the_interpreter(self) -> None:
+        """Libraries make them on the executor of the event loop."""
+        began_s = time.monotonic()
+        subprocess.run([sys.executable, "-c", textwrap.dedent(_HANGS)], timeout=100, check=True)
+
+        assert time.monotonic() - began_s < 50
+
+
+_HANGS = """
+    import asyncio, threading, time
+    from hicache_backends.fsspec._lanes import EventLoopLane
+    from hicache_storage.deadline import Deadline
+
+    began = threading.Event()
+
+    def hang():
+        began.set()
+        time.sleep(90)
+
+    async def look_up(_):
+        await asyncio.get_running_loop().run_in_executor(None, hang)
+
+    (answer,) = EventLoopLane(1).each(look_up, [None], Deadline(2))
+    assert isinstance(answer.error, TimeoutError)
+    assert began.is_set()
+"""
 
 
 @pytest.fixture(params=[EventLoopLane, ThreadLane])

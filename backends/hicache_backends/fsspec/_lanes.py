@@ -12,21 +12,24 @@ from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from hicache_storage.errors import StorageClosed
 from hicache_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
 
     from hicache_storage.deadline import Deadline
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 Item = TypeVar("Item")
 Operation: TypeAlias = "Callable[[Item], Coroutine[Any, Any, T]]"
 
 _THREAD_NAME = "hicache-fsspec"
+_BLOCKING_THREADS = 4
 _GRACE_S = 0.4
 """What an event loop may be late: then it is blocked, and is not waited for any longer."""
 _CLOSE_LIMIT_S = 3.0
@@ -59,6 +62,35 @@ class Lane(Protocol):
         ...
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose blocking calls, name look-ups above all, block no exit of the interpreter.
+
+    The standard library joins the threads of its executors there, however long one hangs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocking: Workers | None = None
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,
+        func: Callable[[*Arguments], T],
+        *args: *Arguments,
+    ) -> asyncio.Future[T]:
+        """Run `func` on a thread: one of this loop's, unless an executor is given."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        if self._blocking is None:
+            self._blocking = Workers(f"{_THREAD_NAME}-blocking", _BLOCKING_THREADS)
+        return asyncio.wrap_future(self._blocking.submit(partial(func, *args)), loop=self)
+
+    def end_blocking(self) -> None:
+        """End the threads; those that hang are left behind."""
+        if self._blocking is not None:
+            self._blocking.close(_CLOSE_LIMIT_S)
+
+
 class EventLoopLane:
     """An event loop on a thread of its own, for filesystems that are asynchronous."""
 
@@ -66,7 +98,7 @@ class EventLoopLane:
         self._lock = threading.Lock()
         self._closed = False
         self._slots = asyncio.Semaphore(width)
-        self.loop = asyncio.new_event_loop()
+        self.loop = _Loop()
         self._thread = threading.Thread(
             target=self.loop.run_forever, name=_THREAD_NAME, daemon=True
         )
@@ -93,6 +125,7 @@ class EventLoopLane:
             ended.result(3 * _CLOSE_LIMIT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_LIMIT_S)
+        self.loop.end_blocking()
         if not self._thread.is_alive():
             self.loop.close()
 
@@ -134,8 +167,6 @@ class EventLoopLane:
         if running:
             await asyncio.wait(running, timeout=_CLOSE_LIMIT_S)
         await asyncio.wait([asyncio.ensure_future(farewell(None))], timeout=_CLOSE_LIMIT_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.loop.shutdown_default_executor(), _CLOSE_LIMIT_S)
 
 
 class ThreadLane:

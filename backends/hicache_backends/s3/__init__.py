@@ -69,8 +69,8 @@ class S3Storage(HiCacheStorage):
         self._settings = settings
         self._counters = Counters()
         self._names = Names(settings.prefix)
+        access = Access(settings)  # botocore reads megabytes of its own data, and asks nobody
         deadline = self._deadline()
-        access = Access(settings)
         self._client = _opened_client(settings, access, self._counters)
         self._pages = PageCalls(self._client, settings)
         self._bucket = Bucket(access.client, self._client, settings)

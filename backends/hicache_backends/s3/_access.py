@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from hicache_backends.s3._keyring import Credentials
     from hicache_backends.s3._settings import S3Settings
-    from hicache_backends.s3._signing import FrozenKeys
 
 _NAME_THAT_NEEDS_NO_ESCAPE = "name"
 _DEFAULT_REGION = "us-east-1"
@@ -51,8 +50,15 @@ class Access:
             self._ca_file: str | None = settings.ca_file or _ca_file(session)
 
     def keyring(self) -> Keyring:
-        """Return a keyring that has no keys yet: one for each process."""
-        return Keyring(None if self._settings.anonymous else self._found)
+        """Return a keyring for one process. It has no keys yet, unless they came with the config."""
+        wanted = self._settings
+        if wanted.anonymous:
+            return Keyring(None)
+        if wanted.access_key_id is None or wanted.secret_access_key is None:
+            return Keyring(self._found)
+        token = wanted.session_token.get_secret_value() if wanted.session_token else None
+        secret_key = wanted.secret_access_key.get_secret_value()
+        return Keyring(None, Keys(wanted.access_key_id, secret_key, token))
 
     def _found(self) -> Credentials:
         """Find the credentials in a session of its own: one remembers for ever what it has found.
@@ -119,32 +125,14 @@ def _session(settings: S3Settings) -> Any:
 
 
 def _credentials(session: Any, settings: S3Settings) -> Credentials:
-    if settings.access_key_id is not None and settings.secret_access_key is not None:
-        token = settings.session_token
-        return _Fixed(
-            Keys(
-                settings.access_key_id,
-                settings.secret_access_key.get_secret_value(),
-                token.get_secret_value() if token else None,
-            )
-        )
     found: Credentials | None = session.get_credentials()
     if found is None:
+        where = f" in profile {settings.profile}" if settings.profile else ""
         raise ConfigError(
-            "s3: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
+            f"s3: no credentials were found{where}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
             " credentials_file or profile, or anonymous to true"
         )
     return found
-
-
-class _Fixed:
-    """Keys that came with the config."""
-
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
-
-    def get_frozen_credentials(self) -> FrozenKeys:
-        return self._keys
 
 
 def _client(session: Any, settings: S3Settings) -> Any:

@@ -194,14 +194,13 @@ class Connection:
     def _receive_into(self, reader: ReplyReader) -> tuple[int, bool]:
         """Receive once; return how much came, and whether there may be more."""
         room = reader.room()
-        is_tls = isinstance(self._socket, ssl.SSLSocket)
-        if len(room) == 1 or is_tls:
+        if len(room) == 1 or isinstance(self._socket, ssl.SSLSocket):
             taken = self._socket.recv_into(room[0])
         else:
             taken = self._socket.recvmsg_into(room[:_IOV_MAX])[0]
         more = taken >= len(room[0])
         reader.took(taken)
-        return taken, more or is_tls
+        return taken, more or isinstance(self._socket, ssl.SSLSocket)
 
     def _has_pending(self) -> bool:
         """Return True where TLS holds bytes that have left the socket: no poll reports them."""

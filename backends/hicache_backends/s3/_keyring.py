@@ -38,9 +38,11 @@ class Keyring:
     of botocore or with none. At most one such errand is under way. Old keys serve until they expire.
     """
 
-    def __init__(self, find: Callable[[], Credentials] | None) -> None:
-        self.keys: FrozenKeys | None = None
-        """None: requests are not signed."""
+    def __init__(
+        self, find: Callable[[], Credentials] | None, keys: FrozenKeys | None = None
+    ) -> None:
+        self.keys = keys
+        """None: requests are not signed, or `renew` was not called yet."""
         self._find = find
         self._credentials: Credentials | None = None
         self._is_doubted = False
