@@ -90,6 +90,13 @@ class TestBucket:
             S3Storage.from_config(config)
         assert "wrong-secret" not in str(raised.value)
 
+    def test_anonymous_where_that_is_not_allowed_names_the_field(self, rclone: Rclone) -> None:
+        config = config_of(rclone, anonymous=True)
+        del config["access_key_id"], config["secret_access_key"]
+
+        with pytest.raises(ConfigError, match="anonymous: bucket pages does not answer requests"):
+            S3Storage.from_config(config)
+
     def test_an_unknown_host_is_unavailable(self, rclone: Rclone) -> None:
         config = config_of(rclone, endpoint_url="http://no-such-host.invalid:9000")
 
