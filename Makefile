@@ -10,7 +10,7 @@ SGLANG_BEFORE := 0.5.22
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,redis,s3,fsspec,conformance
 MOONCAKE_TESTS := tests/backends/mooncake_settings.py tests/backends/mooncake_store.py \
-  tests/backends/mooncake_writers.py tests/replay/mooncake_replay.py tests/backends/mooncake_conformance.py
+  tests/backends/mooncake_writers.py tests/backends/mooncake_outages.py tests/replay/mooncake_replay.py tests/backends/mooncake_conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 import struct
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +25,9 @@ class Answer:
 
     data: bytes = b""
     then: str = "keep"
-    """keep, end, reset; early: answer before the body of the request has come, and end."""
+    """keep, end, reset; early: answer before the body of the request has come, and end; hold: say
+    nothing more; drip: send a byte now and then, for ever; slow: answer after a while; later: send
+    `rest` when `go_on` is set."""
 
 
 def reply(
@@ -45,8 +49,29 @@ def size(nbytes: int) -> Answer:
     return Answer(f"HTTP/1.1 200 OK\r\ncontent-length: {nbytes}\r\n\r\n".encode())
 
 
+def listing(*names: str, nbytes: int, following: str | None = None) -> Answer:
+    """A page of a listing; `following`: where the next one begins."""
+    found = "".join(
+        f"<Contents><Key>{name}</Key><Size>{nbytes}</Size></Contents>" for name in names
+    )
+    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
+    is_cut = "true" if following else "false"
+    text = f"<ListBucketResult>{found}<IsTruncated>{is_cut}</IsTruncated>{token}</ListBucketResult>"
+    return reply(200, text.encode())
+
+
+def deletion(*names: str, kept: tuple[str, ...] = ()) -> Answer:
+    """The answer to a batch delete: these are gone, `kept` are not."""
+    gone = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
+    errors = "".join(f"<Error><Key>{name}</Key><Code>AccessDenied</Code></Error>" for name in kept)
+    return reply(200, f"<DeleteResult>{gone}{errors}</DeleteResult>".encode())
+
+
 RESET = Answer(then="reset")
 END = Answer(then="end")
+SILENCE = Answer(then="hold")
+SLOW_S = 1.8
+_DRIP_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +87,18 @@ class Asked:
 class ScriptedS3:
     """Answers requests for objects from a script, and for the bucket itself with `of_bucket`.
 
-    Requests beyond the script are answered with 404.
+    Requests beyond the script are answered with 404. `bucket_script` comes before `of_bucket`.
     """
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.script: deque[Answer] = deque()
+        self.bucket_script: deque[Answer] = deque()
         self.of_bucket = reply(200)
+        self.rest = b""
+        self.rests = 0
+        """How often `rest` was sent, or could not be."""
+        self.go_on = threading.Event()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -103,6 +133,7 @@ class ScriptedS3:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self.go_on.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in self._open:
@@ -146,9 +177,9 @@ class ScriptedS3:
             connection.close()
 
     def _next(self, head: bytes) -> Answer:
-        if _is_of_bucket(head):
-            return self.of_bucket
         with self._lock:
+            if _is_of_bucket(head):
+                return self.bucket_script.popleft() if self.bucket_script else self.of_bucket
             return self.script.popleft() if self.script else error(404, "NoSuchKey")
 
     def _note(self, head: bytes, body: bytes) -> None:
@@ -164,11 +195,32 @@ class ScriptedS3:
         if answer.then == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
+        if answer.then == "drip":
+            self._drip(connection, answer.data)
+            return False
+        if answer.then == "slow":
+            self._ended.wait(SLOW_S)
         connection.sendall(answer.data)
+        if answer.then == "later":
+            self.go_on.wait()
+            with suppress(OSError):
+                connection.sendall(self.rest)
+            self.rests += 1
+            return False
+        if answer.then == "hold":
+            self._ended.wait()
+            return False
         if answer.then == "early":
             connection.shutdown(socket.SHUT_WR)
             self._ended.wait(1)  # a server that reads nothing more; the client has its answer
-        return answer.then == "keep"
+        return answer.then in ("keep", "slow")
+
+    def _drip(self, connection: socket.socket, data: bytes) -> None:
+        """Send `data` a byte at a time, and its last byte again and again."""
+        for number in itertools.count():
+            if self._ended.wait(_DRIP_S):
+                return
+            connection.sendall(data[number : number + 1] or data[-1:])
 
 
 def _is_of_bucket(head: bytes) -> bool:

@@ -6,8 +6,12 @@ import asyncio
 import errno
 import importlib
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +22,7 @@ from hicache_backends.fsspec._page_object import TRAILER_NBYTES, packed, unpacke
 from pages import blank, hash_of, page, space
 
 from hicache_storage import open_storage
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import (
     BackendNotInstalled,
     ConfigError,
@@ -42,10 +47,27 @@ LIMIT_S = 30.0
 
 
 class Wish:
-    """What a test wants to happen before each write, and before each read."""
+    """What a test wants to happen before each call."""
 
     before_write: Callable[[str], object] | None = None
     before_read: Callable[[str], object] | None = None
+    before_remove: Callable[[str], object] | None = None
+    before_look: Callable[[str], object] | None = None
+    """Of a listing, or for the size of a file."""
+    before_opening: Callable[[], object] | None = None
+
+
+def hooked(wish: Wish, name: str, moment: str) -> Callable[..., Any]:
+    """A method of the memory filesystem, and what a test wants to happen before it."""
+    method = getattr(MemoryFileSystem, name)
+
+    def call(self: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        before = getattr(wish, moment)
+        if before is not None:
+            before(path)
+        return method(self, path, *arguments, **options)
+
+    return call
 
 
 @pytest.fixture
@@ -54,29 +76,81 @@ def willing() -> Wish:
     wish = Wish()
 
     def begin(self: Any, *, taste: str = "") -> None:
+        if wish.before_opening is not None:
+            wish.before_opening()
         MemoryFileSystem.__init__(self, taste=taste)
-
-    def pipe_file(self: Any, path: str, value: bytes) -> None:
-        if wish.before_write is not None:
-            wish.before_write(path)
-        MemoryFileSystem.pipe_file(self, path, value)
-
-    def cat_file(self: Any, path: str) -> Any:
-        if wish.before_read is not None:
-            wish.before_read(path)
-        return MemoryFileSystem.cat_file(self, path)
 
     own: dict[str, Any] = {
         "protocol": "willing",
         "store": {},
         "pseudo_dirs": [""],
         "__init__": begin,
+        "pipe_file": hooked(wish, "pipe_file", "before_write"),
+        "cat_file": hooked(wish, "cat_file", "before_read"),
+        "rm_file": hooked(wish, "rm_file", "before_remove"),
+        "ls": hooked(wish, "ls", "before_look"),
+        "info": hooked(wish, "info", "before_look"),
     }
-    kind = type(
-        "Willing", (MemoryFileSystem,), {**own, "pipe_file": pipe_file, "cat_file": cat_file}
-    )
+    kind = type("Willing", (MemoryFileSystem,), own)
     fsspec.register_implementation("willing", kind, clobber=True)
     return wish
+
+
+class Buckets:
+    """A store of objects, with the calls that gcsfs and s3fs have, and what a test wants of it."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.per_name_s = 0.0
+        """How long a listing takes for each name in it."""
+        self.gone = False
+
+    async def ls(self, path: str, prefix: str = "", **_: Any) -> list[dict[str, Any]]:
+        names = [name for name in self.files if name.startswith(f"{path}/{prefix}")]
+        await asyncio.sleep(self.per_name_s * len(names))
+        if not names:
+            raise FileNotFoundError(path)
+        return [{"name": name, "size": len(self.files[name]), "type": "file"} for name in names]
+
+    async def find(self, path: str, *, prefix: str = "", **_: Any) -> dict[str, dict[str, Any]]:
+        return {one["name"]: one for one in await self.ls(path, prefix)}
+
+    async def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if self.gone or (path != "bucket" and path not in self.files):
+            raise FileNotFoundError(path)
+        kind = "file" if path in self.files else "directory"
+        return {"name": path, "size": len(self.files.get(path, b"")), "type": kind}
+
+    async def cat_file(self, path: str, **_: Any) -> bytes:
+        await self.info(path)
+        return self.files[path]
+
+    async def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+        self.files[path] = value
+
+    async def rm_file(self, path: str, **_: Any) -> None:
+        await self.info(path)
+        del self.files[path]
+
+
+@pytest.fixture
+def buckets(monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    """`gs://`: an asynchronous filesystem over such a store."""
+    store = Buckets()
+
+    def passed_on(name: str) -> Callable[..., Any]:
+        async def call(_: Any, *arguments: Any, **options: Any) -> Any:
+            return await getattr(store, name)(*arguments, **options)
+
+        return call
+
+    own: dict[str, Any] = {"protocol": "gs", "async_impl": True}
+    for name in ("ls", "find", "info", "cat_file", "pipe_file", "rm_file"):
+        own[f"_{name}"] = passed_on(name)
+    parent: Any = importlib.import_module("fsspec.asyn").AsyncFileSystem
+    registry: Any = importlib.import_module("fsspec.registry")
+    monkeypatch.setitem(registry._registry, "gs", type("InBuckets", (parent,), own))
+    return store
 
 
 def opened(url: str, **fields: Any) -> FsspecStorage:
@@ -316,7 +390,7 @@ class TestListing:
         local.batch_set(SPACE, hashes[::2], [page() for _ in hashes[::2]])
         page_file(tmp_path, hashes[2]).write_bytes(b"cut")
         one_by_one = local.batch_exists(SPACE, hashes)
-        listed = local._listed(SPACE, LIMIT_S)
+        listed = local._listed(SPACE, LIMIT_S, Deadline(LIMIT_S))
 
         assert one_by_one == [number % 2 == 0 and number != 2 for number in range(40)]
         assert listed == {h for h, there in zip(hashes, one_by_one, strict=True) if there}
@@ -360,7 +434,7 @@ class TestFailures:
     def test_a_store_that_answers_nothing_is_unavailable(self, willing: Wish) -> None:
         with opened("willing://kv") as store:
             willing.before_read = raising(PermissionError(errno.EACCES, "denied"))
-            with pytest.raises(StorageUnavailable, match=r"PermissionError \(denied\)"):
+            with pytest.raises(StorageUnavailable, match=r"PermissionError \(Permission denied\)"):
                 store.batch_get(SPACE, [A, B], [blank(), blank()])
 
     @pytest.mark.parametrize(
@@ -393,6 +467,162 @@ class TestFailures:
             assert store.batch_set(SPACE, [A], [page()]) == [True]
 
 
+class TestClear:
+    """All of it, or an error that says how far it came."""
+
+    def test_a_slow_store_is_no_partial_count(self, willing: Wish) -> None:
+        hashes = [hash_of(number) for number in range(60)]
+        with opened("willing://kv", timeout_s=0.5, atomic="put") as store:
+            store.batch_set(SPACE, hashes, [page() for _ in hashes])
+            willing.before_remove = lambda _: time.sleep(0.05)
+            with pytest.raises(StorageTimeout, match=r"\d+ pages were cleared: call it again"):
+                store.clear(SPACE)
+            willing.before_remove = None
+            left = sum(store.batch_exists(SPACE, hashes))
+
+            assert 0 < left < len(hashes)  # what was done stays done
+            assert store.clear(SPACE) == left
+
+    def test_a_page_that_cannot_be_removed_is_told_after_all_others_went(
+        self, willing: Wish
+    ) -> None:
+        def denied_for_a(path: str) -> None:
+            if path.endswith(A):
+                raise PermissionError(errno.EACCES, SECRET)
+
+        with opened("willing://kv") as store:
+            store.batch_set(SPACE, [A, B], [page(), page()])
+            willing.before_remove = denied_for_a
+            with pytest.raises(StorageUnavailable, match="1 pages are left, 1 were cleared"):
+                store.clear(SPACE)
+
+            assert store.batch_exists(SPACE, [A, B]) == [True, False]
+
+    def test_it_takes_as_many_steps_as_it_needs(
+        self, willing: Wish, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To remove all takes four times as long as a call may, to remove some of them half of that."""
+        monkeypatch.setattr("hicache_backends.fsspec._CLEARED_AT_ONCE", 5)
+        hashes = [hash_of(number) for number in range(40)]
+        with opened("willing://kv", timeout_s=1.0) as store:
+            store.batch_set(SPACE, hashes, [page() for _ in hashes])
+            willing.before_remove = lambda _: time.sleep(0.1)
+
+            assert store.clear(SPACE) == len(hashes)
+
+    def test_a_listing_that_takes_too_long_is_cut_by_the_digits_of_the_hashes(
+        self, buckets: Buckets
+    ) -> None:
+        """A listing takes as long as it has names, as the stores do that list them by the thousand."""
+        hashes = [hash_of(number) for number in range(120)]
+        with opened("gs://bucket/kv", timeout_s=0.5) as store:
+            store.batch_set(SPACE, hashes, [page() for _ in hashes])
+            buckets.per_name_s = 0.01
+
+            assert store.clear(SPACE) == len(hashes)
+            buckets.per_name_s = 0.0
+            assert not any(store.batch_exists(SPACE, hashes))
+
+
+class TestGone:
+    """A place that vanished is no answer for its pages."""
+
+    def test_a_directory_that_was_there_and_is_gone_is_unavailable(
+        self, local: FsspecStorage, tmp_path: Path
+    ) -> None:
+        local.batch_set(SPACE, [A], [page()])
+        (tmp_path / "kv").rename(tmp_path / "elsewhere")
+        for call in (
+            lambda: local.batch_exists(SPACE, [A]),
+            lambda: local.batch_get(SPACE, [A], [blank()]),
+            lambda: local.scan(SPACE),
+            local.spaces,
+            lambda: local.clear(SPACE),
+        ):
+            with pytest.raises(StorageUnavailable, match="is gone"):
+                call()
+        (tmp_path / "elsewhere").rename(tmp_path / "kv")
+
+        assert local.batch_exists(SPACE, [A]) == [True]
+
+    def test_a_directory_that_nobody_has_made_yet_is_empty(self, tmp_path: Path) -> None:
+        with FsspecStorage.from_config({"url": f"file://{tmp_path}/kv"}) as store:
+            assert store.batch_exists(SPACE, [A]) == [False]
+            assert list(store.spaces()) == []
+            assert store.clear(SPACE) == 0
+
+    def test_a_bucket_that_is_gone_is_unavailable(self, buckets: Buckets) -> None:
+        with opened("gs://bucket/kv") as store:
+            store.batch_set(SPACE, [A], [page()])
+            buckets.gone = True
+            with pytest.raises(StorageUnavailable, match="is gone"):
+                store.batch_exists(SPACE, [A])
+
+    def test_a_manifest_that_cannot_be_read_is_not_left_out(self, willing: Wish) -> None:
+        def broken_for_a_manifest(path: str) -> None:
+            if SPACE.id in path:
+                raise OSError(errno.EIO, "input/output error")
+
+        with opened("willing://kv") as store:
+            store.open_space(space(pool="draft"))
+            willing.before_read = broken_for_a_manifest
+            with pytest.raises(StorageUnavailable):
+                list(store.spaces())
+
+
+class TestDeadline:
+    def test_a_listing_and_the_pages_share_the_time(self, willing: Wish) -> None:
+        gate = threading.Event()
+        hashes = [hash_of(number) for number in range(2000)]
+        with opened("willing://kv", timeout_s=1.0) as store:
+            store.batch_exists(SPACE, hashes)  # from here on a listing is worth a try
+            store._lookup._page_s = 0.01
+            willing.before_look = lambda _: gate.wait(LIMIT_S)
+            began_s = time.monotonic()
+            with pytest.raises(StorageTimeout):
+                store.batch_exists(SPACE, hashes)
+            elapsed_s = time.monotonic() - began_s
+            gate.set()
+
+        assert elapsed_s < 1.9
+
+    def test_a_client_that_hangs_while_it_connects_hangs_no_caller(self, willing: Wish) -> None:
+        """Whoever opens a filesystem holds a lock, for which nobody waits."""
+        gate = threading.Event()
+        with opened("willing://kv", timeout_s=0.3) as store:
+            store._mounts.get().files.hang_up()
+            willing.before_opening = lambda: gate.wait(LIMIT_S)
+            for _ in range(2):
+                began_s = time.monotonic()
+                with pytest.raises(StorageTimeout):
+                    store.batch_exists(SPACE, [A])
+                assert time.monotonic() - began_s < 1.3
+            gate.set()
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("call", ["open", "exists", "get", "set", "delete", "clear", "spaces"])
+    def test_no_traceback_holds_what_a_library_says(self, willing: Wish, call: str) -> None:
+        telling = raising(OSError(f"GET https://store/?token={SECRET} failed"))
+        store = opened("willing://kv", atomic="put")
+        store.batch_set(SPACE, [A], [page()])
+        for moment in ("before_write", "before_read", "before_remove", "before_look"):
+            setattr(willing, moment, telling)
+        calls: dict[str, Callable[[], object]] = {
+            "open": lambda: store.open_space(space(pool="draft")),
+            "exists": lambda: store.batch_exists(SPACE, [A]),
+            "get": lambda: store.batch_get(SPACE, [A], [blank()]),
+            "set": lambda: store.batch_set(SPACE, [A], [page()]),
+            "delete": lambda: store.batch_delete(SPACE, [A]),
+            "clear": lambda: store.clear(SPACE),
+            "spaces": store.spaces,
+        }
+        with store, pytest.raises(StorageUnavailable) as caught:
+            calls[call]()
+
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
 class TestProcesses:
     def test_a_forked_child_has_a_mount_of_its_own(self, local: FsspecStorage) -> None:
         local.batch_set(SPACE, [A], [page(seed=1)])
@@ -405,6 +635,46 @@ class TestProcesses:
 
         assert os.waitpid(child, 0)[1] == 0
         assert local.batch_get(SPACE, [A], [blank()]) == [True]
+
+    def test_a_forked_child_has_an_event_loop_of_its_own(self, buckets: Buckets) -> None:
+        with opened("gs://bucket/kv") as store:
+            store.batch_set(SPACE, [A], [page(seed=1)])
+            child = os.fork()
+            if child == 0:
+                hits = store.batch_get(SPACE, [A], [blank()])
+                store.close()
+                os._exit(0 if hits == [True] else 1)
+
+            assert os.waitpid(child, 0)[1] == 0
+            assert len(buckets.files) == 2
+            assert store.batch_get(SPACE, [A], [blank()]) == [True]
+
+    def test_a_name_look_up_that_hangs_does_not_keep_the_interpreter(self) -> None:
+        """Libraries make them on the executor of the event loop."""
+        began_s = time.monotonic()
+        subprocess.run([sys.executable, "-c", textwrap.dedent(_HANGS)], timeout=100, check=True)
+
+        assert time.monotonic() - began_s < 50
+
+
+_HANGS = """
+    import asyncio, threading, time
+    from hicache_backends.fsspec._lanes import EventLoopLane
+    from hicache_storage.deadline import Deadline
+
+    began = threading.Event()
+
+    def hang():
+        began.set()
+        time.sleep(90)
+
+    async def look_up(_):
+        await asyncio.get_running_loop().run_in_executor(None, hang)
+
+    (answer,) = EventLoopLane(1).each(look_up, [None], Deadline(2))
+    assert isinstance(answer.error, TimeoutError)
+    assert began.is_set()
+"""
 
 
 @pytest.fixture(params=[EventLoopLane, ThreadLane])
@@ -423,7 +693,7 @@ class TestLanes:
         async def halve(number: int) -> float:
             return 10 / number
 
-        answers = lane.each(halve, [1, 0, 5], time.monotonic() + LIMIT_S)
+        answers = lane.each(halve, [1, 0, 5], Deadline(LIMIT_S))
 
         assert [10.0, None, 2.0] == [answer.value for answer in answers]
         assert isinstance(answers[1].error, ZeroDivisionError)
@@ -434,7 +704,7 @@ class TestLanes:
             return "done"
 
         lane = EventLoopLane(2)
-        quick, slow = lane.each(wait, [0.0, LIMIT_S], time.monotonic() + 0.2)
+        quick, slow = lane.each(wait, [0.0, LIMIT_S], Deadline(0.2))
         lane.close(farewell)
 
         assert quick.value == "done"
@@ -450,7 +720,7 @@ class TestLanes:
 
         def call(lane: Lane) -> None:
             try:
-                lane.each(wait, [None], time.monotonic() + LIMIT_S)
+                lane.each(wait, [None], Deadline(LIMIT_S))
             except StorageClosed as error:
                 raised.append(error)
 
@@ -470,7 +740,7 @@ class TestLanes:
         closed = type(lane)(1)  # type: ignore[call-arg]
         closed.close(farewell)
         with pytest.raises(StorageClosed):
-            closed.each(never, [None], time.monotonic() + LIMIT_S)
+            closed.each(never, [None], Deadline(LIMIT_S))
 
 
 class TestLookup:

@@ -19,6 +19,7 @@ from hicache_conformance import FaultProxy, Scratch, StorageConformance
 from pages import blank, hash_of, page, space
 from servers import Ministack, Rclone, S3Server
 
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -132,6 +133,17 @@ def test_a_put_carries_a_checksum(ministack: Ministack) -> None:
         chosen = filesystem._s3.meta.config.request_checksum_calculation
 
     assert chosen == "when_supported"
+
+
+def test_listings_by_the_first_digit_are_the_whole_listing(store: FsspecStorage) -> None:
+    """`clear` cuts a listing that takes too long."""
+    hashes = [hash_of(number) for number in range(40)]
+    store.batch_set(SPACE, hashes, [page() for _ in hashes])
+
+    def names(prefix: str) -> list[str]:
+        return [one.name for one in store._entries(SPACE.id, prefix, Deadline(30.0))]
+
+    assert sorted(hashes) == [name for digit in "0123456789abcdef" for name in names(digit)]
 
 
 def test_a_forked_child_has_connections_of_its_own(store: FsspecStorage) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.credentials import RefreshableCredentials
 from hicache_backends.s3 import S3Storage, _connections
-from hicache_backends.s3._access import Keyring
+from hicache_backends.s3._keyring import Keyring
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
 from s3_kit import BUCKET, config_of, name_of, plain_client
 from servers import Ministack, Rclone, TlsRclone, wait_until
 
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.page import Page
 
@@ -88,6 +89,13 @@ class TestBucket:
         with pytest.raises(ConfigError, match=r"denies access .403.") as raised:
             S3Storage.from_config(config)
         assert "wrong-secret" not in str(raised.value)
+
+    def test_anonymous_where_that_is_not_allowed_names_the_field(self, rclone: Rclone) -> None:
+        config = config_of(rclone, anonymous=True)
+        del config["access_key_id"], config["secret_access_key"]
+
+        with pytest.raises(ConfigError, match="anonymous: bucket pages does not answer requests"):
+            S3Storage.from_config(config)
 
     def test_an_unknown_host_is_unavailable(self, rclone: Rclone) -> None:
         config = config_of(rclone, endpoint_url="http://no-such-host.invalid:9000")
@@ -168,9 +176,10 @@ class TestCredentials:
 
         old = {**renew(), "expiry_time": (datetime.now(UTC) + timedelta(minutes=1)).isoformat()}
         credentials: Any = RefreshableCredentials
-        keyring = Keyring(credentials.create_from_metadata(old, renew, "tests"))
+        found = credentials.create_from_metadata(old, renew, "tests")
+        keyring = Keyring(lambda: found)
 
-        keyring.renew(time.monotonic() + 10)
+        keyring.renew(Deadline(10))
 
         assert keyring.keys is not None
         assert keyring.keys.access_key == "AKID2"
@@ -185,10 +194,11 @@ class TestCredentials:
         soon = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
         old = {"access_key": "a", "secret_key": "b", "token": "c", "expiry_time": soon}
         credentials: Any = RefreshableCredentials
-        keyring = Keyring(credentials.create_from_metadata(old, renew, "tests"))
+        found = credentials.create_from_metadata(old, renew, "tests")
+        keyring = Keyring(lambda: found)
 
         with pytest.raises(StorageTimeout, match="not renewed in time"):
-            keyring.renew(time.monotonic() + 0.1)
+            keyring.renew(Deadline(0.1))
         done.set()
 
     def test_old_ones_are_used_until_they_expire(self) -> None:
@@ -202,11 +212,11 @@ class TestCredentials:
         old = {"access_key": "a", "secret_key": "b", "token": "c", "expiry_time": later}
         credentials: Any = RefreshableCredentials
         refreshable = credentials.create_from_metadata(old, renew, "tests")
-        keyring = Keyring(refreshable)
-        keyring.renew(time.monotonic() + 10)
+        keyring = Keyring(lambda: refreshable)
+        keyring.renew(Deadline(10))
         refreshable._expiry_time = datetime.now(UTC) + timedelta(minutes=5)
 
-        keyring.renew(time.monotonic() + 0.1)
+        keyring.renew(Deadline(0.1))
 
         assert keyring.keys is not None
         assert keyring.keys.access_key == "a"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.s3 import S3Storage
 from pages import blank, hash_of, page, space
-from s3_script import END, RESET, Answer, ScriptedS3, error, reply, size
+from s3_kit import name_of
+from s3_script import END, RESET, Answer, ScriptedS3, deletion, error, listing, reply, size
 
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 
@@ -67,6 +68,162 @@ class TestBucket:
 
         with pytest.raises(kind, match=message):
             storage(server)
+
+    def test_the_anonymous_are_told_that_they_need_credentials(self, server: ScriptedS3) -> None:
+        config = {**server.config(anonymous=True)}
+        del config["access_key_id"], config["secret_access_key"]
+        for status in (400, 401, 403):
+            server.of_bucket = Answer(f"HTTP/1.1 {status} No\r\n\r\n".encode())
+            with pytest.raises(ConfigError, match=rf"anonymous: .*{status}.*give credentials"):
+                S3Storage.from_config(config)
+
+    def test_a_refusal_that_names_a_region_says_which_to_set(self, server: ScriptedS3) -> None:
+        server.of_bucket = Answer(
+            b"HTTP/1.1 400 No\r\nx-amz-bucket-region: eu-west-1\r\ncontent-length: 0\r\n\r\n"
+        )
+        with pytest.raises(ConfigError, match="set its region, eu-west-1"):
+            storage(server)
+
+    def test_a_refusal_without_a_region_does_not_blame_it_alone(self, server: ScriptedS3) -> None:
+        server.of_bucket = Answer(b"HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n")
+        with pytest.raises(ConfigError, match="credentials have not expired"):
+            storage(server)
+
+    def test_a_store_that_is_down_is_named_with_port_and_error_number(self) -> None:
+        with ScriptedS3() as gone:
+            config = gone.config()
+        with pytest.raises(StorageUnavailable) as caught:
+            S3Storage.from_config(config)
+        address = config["endpoint_url"].removeprefix("http://")
+        assert str(caught.value) == (
+            f"s3: {address} cannot be reached: Connection refused (errno 111)"
+        )
+
+    def test_the_advice_for_an_unknown_host_reaches_the_user(self, server: ScriptedS3) -> None:
+        config = server.config(endpoint_url="http://no-such-host.invalid:9000")
+        with pytest.raises(StorageUnavailable, match="is not known: check endpoint_url and region"):
+            S3Storage.from_config(config)
+
+
+_WHOLE = b"<ListBucketResult><IsTruncated>false</IsTruncated>%b</ListBucketResult>"
+NAMES = [name_of(space(), hash_of(number)) for number in range(4)]
+
+
+class TestDelete:
+    def test_what_the_store_names_as_deleted_is_gone(self, server: ScriptedS3) -> None:
+        with storage(server) as store:
+            server.bucket_script.append(deletion(NAMES[0], kept=(NAMES[1],)))
+            hashes = [hash_of(0), hash_of(1), hash_of(2)]
+
+            assert store.batch_delete(space(), hashes) == [True, False, False]
+            assert counters(store) == {"not_deleted": 2}
+
+    def test_an_absent_page_is_gone_whatever_the_store_calls_it(self, server: ScriptedS3) -> None:
+        one = f"<Error><Key>{NAMES[0]}</Key><Code>NoSuchKey</Code></Error>"
+        with storage(server) as store:
+            server.bucket_script.append(reply(200, f"<DeleteResult>{one}</DeleteResult>".encode()))
+
+            assert store.batch_delete(space(), [hash_of(0)]) == [True]
+
+    @pytest.mark.parametrize("body", [b"", b"<html>we are back soon</html>", b"<DeleteResult/>"])
+    def test_an_answer_that_names_no_page_deletes_none(
+        self, server: ScriptedS3, body: bytes
+    ) -> None:
+        with storage(server) as store:
+            server.bucket_script.append(reply(200, body))
+            assert store.batch_delete(space(), [hash_of(0)]) == [False]
+
+    @pytest.mark.parametrize("body", [b"<DeleteResult><Deleted>", b"\0", b"<Error></Error>"])
+    def test_an_answer_that_is_none_is_unavailable(self, server: ScriptedS3, body: bytes) -> None:
+        with storage(server) as store:
+            server.bucket_script.append(reply(200, body))
+            with pytest.raises(StorageUnavailable):
+                store.batch_delete(space(), [hash_of(0)])
+
+
+class TestListing:
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"<html>we are back soon</html>",
+            b"<ListBucketResult>",
+            b"<ListBucketResult></ListBucketResult>",
+            b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+            _WHOLE % b"<Contents><Size>1</Size></Contents>",
+            _WHOLE % b"<Contents><Key>k</Key><Size>x</Size></Contents>",
+        ],
+    )
+    def test_an_answer_that_is_no_listing_is_no_empty_bucket(
+        self, server: ScriptedS3, body: bytes
+    ) -> None:
+        with storage(server) as store:
+            server.of_bucket = reply(200, body)
+            for call in (
+                lambda: list(store.scan(space())),
+                lambda: list(store.spaces()),
+                lambda: store.clear(space()),
+            ):
+                with pytest.raises(StorageUnavailable, match=r"can't be read|refuses ListObjects"):
+                    call()
+
+    def test_a_listing_that_turns_in_a_circle_ends(self, server: ScriptedS3) -> None:
+        with storage(server) as store:
+            server.of_bucket = listing(NAMES[0], nbytes=NBYTES, following="again")
+            with pytest.raises(StorageUnavailable, match="does not go on"):
+                list(store.scan(space()))
+
+    def test_names_beside_the_prefix_are_nobodys_pages(self, server: ScriptedS3) -> None:
+        """A store may ignore the prefix that it was asked for."""
+        foreign = [name_of(space(), hash_of(0)).partition("/")[2], f"other/{NAMES[1]}"]
+        with storage(server) as store:
+            server.of_bucket = listing(*foreign, nbytes=NBYTES)
+
+            assert list(store.scan(space())) == []
+            assert store.clear(space()) == 0
+
+
+class TestClear:
+    def test_it_goes_through_all_of_the_listing(self, server: ScriptedS3) -> None:
+        with storage(server) as store:
+            server.bucket_script.extend(
+                [
+                    listing(*NAMES[:2], nbytes=NBYTES, following="more"),
+                    deletion(*NAMES[:2]),
+                    listing(*NAMES[2:], nbytes=NBYTES),
+                    deletion(*NAMES[2:]),
+                ]
+            )
+            assert store.clear(space()) == 4
+
+    def test_a_page_that_stays_is_told_after_all_others_went(self, server: ScriptedS3) -> None:
+        with storage(server) as store:
+            server.bucket_script.extend(
+                [
+                    listing(*NAMES[:2], nbytes=NBYTES, following="more"),
+                    deletion(NAMES[0], kept=(NAMES[1],)),
+                    listing(*NAMES[2:], nbytes=NBYTES),
+                    deletion(*NAMES[2:]),
+                ]
+            )
+            with pytest.raises(
+                StorageUnavailable, match=r"1 pages were not .*AccessDenied.*; 3 were"
+            ):
+                store.clear(space())
+
+    def test_a_store_that_fails_in_the_middle_is_no_partial_count(self, server: ScriptedS3) -> None:
+        with storage(server, max_attempts=1) as store:
+            server.bucket_script.extend(
+                [
+                    listing(*NAMES[:2], nbytes=NBYTES, following="more"),
+                    deletion(*NAMES[:2]),
+                    SLOW_DOWN,
+                ]
+            )
+            with pytest.raises(
+                StorageUnavailable, match=r"SlowDown; 2 pages were cleared: call it"
+            ):
+                store.clear(space())
 
 
 class TestGet:
@@ -173,6 +330,12 @@ class TestExists:
             assert store.batch_exists(space(), [hash_of(1), hash_of(2)]) == [True, False]
             assert counters(store) == {"wrong_size": 1}
 
+    def test_an_answer_without_a_length_is_not_absent(self, server: ScriptedS3) -> None:
+        with storage(server, Answer(b"HTTP/1.1 200 OK\r\n\r\n")) as store:
+            with pytest.raises(StorageUnavailable, match="without a length"):
+                store.batch_exists(space(), [hash_of(1)])
+            assert counters(store) == {"failed": 1}
+
     def test_404_is_absent(self, server: ScriptedS3) -> None:
         with storage(server, Answer(b"HTTP/1.1 404 Not Found\r\n\r\n")) as store:
             assert store.batch_exists(space(), [hash_of(1)]) == [False]
@@ -248,6 +411,16 @@ class TestSet:
         with storage(server, error(507, "InsufficientStorage")) as store:
             assert not set_(store)
             assert counters(store) == {"refused_no_space": 1}
+
+    def test_507_after_a_gateway_gave_up_is_no_refusal(self, server: ScriptedS3) -> None:
+        """The store may still be at work on the first attempt: False would be a promise."""
+        answers = [
+            error(504, "GatewayTimeout"),
+            error(507, "InsufficientStorage"),
+            Answer(b"HTTP/1.1 404 Not Found\r\n\r\n"),
+        ]
+        with storage(server, *answers) as store, pytest.raises(StorageUnavailable, match="507"):
+            set_(store)
 
     def test_a_quota_has_no_room(self, server: ScriptedS3) -> None:
         with storage(server, error(403, "QuotaExceeded")) as store:

@@ -184,3 +184,31 @@ def test_the_end_before_anything_is_a_reset() -> None:
 
 def test_an_error_has_a_name_only_if_it_looks_like_one() -> None:
     assert read(b"HTTP/1.1 403 No\r\nContent-Length: 21\r\n\r\n<Code>../secret</Code>").code == ""
+
+
+def test_interim_replies_are_passed_over_however_many_come_at_once() -> None:
+    reader = reader_of()
+
+    feed(reader, b"HTTP/1.1 100\r\n\r\n" * 1000 + b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n")
+
+    assert reader.reply is not None
+    assert (404, True) == (reader.reply.status, reader.reusable)
+
+
+def test_a_server_that_sends_nothing_but_interim_replies_is_malformed() -> None:
+    with pytest.raises(Malformed, match="nothing but interim replies"):
+        feed(reader_of(), b"HTTP/1.1 102 Processing\r\n\r\n" * 100_000)
+
+
+def test_small_chunks_take_time_in_proportion_to_their_number() -> None:
+    """Every byte is looked at a few times, not once for each packet that came before it."""
+    body = b"1\r\nx\r\n" * 100_000
+    reader = reader_of()
+
+    feed(reader, b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n", 1 << 10)
+    feed(reader, body, 1 << 10)
+
+    assert len(reader._body) < 1 << 10  # what was decoded is not gone through again
+    feed(reader, b"0\r\n\r\n")
+    assert reader.reply is not None
+    assert b"x" * 100_000 == reader.reply.body

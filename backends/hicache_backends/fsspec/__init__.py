@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from pydantic import Secret, field_validator
 
+from hicache_backends.fsspec._errors import says_late
 from hicache_backends.fsspec._lookup import Lookup
 from hicache_backends.fsspec._mount import Mount, protocol_name, without_secrets
 from hicache_backends.fsspec._page_object import TRAILER_NBYTES, packed, unpacked
 from hicache_backends.fsspec._protocols import Publishing, protocol_of
 from hicache_backends.fsspec._verdicts import Judge
 from hicache_storage.counters import Counters
-from hicache_storage.errors import ConfigError
+from hicache_storage.deadline import Deadline
+from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.per_process import PerProcess
 from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
@@ -47,6 +49,9 @@ Item = TypeVar("Item")
 
 _MANIFEST = "manifest.json"
 _SPACE_NAME = re.compile(r"[0-9a-f]{32}")
+_CLEARED_AT_ONCE = 1000
+_MOST_CUTS = 4
+"""Digits of a hash that one piece of a listing has in common at most."""
 _PAGE_NAME = re.compile(r"[0-9a-f]{32,128}")
 
 
@@ -95,6 +100,8 @@ class FsspecStorage(HiCacheStorage):
         self._counters = Counters()
         self._judge = Judge(self._counters, self._shown_url, settings.timeout_s)
         self._lock = threading.Lock()
+        self._has_stored = False
+        """The place is there, as somebody has seen."""
         self._declare()
         self._mounts = PerProcess(self._mounted, close=Mount.close)
         self._lookup = Lookup(self._mounts.get().page_guess_s)
@@ -115,35 +122,39 @@ class FsspecStorage(HiCacheStorage):
                     await files.remove(name)
             await files.write(name, json.dumps(space.manifest()).encode())
 
-        self._only(make)
+        self._only(make, self._deadline())
+        self._has_stored = True
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        there = self._listed(space, self._lookup.budget_s(space.id, len(hashes)))
+        deadline = self._deadline()
+        there = self._listed(space, self._lookup.budget_s(space.id, len(hashes)), deadline)
         if there is not None:
-            return [page_hash in there for page_hash in hashes]
+            return self._unless_gone([page_hash in there for page_hash in hashes], deadline)
         files, nbytes = self._mounts.get().files, _object_nbytes(space)
 
         async def look(page_hash: str) -> bool:
             return await files.size(_name(space, page_hash)) == nbytes
 
         began_s = time.monotonic()
-        verdicts = self._judge.found(self._each(look, hashes))
+        verdicts = self._judge.found(self._each(look, hashes, deadline))
         self._lookup.note_pages(len(hashes), time.monotonic() - began_s)
-        return verdicts
+        return self._unless_gone(verdicts, deadline)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
         names = [_name(space, page_hash) for page_hash in hashes]
-        answers = self._each(self._mounts.get().files.read, names)
+        deadline = self._deadline()
+        answers = self._each(self._mounts.get().files.read, names, deadline)
         self._judge.must_have_answered(answers)
         # Pages are filled here, by the caller's thread: work that is late touches none of them.
-        return [
-            answer.value is not None and self._take(answer.value, space, page_hash, page)
+        verdicts = [
+            answer.value is not None and self._take(answer.value, space, page_hash, page, deadline)
             for answer, page_hash, page in zip(answers, hashes, pages, strict=True)
         ]
+        return self._unless_gone(verdicts, deadline)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -158,33 +169,49 @@ class FsspecStorage(HiCacheStorage):
         async def write(item: tuple[str, bytes]) -> None:
             await files.write(*item)
 
-        return self._judge.stored(self._each(write, objects))
+        verdicts = self._judge.stored(self._each(write, objects, self._deadline()))
+        self._has_stored = self._has_stored or True in verdicts
+        return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        return self._removed([_name(space, page_hash) for page_hash in hashes])
+        names = [_name(space, page_hash) for page_hash in hashes]
+        answers = self._each(self._mounts.get().files.remove, names, self._deadline())
+        return self._judge.removed(answers)
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
+        deadline = self._deadline()
         names = [
             f"{entry.name}/{_MANIFEST}"
-            for entry in self._entries("")
+            for entry in self._entries("", "", deadline)
             if _SPACE_NAME.fullmatch(entry.name)
         ]
-        answers = self._each(self._manifest, names)
-        self._judge.must_have_answered(answers)
+        answers = self._each(self._manifest, names, deadline)
+        self._judge.must_all_have_answered(answers)
         return iter([answer.value for answer in answers if answer.value is not None])
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
-        whole = [name for name, whole in self._pages(space) if whole]
+        found = _pages_among(self._entries(space.id, "", self._deadline()), space)
+        whole = [name for name, whole in found if whole]
         return iter([PageInfo(name, space.stored_nbytes) for name in whole])
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
-        found = self._pages(space)
-        removed = self._removed([_name(space, name) for name, _ in found])
-        return sum(gone and whole for gone, (_, whole) in zip(removed, found, strict=True))
+        removed, kept = 0, list[Exception]()
+        try:
+            for found in self._parts(space):
+                for step in _steps(found):
+                    removed += self._cleared(space, step, kept)
+                    if any(says_late(error) for error in kept):
+                        raise self._judge.failure(kept)
+        except (StorageTimeout, StorageUnavailable) as error:
+            raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
+        if kept:
+            reason = self._judge.failure(kept)
+            raise type(reason)(f"{reason}; {len(kept)} pages are left, {removed} were cleared")
+        return removed
 
     def stats(self) -> StorageStats:
         self.ensure_open()
@@ -217,12 +244,11 @@ class FsspecStorage(HiCacheStorage):
                 protocol=self._protocol,
                 publishing=self._publishing,
                 parallelism=self._parallelism,
-                timeout_s=self._settings.timeout_s,
             )
         except OSError as error:  # no descriptor is left
-            raise self._judge.failure([error]) from error
+            raise self._judge.failure([error]) from None
         try:
-            mount.connect()
+            mount.connect(self._settings.timeout_s)
         except FileNotFoundError:
             mount.close()
             raise ConfigError(
@@ -234,39 +260,86 @@ class FsspecStorage(HiCacheStorage):
                 f"fsspec: storage_options: {self._shown_url} cannot be opened with them"
                 f" ({type(error).__name__})"
             ) from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - fifty libraries, whose text may hold a secret
             mount.close()
-            raise self._judge.failure([error]) from error
+            raise self._judge.failure([error]) from None
         return mount
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _each(
-        self, operation: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]
-    ) -> list[Answer[T]]:
-        return self._mounts.get().each(operation, items) if items else []
+    def _deadline(self) -> Deadline:
+        """The deadline of a call that begins now."""
+        return Deadline(self._settings.timeout_s)
 
-    def _only(self, operation: Callable[[None], Coroutine[Any, Any, T]]) -> T:
+    def _each(
+        self,
+        operation: Callable[[Item], Coroutine[Any, Any, T]],
+        items: Sequence[Item],
+        deadline: Deadline,
+    ) -> list[Answer[T]]:
+        return self._mounts.get().each(operation, items, deadline) if items else []
+
+    def _only(self, operation: Callable[[None], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
         """The value of one operation that must succeed."""
-        (answer,) = self._each(operation, [None])
+        (answer,) = self._each(operation, [None], deadline)
         if answer.error is not None:
-            raise self._judge.failure([answer.error]) from answer.error
+            raise self._judge.failure([answer.error])
         return cast("T", answer.value)
 
-    def _entries(self, directory: str) -> list[Entry]:
-        return self._only(lambda _: self._mounts.get().files.entries(directory))
+    def _entries(self, directory: str, prefix: str, deadline: Deadline) -> list[Entry]:
+        found = self._only(lambda _: self._mounts.get().files.entries(directory, prefix), deadline)
+        self._unless_gone([bool(found)], deadline)
+        return found
 
-    def _pages(self, space: KeySpace) -> list[tuple[str, bool]]:
-        """Every file that is named like a page, and whether it has a page's size."""
-        return _pages_among(self._entries(space.id), space)
+    def _parts(self, space: KeySpace, prefix: str = "") -> Iterator[list[tuple[str, bool]]]:
+        """Every file that is named like a page, and whether it has a page's size.
 
-    def _listed(self, space: KeySpace, budget_s: float) -> set[str] | None:
+        A listing that takes longer than a call may is cut by the first digits of the hashes, where the
+        filesystem can: each piece is a call of its own.
+        """
+        try:
+            entries = self._entries(space.id, prefix, self._deadline())
+        except StorageTimeout:
+            if not self._protocol.lists_by_prefix or len(prefix) == _MOST_CUTS:
+                raise
+            for digit in "0123456789abcdef":
+                yield from self._parts(space, prefix + digit)
+        else:
+            yield _pages_among(entries, space)
+
+    def _cleared(
+        self, space: KeySpace, step: Sequence[tuple[str, bool]], kept: list[Exception]
+    ) -> int:
+        """Remove some pages, which is a call of its own; add to `kept` why the others are left."""
+        names = [_name(space, name) for name, _ in step]
+        answers = self._each(self._mounts.get().files.remove, names, self._deadline())
+        gone = self._judge.removed(answers)
+        kept.extend(
+            answer.error
+            for answer, is_gone in zip(answers, gone, strict=True)
+            if answer.error is not None and not is_gone
+        )
+        return sum(is_gone and whole for is_gone, (_, whole) in zip(gone, step, strict=True))
+
+    def _unless_gone(self, verdicts: list[bool], deadline: Deadline) -> list[bool]:
+        """Return the verdicts. Where nothing at all is there that was, see that the place still is.
+
+        Raises:
+            StorageUnavailable: The bucket or the directory is gone: that is no answer for a page.
+        """
+        if self._has_stored and verdicts and not any(verdicts):
+            files = self._mounts.get().files
+            if self._only(files.is_gone, deadline):
+                raise StorageUnavailable(f"fsspec: {self._shown_url} is gone: make it again")
+        return verdicts
+
+    def _listed(self, space: KeySpace, budget_s: float, deadline: Deadline) -> set[str] | None:
         """The pages of `space`, if listing them is quicker than `budget_s`."""
         if not budget_s:
             return None
         began_s = time.monotonic()
         mount = self._mounts.get()
-        answer = mount.attempt(mount.files.entries, space.id, budget_s)
+        answer = mount.attempt(mount.files.entries, space.id, budget_s, deadline)
         elapsed_s = time.monotonic() - began_s
         self._lookup.note_listing(space.id, elapsed_s, done=answer.error is None)
         if answer.value is None:
@@ -277,11 +350,13 @@ class FsspecStorage(HiCacheStorage):
         """The key space that a manifest describes; None where there is none, or it is no manifest."""
         try:
             space = KeySpace.from_manifest(json.loads(await self._mounts.get().files.read(name)))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
         return space if name == f"{space.id}/{_MANIFEST}" else None
 
-    def _take(self, data: bytes, space: KeySpace, page_hash: str, page: Page) -> bool:
+    def _take(
+        self, data: bytes, space: KeySpace, page_hash: str, page: Page, deadline: Deadline
+    ) -> bool:
         """Copy a page out of its object. What is never overwritten has to go if it is wrong."""
         payload = unpacked(data, space.id, page_hash)
         if payload is not None and payload.nbytes == page.nbytes:
@@ -289,11 +364,14 @@ class FsspecStorage(HiCacheStorage):
             return True
         self._counters.add("wrong_pages")
         if self._publishing is Publishing.DIRECT:
-            self._each(self._mounts.get().files.remove, [_name(space, page_hash)])
+            self._each(self._mounts.get().files.remove, [_name(space, page_hash)], deadline)
         return False
 
-    def _removed(self, names: Sequence[str]) -> list[bool]:
-        return self._judge.removed(self._each(self._mounts.get().files.remove, names))
+
+def _steps(pages: list[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """So many pages as `timeout_s` is enough for."""
+    for start in range(0, len(pages), _CLEARED_AT_ONCE):
+        yield pages[start : start + _CLEARED_AT_ONCE]
 
 
 def _pages_among(entries: Sequence[Entry], space: KeySpace) -> list[tuple[str, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING
 
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
@@ -49,5 +50,5 @@ def failure(errors: Sequence[Exception], shown_url: str, timeout_s: float) -> Hi
 
 def _brief(error: Exception) -> str:
     name = type(error).__name__
-    reason = error.strerror if isinstance(error, OSError) and error.errno else None
-    return f"{name} ({reason})" if isinstance(reason, str) else name
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{name} ({os.strerror(number)})" if isinstance(number, int) else name

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _WRITING = "writing"
 """The directory of files that are not published yet."""
+_OPENING_S = 0.1
 _STALE_S = 86_400.0
 """No write takes so long: its writer has died."""
 
@@ -89,10 +90,18 @@ class Files:
         found = await self._info(self._path(name))
         return int(found["size"]) if found["type"] == "file" else None
 
-    async def entries(self, directory: str) -> list[Entry]:
-        """Whatever is in a directory; nothing where it is missing."""
+    async def entries(self, directory: str, prefix: str = "") -> list[Entry]:
+        """Return what is in a directory and begins with `prefix`; nothing where it is missing.
+
+        Only a protocol that `lists_by_prefix` is given one.
+        """
+        path = self._path(directory)
         try:
-            found = await self._call("ls", self._path(directory), detail=True)
+            if prefix:
+                named = await self._call("find", path, prefix=prefix, detail=True)
+                found = [one for name, one in named.items() if _parent_of(name) == path]
+            else:
+                found = await self._call("ls", path, detail=True)
         except FileNotFoundError:
             return []
         return [
@@ -121,8 +130,18 @@ class Files:
                 with suppress(OSError):
                     await self.remove(f"{_WRITING}/{entry.name}")
 
+    async def is_gone(self, _: None = None) -> bool:
+        """Return True where the place itself is missing, and with it everything that was there."""
+        root = self._filesystem()[1]
+        place = root if self._protocol.has_directories else root.partition("/")[0]
+        try:
+            await self._info(place)
+        except FileNotFoundError:
+            return True
+        return False
+
     async def disconnect(self, _: None = None) -> None:
-        """Close what is open; the next call opens it anew."""
+        """Close what is open. The next call opens it anew."""
         if self._blocking:
             self.hang_up()
         elif (filesystem := self._taken()) is not None:
@@ -192,8 +211,12 @@ class Files:
 
     def _taken(self) -> Any:
         """The open filesystem, which is forgotten here; None where there is none."""
-        with self._lock:
+        if not self._lock.acquire(timeout=_OPENING_S):
+            return None  # somebody is opening it, which may hang: there is nothing to close yet
+        try:
             opened, self._opened = self._opened, None
+        finally:
+            self._lock.release()
         return opened and opened[0]
 
     def _filesystem(self) -> tuple[Any, str]:
@@ -206,6 +229,10 @@ class Files:
                     self._opened = filesystem, root.rstrip("/")
                 opened = self._opened
         return opened
+
+
+def _parent_of(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[0]
 
 
 def _modified_s(info: dict[str, Any]) -> float | None:

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from hicache_storage.errors import StorageClosed
 from hicache_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
+
+    from hicache_storage.deadline import Deadline
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 Item = TypeVar("Item")
 Operation: TypeAlias = "Callable[[Item], Coroutine[Any, Any, T]]"
 
 _THREAD_NAME = "hicache-fsspec"
+_BLOCKING_THREADS = 4
 _GRACE_S = 0.4
 """What an event loop may be late: then it is blocked, and is not waited for any longer."""
 _CLOSE_LIMIT_S = 3.0
@@ -44,9 +48,9 @@ class Lane(Protocol):
     """Runs operations, several at once."""
 
     def each(
-        self, operation: Operation[Item, T], items: Sequence[Item], deadline_s: float
+        self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Answer[T]]:
-        """One answer an item; TimeoutError for those that have none by `deadline_s`.
+        """Return one answer an item; TimeoutError for those that have none by the deadline.
 
         Raises:
             StorageClosed: The lane is closed, or was meanwhile.
@@ -58,6 +62,35 @@ class Lane(Protocol):
         ...
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose blocking calls, name look-ups above all, block no exit of the interpreter.
+
+    The standard library joins the threads of its executors there, however long one hangs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocking: Workers | None = None
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,
+        func: Callable[[*Arguments], T],
+        *args: *Arguments,
+    ) -> asyncio.Future[T]:
+        """Run `func` on a thread: one of this loop's, unless an executor is given."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        if self._blocking is None:
+            self._blocking = Workers(f"{_THREAD_NAME}-blocking", _BLOCKING_THREADS)
+        return asyncio.wrap_future(self._blocking.submit(partial(func, *args)), loop=self)
+
+    def end_blocking(self) -> None:
+        """End the threads; those that hang are left behind."""
+        if self._blocking is not None:
+            self._blocking.close(_CLOSE_LIMIT_S)
+
+
 class EventLoopLane:
     """An event loop on a thread of its own, for filesystems that are asynchronous."""
 
@@ -65,19 +98,19 @@ class EventLoopLane:
         self._lock = threading.Lock()
         self._closed = False
         self._slots = asyncio.Semaphore(width)
-        self.loop = asyncio.new_event_loop()
+        self.loop = _Loop()
         self._thread = threading.Thread(
             target=self.loop.run_forever, name=_THREAD_NAME, daemon=True
         )
         self._thread.start()
 
     def each(
-        self, operation: Operation[Item, T], items: Sequence[Item], deadline_s: float
+        self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Answer[T]]:
         answers = _unanswered(operation, items)
-        done = self._started(self._all(operation, items, answers, deadline_s))
+        done = self._started(self._all(operation, items, answers, deadline))
         try:
-            done.result(_left_s(deadline_s) + _GRACE_S)
+            done.result(deadline.remaining_s() + _GRACE_S)
         except CancelledError:
             raise _closed() from None
         except TimeoutError:
@@ -92,6 +125,7 @@ class EventLoopLane:
             ended.result(3 * _CLOSE_LIMIT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_LIMIT_S)
+        self.loop.end_blocking()
         if not self._thread.is_alive():
             self.loop.close()
 
@@ -107,7 +141,7 @@ class EventLoopLane:
         operation: Operation[Item, T],
         items: Sequence[Item],
         answers: list[Answer[T]],
-        deadline_s: float,
+        deadline: Deadline,
     ) -> None:
         tasks = [
             asyncio.ensure_future(self._one(operation, item, answers, place))
@@ -115,7 +149,7 @@ class EventLoopLane:
         ]
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=_left_s(deadline_s))
+                await asyncio.wait(tasks, timeout=deadline.remaining_s())
         finally:
             for task in tasks:
                 task.cancel()
@@ -133,8 +167,6 @@ class EventLoopLane:
         if running:
             await asyncio.wait(running, timeout=_CLOSE_LIMIT_S)
         await asyncio.wait([asyncio.ensure_future(farewell(None))], timeout=_CLOSE_LIMIT_S)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.loop.shutdown_default_executor(), _CLOSE_LIMIT_S)
 
 
 class ThreadLane:
@@ -147,7 +179,7 @@ class ThreadLane:
         self._workers = Workers(_THREAD_NAME, width)
 
     def each(
-        self, operation: Operation[Item, T], items: Sequence[Item], deadline_s: float
+        self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
     ) -> list[Answer[T]]:
         answers = _unanswered(operation, items)
         parts = min(self._width, len(items))
@@ -156,11 +188,11 @@ class ThreadLane:
                 raise _closed()
             futures = [
                 self._workers.submit(
-                    partial(self._some, operation, items, answers, places, deadline_s)
+                    partial(self._some, operation, items, answers, places, deadline)
                 )
                 for places in (range(first, len(items), parts) for first in range(parts))
             ]
-        for future in wait(futures, _left_s(deadline_s)).not_done:
+        for future in wait(futures, deadline.remaining_s()).not_done:
             future.cancel()
         if self._closed:
             raise _closed()
@@ -178,10 +210,10 @@ class ThreadLane:
         items: Sequence[Item],
         answers: list[Answer[T]],
         places: range,
-        deadline_s: float,
+        deadline: Deadline,
     ) -> None:
         for place in places:
-            if self._closed or time.monotonic() > deadline_s:
+            if self._closed or deadline.passed():
                 return
             answers[place] = _stepped(_answer(operation, items[place]))
 
@@ -206,10 +238,6 @@ def _stepped(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise RuntimeError("a blocking filesystem waited for an event loop")
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())
 
 
 def _closed() -> StorageClosed:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_backends.fsspec._errors import says_down
 from hicache_backends.fsspec._files import Files
 from hicache_backends.fsspec._lanes import EventLoopLane, Lane, ThreadLane
+from hicache_storage.deadline import Deadline
 from hicache_storage.errors import BackendNotInstalled, ConfigError
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class Mount:
         protocol: Protocol,
         publishing: Publishing,
         parallelism: int,
-        timeout_s: float,
     ) -> None:
-        self._timeout_s = timeout_s
         self._blocking = not _class_of(url).async_impl
         chosen = _merged(protocol.options(parallelism), options) | {"skip_instance_cache": True}
         self._lane: Lane
@@ -77,20 +75,22 @@ class Mount:
 
         self.files = Files(protocol, publishing, opening, blocking=self._blocking)
 
-    def connect(self) -> None:
+    def connect(self, timeout_s: float) -> None:
         """Get ready, and see that the store answers.
 
         Raises what the filesystem raises.
         """
         if not self._blocking:
-            ready_by_s = time.monotonic() + _CLIENT_LIMIT_S
-            _must_succeed(self._lane.each(self.files.connect, [None], ready_by_s))
-        _must_succeed(self.each(self.files.check, [None]))
+            _must_succeed(self._lane.each(self.files.connect, [None], Deadline(_CLIENT_LIMIT_S)))
+        _must_succeed(self.each(self.files.check, [None], Deadline(timeout_s)))
 
     def each(
-        self, operation: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]
+        self,
+        operation: Callable[[Item], Coroutine[Any, Any, T]],
+        items: Sequence[Item],
+        deadline: Deadline,
     ) -> list[Answer[T]]:
-        """One answer an item, within `timeout_s`.
+        """Return one answer an item, by the deadline.
 
         A blocking filesystem that answered nothing is connected anew by the next call: few of them do
         so themselves, and some wait for ever for what they have lost.
@@ -98,17 +98,22 @@ class Mount:
         Raises:
             StorageClosed: It is closed, or was meanwhile.
         """
-        answers = self._lane.each(operation, items, time.monotonic() + self._timeout_s)
+        answers = self._lane.each(operation, items, deadline)
         if self._blocking and answers and all(says_down(answer.error) for answer in answers):
             self.files.hang_up()
         return answers
 
     def attempt(
-        self, operation: Callable[[Item], Coroutine[Any, Any, T]], item: Item, limit_s: float
+        self,
+        operation: Callable[[Item], Coroutine[Any, Any, T]],
+        item: Item,
+        limit_s: float,
+        deadline: Deadline,
     ) -> Answer[T]:
-        """The answer to one item that may be given up early, where calls can be interrupted."""
-        limit_s = self._timeout_s if self._blocking else min(limit_s, self._timeout_s)
-        (answer,) = self._lane.each(operation, [item], time.monotonic() + limit_s)
+        """Return the answer to one item, given up after `limit_s` where calls can be interrupted."""
+        left_s = deadline.remaining_s()
+        limit = deadline if self._blocking else Deadline(min(limit_s, left_s))
+        (answer,) = self._lane.each(operation, [item], limit)
         return answer
 
     @property
@@ -126,9 +131,9 @@ def _class_of(url: str) -> Any:
     try:
         return fsspec.get_filesystem_class(name)
     except ImportError as error:
-        raise BackendNotInstalled(f"fsspec: {name}:// needs more than fsspec: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from error
+        raise BackendNotInstalled(f"fsspec: {name}:// needs more than fsspec: {error}") from None
+    except ValueError:
+        raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from None
 
 
 def _must_succeed(answers: Sequence[Answer[None]]) -> None:

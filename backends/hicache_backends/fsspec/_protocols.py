@@ -41,6 +41,8 @@ class Protocol:
     shared: bool = True
     has_directories: bool = True
     """A file needs its directory to be made first."""
+    lists_by_prefix: bool = False
+    """`find` takes the beginning of a name, and asks the store for nothing else."""
     parallelism: int = 1
     """Not every client stands several threads."""
     rename: Callable[[str, str], None] | None = None
@@ -81,6 +83,7 @@ _PROTOCOLS = (
         names=("s3", "s3a"),
         publishing=Publishing.PUT,
         has_directories=False,
+        lists_by_prefix=True,
         parallelism=2 * _NETWORK_PARALLELISM,  # botocore asks for leave before each put
         options=_s3_options,
     ),
@@ -88,6 +91,7 @@ _PROTOCOLS = (
         names=("gs", "gcs", "az", "abfs", "abfss"),
         publishing=Publishing.PUT,
         has_directories=False,
+        lists_by_prefix=True,
         parallelism=_NETWORK_PARALLELISM,
     ),
     Protocol(names=("sftp", "ssh"), publishing=Publishing.RENAME),

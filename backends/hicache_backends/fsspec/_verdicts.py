@@ -55,7 +55,7 @@ class Judge:
         errors = [answer.error for answer in answers if answer.error is not None]
         failed = self._counted([error for error in errors if not says_full(error)])
         if failed:
-            raise self.failure(failed) from failed[0]
+            raise self.failure(failed)
         verdicts = [answer.error is None for answer in answers]
         self._counters.add("refused_no_space", verdicts.count(False))
         return verdicts
@@ -65,10 +65,19 @@ class Judge:
         errors = [answer.error for answer in answers if answer.error is not None]
         failed = self._counted([error for error in errors if says_down(error)])
         if failed and len(failed) == len(answers):
-            raise self.failure(failed) from failed[0]
+            raise self.failure(failed)
+
+    def must_all_have_answered(self, answers: Sequence[Answer[Any]]) -> None:
+        """Raise where one was not answered: what is not known is not left out."""
+        failed = self._counted([one.error for one in answers if one.error is not None])
+        if failed:
+            raise self.failure(failed)
 
     def failure(self, errors: Sequence[Exception]) -> HiCacheError:
-        """What to raise for errors of the store."""
+        """Return what to raise for errors of the store.
+
+        It is raised without its cause: the text of fifty libraries may hold tokens and signed URLs.
+        """
         return failure(errors, self._shown_url, self._timeout_s)
 
     def _counted(self, failed: list[Exception]) -> list[Exception]:

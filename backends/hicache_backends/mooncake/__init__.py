@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hicache_backends.mooncake import _driver, _listing
 from hicache_backends.mooncake._client import MasterFailed, gone, sound
@@ -20,7 +20,8 @@ from hicache_backends.mooncake._shared import SHELF
 from hicache_backends.mooncake._transfers import Transfers
 from hicache_backends.mooncake._unfinished import not_there, unfinished
 from hicache_storage.counters import Counters
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.deadline import Deadline
+from hicache_storage.errors import HiCacheError, StorageTimeout
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import (
@@ -33,19 +34,28 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hicache_storage.page import HostBuffer
 
 __all__ = ["MooncakeSettings", "MooncakeStorage"]
 
-T = TypeVar("T")
-
 _store = _driver.load()
 _MANIFEST = "manifest"
 _SPACE = re.compile(r"[0-9a-f]{32}")
 _PAGE = re.compile(r"[0-9a-f]{32,128}")
-_REGEX_CHARACTERS = re.compile(r"([\\^$.|?*+()\[\]{}])")
+_REMOVED_AT_ONCE = 4096
+
+
+class _State(NamedTuple):
+    """What is known of the keys of a set; of others, that they are absent."""
+
+    there: set[str]
+    """They hold a page."""
+    wrong: set[str]
+    """They hold something of another size, as was seen."""
+    unfinished: set[str]
+    """Somebody is setting them, or died setting them."""
 
 
 class MooncakeStorage(HiCacheStorage):
@@ -66,13 +76,15 @@ class MooncakeStorage(HiCacheStorage):
         self._counters = Counters()
         self._lock = threading.Lock()
         self._client = SHELF.take(_store, settings)
-        self._transfers = Transfers(
-            self._client, settings.timeout_s, register_staging=settings.protocol != "tcp"
-        )
-        self._replicas = _replicas(settings)
         self._buffers: list[int] = []
-        if settings.master is None or settings.tenant_id != "default":
-            self.narrow(enumerable=False)
+        try:
+            self._transfers = Transfers(self._client, register_staging=settings.protocol != "tcp")
+            self._replicas = _replicas(settings)
+            if settings.master is None or settings.tenant_id != "default":
+                self.narrow(enumerable=False)
+        except BaseException:
+            SHELF.give_back(settings, self._client)
+            raise
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -80,21 +92,25 @@ class MooncakeStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        self._ask(lambda native: self._put_manifest(native, space))
+        self._client.ask(lambda native: self._put_manifest(native, space), self._deadline())
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         keys = self._keys(space, hashes)
         if not keys:
             return []
-        codes = self._ask(lambda native: _presence(native.batch_is_exist(keys)))
+        codes = self._client.ask(
+            lambda native: _presence(native.batch_is_exist(keys)), self._deadline()
+        )
         return [code == 1 for code in codes]
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        return self._transfers.read(self._keys(space, hashes), pages) if hashes else []
+        if not hashes:
+            return []
+        return self._transfers.read(self._keys(space, hashes), pages, self._deadline())
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -102,19 +118,31 @@ class MooncakeStorage(HiCacheStorage):
         self.ensure_open()
         if not hashes:
             return []
+        deadline = self._deadline()
         keys = self._keys(space, hashes)
-        there, taken = self._ask(lambda native: self._made_room(native, space, keys))
-        results = [key not in taken for key in keys]
-        missing = [place for place, key in enumerate(keys) if key not in there and key not in taken]
+        state = self._client.ask(
+            lambda native: self._looked_at(native, space, keys, deadline), deadline
+        )
+        self._counters.add("wrong_size", len(state.wrong))
+        kept = self._removed(state.wrong, deadline) if state.wrong else set[str]()
+        refused = state.unfinished | kept
+        results = [key not in refused for key in keys]
+        missing = [
+            place for place, key in enumerate(keys) if key not in state.there and key not in refused
+        ]
         stored = self._transfers.write(
             [keys[place] for place in missing],
             [pages[place] for place in missing],
             self._replicas,
+            deadline,
         )
-        begun = sorted(
-            taken
-        )  # a put of these is what lets the master discard them, when it is time
-        lost = self._ask(lambda native: not_there(native, begun)) if begun else set[str]()
+        # A put of these is what lets the master discard them, when it is time.
+        begun = sorted(state.unfinished)
+        lost = (
+            self._client.ask(lambda native: not_there(native, begun), deadline)
+            if begun
+            else set[str]()
+        )
         for place, ok in zip(missing, stored, strict=True):
             results[place] = ok and keys[place] not in lost
         self._counters.add("refused_pages", results.count(False))
@@ -123,7 +151,7 @@ class MooncakeStorage(HiCacheStorage):
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         keys = self._keys(space, hashes)
-        held = self._removed(set(keys)) if keys else set[str]()
+        held = self._removed(set(keys), self._deadline()) if keys else set[str]()
         self._counters.add("leased_pages", len(held))
         return [key not in held for key in keys]
 
@@ -131,11 +159,12 @@ class MooncakeStorage(HiCacheStorage):
         if not self.capabilities.enumerable:
             return super().spaces()
         self.ensure_open()
+        deadline = self._deadline()
         found: list[KeySpace] = []
-        for key in _listing.keys(self._settings, self._prefix):
+        for key in _listing.keys(self._client, self._settings, self._prefix, deadline):
             space_id, _, name = key.removeprefix(self._prefix).partition("/")
             if name == _MANIFEST and _SPACE.fullmatch(space_id):
-                space = self._manifest(key)
+                space = self._manifest(key, deadline)
                 if space is not None and space.id == space_id:
                     found.append(space)
         return iter(found)
@@ -144,35 +173,31 @@ class MooncakeStorage(HiCacheStorage):
         if not self.capabilities.enumerable:
             return super().scan(space)
         self.ensure_open()
+        deadline = self._deadline()
         root = self._root(space)
-        keys = self._page_keys(space)
-        whole = self._ask(lambda native: _of_size(native, keys, space.stored_nbytes))
+        keys = self._page_keys(space, deadline)
+        sizes = self._client.ask(lambda native: _sizes(native, keys), deadline)
         return iter(
-            [PageInfo(key.removeprefix(root), space.stored_nbytes) for key in keys if key in whole]
+            [
+                PageInfo(key.removeprefix(root), space.stored_nbytes)
+                for key in keys
+                if _may_be_whole(sizes.get(key), space.stored_nbytes)
+            ]
         )
 
     def clear(self, space: KeySpace) -> int:
         if not self.capabilities.enumerable:
             return super().clear(space)
         self.ensure_open()
-        root = self._root(space)
-        pattern = _REGEX_CHARACTERS.sub(r"\\\1", root)
-        (removed,) = self._ask(
-            lambda native: sound([native.remove_by_regex(f"^{pattern}[0-9a-f]+$", False)])
-        )
-        if removed < 0:
-            raise StorageUnavailable(
-                f"mooncake: the master refused to clear a key space: {removed}"
-            )
-        leased = set(self._page_keys(space))
-        held = self._removed(leased) if leased else leased
+        deadline = self._deadline()
+        keys = set(self._page_keys(space, deadline))
+        held = self._removed(keys, deadline)
         if held:
             raise StorageTimeout(
                 f"mooncake: {len(held)} pages are leased to readers for longer than"
-                f" {self._settings.timeout_s:g} s; {removed + len(leased) - len(held)} were cleared:"
-                " call it again"
+                f" {self._settings.timeout_s:g} s; {len(keys) - len(held)} were cleared: call it again"
             )
-        return removed + len(leased)
+        return len(keys)
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         self.ensure_open()
@@ -197,34 +222,41 @@ class MooncakeStorage(HiCacheStorage):
             closed, self._closed = self._closed, True
         if closed:
             return
-        for start in list(self._buffers):
-            self._unregister(start)
-        SHELF.give_back(self._settings, self._client)
+        try:
+            for start in list(self._buffers):
+                self._unregister(start)
+        except HiCacheError:  # too many calls are overdue: the client's end gives the memory back
+            self._buffers.clear()
+        finally:
+            SHELF.give_back(self._settings, self._client)
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _ask(self, task: Callable[[Any], T], timeout_s: float | None = None) -> T:
-        return self._client.ask(task, timeout_s or self._settings.timeout_s)
+    def _deadline(self) -> Deadline:
+        """The deadline of a call that begins now."""
+        return Deadline(self._settings.timeout_s)
 
-    def _removed(self, keys: set[str]) -> set[str]:
-        """Remove objects, once nobody reads them any more; those that are still leased in the end.
+    def _removed(self, keys: set[str], deadline: Deadline) -> set[str]:
+        """Remove objects, once nobody reads them any more; return those that are leased to the end.
 
         The master could be forced. It would give a page's memory to another one in the middle of a read,
         and the reader would have a hit with the other's bytes.
         """
-        for left_s in tries(self._settings.timeout_s):
+        for _ in tries(deadline):
             self.ensure_open()
-            asked = sorted(keys)
-            codes = self._ask(partial(_remove, asked), left_s)
-            keys = {key for key, code in zip(asked, codes, strict=True) if not gone(code)}
+            kept: set[str] = set()
+            for asked in _batches(sorted(keys)):
+                codes = self._client.ask(partial(_remove, asked, deadline), deadline)
+                kept.update(key for key, code in zip(asked, codes, strict=True) if not gone(code))
+            keys = kept
             if not keys:
                 break
         return keys
 
-    def _page_keys(self, space: KeySpace) -> list[str]:
+    def _page_keys(self, space: KeySpace, deadline: Deadline) -> list[str]:
         """Listed over HTTP, which leases nothing."""
         root = self._root(space)
-        listed = _listing.keys(self._settings, root)
+        listed = _listing.keys(self._client, self._settings, root, deadline)
         return [key for key in listed if _PAGE.fullmatch(key.removeprefix(root))]
 
     def _root(self, space: KeySpace) -> str:
@@ -242,36 +274,32 @@ class MooncakeStorage(HiCacheStorage):
         if self._client.pid == os.getpid():
             self._client.unregister(start)
 
-    def _made_room(
-        self, native: Any, space: KeySpace, keys: list[str]
-    ) -> tuple[set[str], set[str]]:
-        """The keys that hold a page already, and those that somebody is setting, or died setting.
-
-        What has their name and another size is removed.
+    def _looked_at(
+        self, native: Any, space: KeySpace, keys: list[str], deadline: Deadline
+    ) -> _State:
+        """Return what is known of the keys, before any page is put.
 
         A put over an object that is there says that it stored, and keeps the old one.
         """
         codes = _presence(native.batch_is_exist([*keys, self._root(space) + _MANIFEST]))
         if codes[-1] != 1:  # evicted, or the master has forgotten everything
+            deadline.check("mooncake: a set")
             self._put_manifest(native, space)
         present = [key for key, code in zip(keys, codes, strict=False) if code == 1]
-        whole = _of_size(native, present, space.stored_nbytes)
-        wrong = sorted(set(present) - whole)
-        if wrong:  # by force: no reader has a hit of another size, so leases protect nobody
-            self._counters.add("wrong_size", len(wrong))
-            sound(native.batch_remove(wrong, True))
-        absent = [key for key, code in zip(keys, codes, strict=False) if code == 0]
-        return whole, unfinished(native, absent)
+        sizes = _sizes(native, present)
+        there = {key for key in sizes if _may_be_whole(sizes[key], space.stored_nbytes)}
+        absent = [key for key in keys if key not in sizes]
+        return _State(there, sizes.keys() - there, unfinished(native, absent))
 
     def _put_manifest(self, native: Any, space: KeySpace) -> None:
         text = json.dumps(space.manifest(), sort_keys=True).encode()
         sound([native.put(self._root(space) + _MANIFEST, text, self._replicas)])
 
-    def _manifest(self, key: str) -> KeySpace | None:
-        data: bytes = self._ask(lambda native: native.get(key))
+    def _manifest(self, key: str, deadline: Deadline) -> KeySpace | None:
+        data = self._client.ask(partial(_read, key), deadline)
         try:
             return KeySpace.from_manifest(json.loads(data))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 
@@ -286,8 +314,24 @@ def _replicas(settings: MooncakeSettings) -> Any:
     return wanted
 
 
-def _remove(keys: list[str], native: Any) -> list[int]:
-    return sound(native.batch_remove(keys, False))
+def _remove(keys: Sequence[str], deadline: Deadline, native: Any) -> list[int]:
+    deadline.check("mooncake: a removal")  # whoever asked for it may have set the pages again
+    return sound(native.batch_remove(list(keys), False))
+
+
+def _read(key: str, native: Any) -> bytes:
+    """Return a small object, or nothing where it is absent. An unanswered `get` says nothing too."""
+    data: bytes = native.get(key)
+    if not data and _presence(native.batch_is_exist([key])) == [1]:
+        raise MasterFailed
+    return data
+
+
+def _batches(keys: list[str]) -> list[list[str]]:
+    """Pieces of a length that the master answers soon: what was removed stays so if time runs out."""
+    return [
+        keys[start : start + _REMOVED_AT_ONCE] for start in range(0, len(keys), _REMOVED_AT_ONCE)
+    ]
 
 
 def _presence(codes: list[int]) -> list[int]:
@@ -297,15 +341,31 @@ def _presence(codes: list[int]) -> list[int]:
     return codes
 
 
-def _of_size(native: Any, keys: list[str], nbytes: int) -> set[str]:
-    """The keys whose object is complete and has `nbytes` bytes."""
+def _sizes(native: Any, keys: list[str]) -> dict[str, set[int]]:
+    """Return the sizes of the complete replicas of each object that is there, as far as they tell.
+
+    Raises:
+        MasterFailed: One is there and was not described. The client leaves out what nobody answered.
+    """
     if not keys:
-        return set()
+        return {}
+    found = native.batch_get_replica_desc(keys)
+    left_out = [key for key in keys if not found.get(key)]
+    if left_out and 1 in _presence(native.batch_is_exist(left_out)):
+        raise MasterFailed
     return {
-        key
-        for key, replicas in native.batch_get_replica_desc(keys).items()
-        if any(_nbytes(replica) == nbytes for replica in replicas)
+        key: {nbytes for replica in replicas if (nbytes := _nbytes(replica)) is not None}
+        for key, replicas in found.items()
+        if replicas
     }
+
+
+def _may_be_whole(sizes: set[int] | None, nbytes: int) -> bool:
+    """Return False for an object that is absent or was seen to have another size than `nbytes`.
+
+    Replicas on the disks of clients do not tell: a read of one looks at its size.
+    """
+    return sizes is not None and (not sizes or nbytes in sizes)
 
 
 def _nbytes(replica: Any) -> int | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hicache_backends.mooncake._exit import guard, must_be_usable
 from hicache_backends.mooncake._master import Life, sign_of_life
 from hicache_backends.mooncake._orphans import ORPHANS
 from hicache_backends.mooncake._registered import Registered
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hicache_backends.mooncake._settings import MooncakeSettings
+    from hicache_storage.deadline import Deadline
 
 T = TypeVar("T")
 
@@ -47,22 +49,12 @@ class MasterFailed(Exception):
     """The master did not answer a call."""
 
 
-class _Deadline:
-    """Until when a call may take."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._end_s = time.monotonic() + timeout_s
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._end_s - time.monotonic())
-
-
 class Client:
     """One native client, which several storages may share. Thread-safe."""
 
     def __init__(self, module: Any, settings: MooncakeSettings) -> None:
+        must_be_usable()
+        self.pid = os.getpid()
         self._settings = settings
         self._native = module.MooncakeDistributedStore()
         self._changed = threading.Condition()
@@ -71,22 +63,25 @@ class Client:
         self._ended = Future[None]()
         self._suspect = False
         self.registered = Registered()
-        self.pid = os.getpid()
+        self._has_joined = False
+        guard(self)
 
-    def connect(self, timeout_s: float) -> None:
+    def connect(self, deadline: Deadline) -> None:
         """Join the cluster.
 
         Raises:
             StorageUnavailable, StorageTimeout: The master cannot be reached, or does not answer.
             ConfigError: The client library refuses the config.
         """
-        deadline = _Deadline(timeout_s)
-        self._must_answer(deadline)
-        code = self._left_behind(self._set_up, deadline)
+        try:
+            self._must_answer(deadline)
+            code = self._left_behind(self._set_up, deadline)
+        except BaseException:
+            self.close()  # what still runs leaves the cluster when it has joined after all
+            raise
         if code == 0:
             return
-        self._ending = True  # a client that failed to set up is not even closed: that can crash
-        self._native = None
+        self.close()
         if code == -600:
             raise ConfigError(
                 "mooncake: the client library refuses this config (-600): look at local_hostname,"
@@ -94,8 +89,8 @@ class Client:
             )
         raise StorageUnavailable(f"{self._name()} cannot be joined: the client said {code}")
 
-    def ask(self, task: Callable[[Any], T], timeout_s: float, *, borrowed: bool = False) -> T:
-        """What `task` makes of the native client; again while the master fails and time is left.
+    def ask(self, task: Callable[[Any], T], deadline: Deadline, *, borrowed: bool = False) -> T:
+        """Return what `task` makes of the native client; again while the master fails and time is left.
 
         `borrowed`: the task works in a caller's memory. Then it is waited for to its end, because there
         is no calling it back, and only begun when the master has just answered.
@@ -103,7 +98,6 @@ class Client:
         Raises:
             StorageUnavailable, StorageTimeout, StorageClosed.
         """
-        deadline = _Deadline(timeout_s)
         while True:
             try:
                 if self._suspect:
@@ -114,12 +108,43 @@ class Client:
                 self._suspect = True
                 if self._is_gone():
                     raise self._unavailable() from None
-                if deadline.left_s < _PAUSE_S:
+                if deadline.remaining_s() < _PAUSE_S:
                     raise self._late(deadline) from None
                 time.sleep(_PAUSE_S)
             else:
                 self._suspect = False
                 return answer
+
+    def beside(self, work: Callable[[], T], deadline: Deadline) -> T:
+        """Return what `work` returns, from a thread that is left behind at the deadline.
+
+        Raises:
+            TimeoutError: It goes on.
+            StorageUnavailable, StorageTimeout, StorageClosed: It was not begun.
+        """
+        done = Future[T]()
+        self._enter()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - the waiter is told, whatever it is
+                self._leave()
+                done.set_exception(error)
+            else:
+                self._leave()
+                done.set_result(result)
+
+        try:
+            threading.Thread(target=run, name="hicache-mooncake", daemon=True).start()
+        except RuntimeError:
+            self._leave()
+            raise StorageUnavailable(
+                f"{self._name()}: the system has no thread for a call"
+            ) from None
+        if not wait([done], deadline.remaining_s()).done:
+            raise TimeoutError("the call goes on")
+        return done.result()
 
     def register(self, start: int, nbytes: int) -> bool:
         """Let the native client work in a range of this process's memory; False where it will not."""
@@ -128,6 +153,7 @@ class Client:
             code: int = self._here(lambda native: native.register_buffer(start, nbytes))
             return code
 
+        self._must_be_of_this_process()
         return self.registered.add(start, nbytes, register)
 
     def unregister(self, start: int) -> None:
@@ -138,10 +164,12 @@ class Client:
 
     def close(self) -> None:
         """End it once the running calls have ended; returns in any case after some seconds."""
+        if self.pid != os.getpid():
+            return
         with self._changed:
             begun, self._ending = self._ending, True
             idle = self._running == 0
-        if begun or self.pid != os.getpid():
+        if begun:
             return
         if idle:
             threading.Thread(target=self._end, name="hicache-mooncake-close", daemon=True).start()
@@ -149,6 +177,14 @@ class Client:
             self._ended.result(_CLOSE_LIMIT_S if idle else _CLOSE_BUSY_LIMIT_S)
         except TimeoutError:
             return
+
+    def is_busy(self) -> bool:
+        """Return True while a native call runs, or the end of the client."""
+        return self._running > 0 or (self._ending and not self._ended.done())
+
+    def native(self) -> object:
+        """Return the native client, for nothing but to keep it."""
+        return self._native
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -166,11 +202,12 @@ class Client:
             ssd_offload_path=wanted.ssd_offload_path,
             tenant_id=wanted.tenant_id,
         )
+        self._has_joined = code == 0
         return code
 
-    def _must_answer(self, deadline: _Deadline) -> None:
+    def _must_answer(self, deadline: Deadline) -> None:
         """The client's own health check says yes to a dead master."""
-        match sign_of_life(self._settings, deadline.left_s):
+        match sign_of_life(self._settings, deadline.remaining_s()):
             case Life.GONE:
                 raise self._unavailable()
             case Life.SILENT:
@@ -184,39 +221,41 @@ class Client:
     def _here(self, task: Callable[[Any], T]) -> T:
         self._enter()
         try:
-            return task(self._native)
+            return self._done(task)
         finally:
             self._leave()
 
-    def _left_behind(self, task: Callable[[Any], T], deadline: _Deadline) -> T:
-        done = Future[T]()
-        self._enter()
-
-        def run() -> None:
-            try:
-                result = task(self._native)
-            except BaseException as error:  # noqa: BLE001 - the waiter is told, whatever it is
-                self._leave()
-                done.set_exception(error)
-            else:
-                self._leave()
-                done.set_result(result)
-
-        threading.Thread(target=run, name="hicache-mooncake", daemon=True).start()
+    def _left_behind(self, task: Callable[[Any], T], deadline: Deadline) -> T:
         try:
-            return done.result(deadline.left_s)
+            return self.beside(lambda: self._done(task), deadline)
+        except HiCacheError:  # of the task, or it was not begun
+            raise
         except TimeoutError:
             self._suspect = True
             raise (self._unavailable() if self._is_gone() else self._late(deadline)) from None
 
+    def _done(self, task: Callable[[Any], T]) -> T:
+        try:
+            return task(self._native)
+        except (HiCacheError, MasterFailed):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the library raises ends here
+            raise StorageUnavailable(
+                f"{self._name()}: the client library failed ({type(error).__name__})"
+            ) from None
+
+    def _must_be_of_this_process(self) -> None:
+        """Refuse before any lock is taken: a thread of the parent may have held it."""
+        if self.pid != os.getpid():
+            raise StorageUnavailable(
+                "a forked process cannot use its parent's Mooncake client, nor open one: use spawn"
+            )
+
     def _enter(self) -> None:
+        self._must_be_of_this_process()
         with self._changed:
             if self._ending:
                 raise StorageClosed("this MooncakeStorage was closed: open a new one")
-            if self.pid != os.getpid():
-                raise StorageUnavailable(
-                    "a forked process cannot use its parent's Mooncake client: open a storage of its own"
-                )
             if self._running >= _MOST_OVERDUE:
                 raise StorageTimeout(
                     f"{self._name()}: {self._running} calls are overdue; no more until some have ended"
@@ -232,17 +271,20 @@ class Client:
 
     def _end(self) -> None:
         native, self._native = self._native, None
-        if native is not None:
+        try:
+            if native is None or not self._has_joined:
+                return  # a client that failed to set up is not even closed: that can crash
             if sign_of_life(self._settings, _LEAVE_LIMIT_S) is Life.ANSWERS:
                 native.close()
             else:
                 ORPHANS.take(native, self._settings)
-        self._ended.set_result(None)
+        finally:
+            self._ended.set_result(None)
 
     def _name(self) -> str:
         return f"mooncake: the master at {self._settings.master_server_address}"
 
-    def _late(self, deadline: _Deadline) -> HiCacheError:
+    def _late(self, deadline: Deadline) -> HiCacheError:
         return StorageTimeout(
             f"{self._name()} or a peer did not answer within {deadline.timeout_s:g} s"
         )

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hicache_storage.deadline import Deadline
+
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
+_LEAST_S = 0.2
+"""What a try needs: one that is cut short would leave it open what was removed."""
 
 
-def tries(timeout_s: float) -> Iterator[float]:
-    """The seconds left at each try: one at once, others after growing pauses, the last in the end."""
-    until_s = time.monotonic() + timeout_s
+def tries(deadline: Deadline) -> Iterator[None]:
+    """Let the caller try at once, then after growing pauses, as long as there is time for one more."""
     pause_s = _FIRST_PAUSE_S
-    yield timeout_s
-    while (left_s := until_s - time.monotonic()) > 0:
-        time.sleep(min(pause_s, left_s))
+    yield
+    while deadline.remaining_s() > pause_s + _LEAST_S:
+        time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
-        yield max(_LONGEST_PAUSE_S, until_s - time.monotonic())
+        yield

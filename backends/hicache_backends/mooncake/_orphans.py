@@ -29,12 +29,21 @@ class _Orphans:
 
     def take(self, native: Any, settings: MooncakeSettings) -> None:
         """Close `native`, which nobody calls any more, when its master answers."""
-        _count_reference(native, 1)
+        count_reference(native, 1)
         with self._lock:
             self._waiting.append((native, settings))
             if len(self._waiting) > 1:
                 return
         threading.Thread(target=self._watch, name="hicache-mooncake-orphans", daemon=True).start()
+
+    def has_any(self) -> bool:
+        """Return True where a client waits for its master."""
+        return bool(self._waiting)
+
+    def forget(self) -> None:
+        """In a forked child: the clients are the parent's. They keep their references."""
+        self._lock = threading.Lock()
+        self._waiting = []
 
     def _watch(self) -> None:
         while True:
@@ -45,7 +54,7 @@ class _Orphans:
                 native, settings = one
                 if sign_of_life(settings, _ANSWER_LIMIT_S) is Life.ANSWERS:
                     native.close()
-                    _count_reference(native, -1)
+                    count_reference(native, -1)
                     with self._lock:
                         self._waiting.remove(one)
             with self._lock:
@@ -53,7 +62,7 @@ class _Orphans:
                     return
 
 
-def _count_reference(native: Any, more: int) -> None:
+def count_reference(native: Any, more: int) -> None:
     """Let the interpreter end without destroying it, which takes twenty seconds without a master."""
     count = ctypes.pythonapi.Py_IncRef if more > 0 else ctypes.pythonapi.Py_DecRef
     count(ctypes.py_object(native))

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hicache_backends.mooncake._client import Client
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from hicache_backends.mooncake._settings import MooncakeSettings
@@ -42,7 +43,7 @@ class _Shelf:
                 self._open[key] = client, users + 1
                 return client
         client = Client(module, settings)
-        client.connect(settings.timeout_s)
+        client.connect(Deadline(settings.timeout_s))
         with self._lock:
             other = self._open.get(key)
             if other is None:
@@ -51,6 +52,11 @@ class _Shelf:
             self._open[key] = other[0], other[1] + 1
         client.close()
         return other[0]
+
+    def forget(self) -> None:
+        """In a forked child: the lock may be held there for ever, and the clients are the parent's."""
+        self._lock = threading.Lock()
+        self._open = {}
 
     def give_back(self, settings: MooncakeSettings, client: Client) -> None:
         """The end of `take`: the last one closes it."""
@@ -71,3 +77,4 @@ def _key(settings: MooncakeSettings) -> tuple[Any, ...]:
 
 
 SHELF = _Shelf()
+os.register_at_fork(after_in_child=SHELF.forget)

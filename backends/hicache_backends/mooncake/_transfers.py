@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_backends.mooncake._client import Client
+    from hicache_storage.deadline import Deadline
 
 T = TypeVar("T")
 Move: TypeAlias = "Callable[[Any, Sequence[str], Sequence[Page]], list[int]]"
@@ -31,18 +32,17 @@ class Transfers:
     then. It is copied from and to memory of our own, which a late call keeps.
     """
 
-    def __init__(self, client: Client, timeout_s: float, *, register_staging: bool) -> None:
+    def __init__(self, client: Client, *, register_staging: bool) -> None:
         self._client = client
-        self._timeout_s = timeout_s
         self._register_staging = register_staging
 
-    def read(self, keys: Sequence[str], pages: Sequence[Page]) -> list[bool]:
+    def read(self, keys: Sequence[str], pages: Sequence[Page], deadline: Deadline) -> list[bool]:
         """Fill the pages; True for each that came whole, with the length that it must have."""
         results = [False] * len(keys)
         firsts = _firsts(keys)
         for places, staged in self._parts(pages, sorted(set(firsts))):
             lent = staged or _chosen(pages, places)
-            codes = self._moved(_get, _chosen(keys, places), lent, staged=bool(staged))
+            codes = self._moved(_get, _chosen(keys, places), lent, deadline, staged=bool(staged))
             for place, whole, code in zip(places, lent, codes, strict=True):
                 results[place] = code == whole.nbytes
                 if staged and results[place]:
@@ -53,7 +53,9 @@ class Transfers:
                 results[place] = True
         return results
 
-    def write(self, keys: Sequence[str], pages: Sequence[Page], replicas: Any) -> list[bool]:
+    def write(
+        self, keys: Sequence[str], pages: Sequence[Page], replicas: Any, deadline: Deadline
+    ) -> list[bool]:
         """Store the pages under keys that are not there; True for each that was."""
         put = _Put(replicas)
         results = [False] * len(keys)
@@ -62,13 +64,19 @@ class Transfers:
             for place, page in zip(places, staged, strict=False):
                 _gather(pages[place], page.segments[0])
             lent = staged or _chosen(pages, places)
-            codes = self._moved(put, _chosen(keys, places), lent, staged=bool(staged))
+            codes = self._moved(put, _chosen(keys, places), lent, deadline, staged=bool(staged))
             for place, code in zip(places, codes, strict=True):
                 results[place] = code == 0
         return [results[first] for first in firsts]
 
     def _moved(
-        self, move: Move, keys: Sequence[str], lent: Sequence[Page], *, staged: bool
+        self,
+        move: Move,
+        keys: Sequence[str],
+        lent: Sequence[Page],
+        deadline: Deadline,
+        *,
+        staged: bool,
     ) -> list[int]:
         start = lent[0].addresses[0][0] if staged and self._register_staging else None
 
@@ -81,7 +89,7 @@ class Transfers:
                 if start is not None:
                     native.unregister_buffer(start)
 
-        return self._client.ask(task, self._timeout_s, borrowed=not staged)
+        return self._client.ask(task, deadline, borrowed=not staged)
 
     def _parts(
         self, pages: Sequence[Page], wanted: Sequence[int]

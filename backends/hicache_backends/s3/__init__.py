@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hicache_backends.s3._access import Access
 from hicache_backends.s3._addresses import Addresses, is_loopback
-from hicache_backends.s3._bucket import DELETED_AT_ONCE, Bucket
+from hicache_backends.s3._bucket import Bucket
 from hicache_backends.s3._client import Client
 from hicache_backends.s3._connections import Connections
 from hicache_backends.s3._exchange import Failed
@@ -22,6 +21,8 @@ from hicache_backends.s3._names import Names
 from hicache_backends.s3._page_calls import PageCalls
 from hicache_backends.s3._settings import S3Settings
 from hicache_storage.counters import Counters
+from hicache_storage.deadline import Deadline
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.per_process import PerProcess
 from hicache_storage.storage import (
@@ -61,6 +62,7 @@ class S3Storage(HiCacheStorage):
         parallelism=8,
         max_batch=_MAX_BATCH,
         max_page_nbytes=_LARGEST_PUT_NBYTES,
+        bounded=True,
     )
     usable_after_fork = True
 
@@ -68,13 +70,14 @@ class S3Storage(HiCacheStorage):
         self._settings = settings
         self._counters = Counters()
         self._names = Names(settings.prefix)
-        access = Access(settings)
+        access = Access(settings)  # botocore reads megabytes of its own data, and asks nobody
+        deadline = self._deadline()
         self._client = _opened_client(settings, access, self._counters)
         self._pages = PageCalls(self._client, settings)
         self._bucket = Bucket(access.client, self._client, settings)
         self.narrow(parallelism=settings.parallelism)
         try:
-            self._bucket.check()
+            self._bucket.check(deadline)
         except BaseException:
             self.close()
             raise
@@ -85,35 +88,36 @@ class S3Storage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
+        deadline = self._deadline()
         name = self._names.manifest(space.id)
         text = json.dumps(space.manifest()).encode()
-        if self._one(self._pages.read(name)) != text:
-            self._one(self._pages.write(name, text))
+        if self._one(self._pages.read(name), deadline) != text:
+            self._one(self._pages.write(name, text), deadline)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         nbytes = space.stored_nbytes
         calls = [self._pages.exists(name, nbytes) for name in self._of(space, hashes)]
-        return self._judged(self._run(calls))
+        return self._judged(self._run(calls, self._deadline()))
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         names = self._of(space, hashes)
         calls = [self._pages.get(name, page) for name, page in zip(names, pages, strict=True)]
-        return self._judged(self._run(calls))
+        return self._judged(self._run(calls, self._deadline()))
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         once = dict(zip(self._of(space, hashes), pages, strict=True))
         calls = [self._pages.set(name, page) for name, page in once.items()]
-        verdicts = dict(zip(once, self._judged(self._run(calls)), strict=True))
+        verdicts = dict(zip(once, self._judged(self._run(calls, self._deadline())), strict=True))
         return [verdicts[name] for name in self._of(space, hashes)]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         names = self._of(space, hashes)
-        kept = self._bucket.delete(list(dict.fromkeys(names)))
+        kept = self._bucket.delete(list(dict.fromkeys(names)), self._deadline())
         self._counters.add("not_deleted", len(kept))
         return [name not in kept for name in names]
 
@@ -125,18 +129,32 @@ class S3Storage(HiCacheStorage):
         self.ensure_open()
         return (
             PageInfo(object_.name.rpartition("/")[2], object_.nbytes)
-            for object_ in self._listed(space)
-            if object_.nbytes == space.stored_nbytes
+            for object_ in self._listed(self._names.pages(space.id))
+            if object_.nbytes == space.stored_nbytes and self._names.is_page(space.id, object_.name)
         )
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
         removed = 0
-        for found in _batches(self._listed(space), DELETED_AT_ONCE):
-            kept = self._bucket.delete([object_.name for object_ in found])
+        kept: dict[str, str] = {}
+        position: str | None = ""
+        while position is not None:
+            deadline = self._deadline()  # as for `scan`, which takes as many steps
+            try:
+                found, position = self._bucket.listed(
+                    self._names.pages(space.id), position, deadline
+                )
+                pages = [one for one in found if self._names.is_page(space.id, one.name)]
+                kept |= self._bucket.delete([one.name for one in pages], deadline)
+            except (StorageTimeout, StorageUnavailable) as error:
+                raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
             removed += sum(
-                object_.nbytes == space.stored_nbytes and object_.name not in kept
-                for object_ in found
+                one.nbytes == space.stored_nbytes and one.name not in kept for one in pages
+            )
+        if kept:
+            reasons = ", ".join(sorted(set(kept.values())))
+            raise StorageUnavailable(
+                f"s3: {len(kept)} pages were not deleted ({reasons}); {removed} were"
             )
         return removed
 
@@ -154,12 +172,16 @@ class S3Storage(HiCacheStorage):
         """The names of pages."""
         return [self._names.page(space.id, page_hash) for page_hash in hashes]
 
-    def _run(self, calls: Sequence[Call[T]]) -> list[T | Failed]:
-        self.ensure_open()
-        return self._client.run(calls, time.monotonic() + self._settings.timeout_s)
+    def _deadline(self) -> Deadline:
+        """The deadline of a call that begins now."""
+        return Deadline(self._settings.timeout_s)
 
-    def _one(self, call: Call[T]) -> T:
-        (outcome,) = self._run([call])
+    def _run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | Failed]:
+        self.ensure_open()
+        return self._client.run(calls, deadline)
+
+    def _one(self, call: Call[T], deadline: Deadline) -> T:
+        (outcome,) = self._run([call], deadline)
         if isinstance(outcome, Failed):
             raise outcome.error
         return outcome
@@ -173,19 +195,20 @@ class S3Storage(HiCacheStorage):
             raise (doubtful or failures)[0].error
         return [one is True for one in outcomes]
 
-    def _listed(self, space: KeySpace) -> Iterator[Listed]:
-        """Every object that is named as a page of `space`."""
-        for object_ in self._bucket.objects(self._names.pages(space.id)):
-            if self._names.is_page(space.id, object_.name):
-                yield object_
+    def _listed(self, prefix: str) -> Iterator[Listed]:
+        """Every object whose name begins with `prefix`; each page of the listing is a call."""
+        position: str | None = ""
+        while position is not None:
+            self.ensure_open()
+            found, position = self._bucket.listed(prefix, position, self._deadline())
+            yield from found
 
     def _key_spaces(self) -> Iterator[KeySpace]:
-        listed = (object_.name for object_ in self._bucket.objects(self._names.manifests))
+        listed = (object_.name for object_ in self._listed(self._names.manifests))
         names = (name for name in listed if self._names.is_manifest(name))
         for batch in _batches(names, _MANIFESTS_AT_ONCE):
-            for name, text in zip(
-                batch, self._run([self._pages.read(n) for n in batch]), strict=True
-            ):
+            texts = self._run([self._pages.read(name) for name in batch], self._deadline())
+            for name, text in zip(batch, texts, strict=True):
                 if isinstance(text, Failed):
                     raise text.error
                 space = _space_of(text)
@@ -195,11 +218,11 @@ class S3Storage(HiCacheStorage):
 
 def _opened_client(settings: S3Settings, access: Access, counters: Counters) -> Client:
     target = access.target
-    addresses = Addresses(target.host, target.port)
     tls = access.tls_context() if target.is_tls else None
 
     def connections() -> Connections:
         most_idle = 2 * settings.parallelism * settings.fan_out
+        addresses = Addresses(target.host, target.port)
         return Connections(target.host, addresses, tls, most_idle=most_idle)
 
     is_safe = target.is_tls or is_loopback(target.host)
@@ -207,7 +230,7 @@ def _opened_client(settings: S3Settings, access: Access, counters: Counters) -> 
     return Client(
         settings,
         target,
-        access.keyring,
+        PerProcess(access.keyring, close=lambda _: None),
         PerProcess(connections, close=Connections.close, abandon=Connections.abandon),
         counters,
         signs_payload=not is_safe if signs is None else signs,
@@ -218,7 +241,7 @@ def _space_of(text: bytes | None) -> KeySpace | None:
     """The key space that a manifest describes; None where it describes none."""
     try:
         return KeySpace.from_manifest(json.loads(text or b""))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -1,12 +1,11 @@
-"""What boto3 knows: the configuration, the endpoint, the credentials and their renewal."""
+"""What boto3 knows: the configuration, the endpoint, and where the credentials are."""
 
 from __future__ import annotations
 
 import functools
 import ssl
-import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -15,83 +14,61 @@ import botocore.httpsession
 import botocore.session
 from botocore import UNSIGNED
 from botocore.config import Config
-from botocore.credentials import RefreshableCredentials
 
-from hicache_backends.s3._addresses import done_in_time
 from hicache_backends.s3._client import Target
-from hicache_backends.s3._signing import FrozenKeys, Keys
-from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_backends.s3._keyring import Keyring
+from hicache_backends.s3._signing import Keys
+from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from hicache_backends.s3._keyring import Credentials
     from hicache_backends.s3._settings import S3Settings
 
 _NAME_THAT_NEEDS_NO_ESCAPE = "name"
 _DEFAULT_REGION = "us-east-1"
-# From then on botocore renews credentials, on the thread that asks for them.
-_OLD_S = 15 * 60
-_SPENT_S = 30
-# While old keys are good, one call in so many seconds waits so long for new ones.
-_TRY_AGAIN_S = 20.0
-_TRY_S = 1.0
-
-
-class _Credentials(Protocol):
-    def get_frozen_credentials(self) -> FrozenKeys: ...
-
-
-class Keyring:
-    """The keys that requests are signed with. They may be renewed by whoever issued them."""
-
-    def __init__(self, credentials: _Credentials | None) -> None:
-        self._credentials = credentials
-        self._next_try_s = 0.0
-        self.keys: FrozenKeys | None = None
-        """None: requests are not signed."""
-
-    def renew(self, deadline_s: float) -> None:
-        """See to it that `keys` are good. Old ones are, until they expire.
-
-        Raises:
-            StorageUnavailable, StorageTimeout: Who issues them does not.
-        """
-        credentials = self._credentials
-        if credentials is None:
-            return
-        if not isinstance(credentials, RefreshableCredentials) or not _expires(credentials, _OLD_S):
-            self.keys = credentials.get_frozen_credentials()
-            return
-        now_s = time.monotonic()
-        is_good = self.keys is not None and not _expires(credentials, _SPENT_S)
-        if is_good:
-            if now_s < self._next_try_s:
-                return
-            self._next_try_s = now_s + _TRY_AGAIN_S
-            deadline_s = min(deadline_s, now_s + _TRY_S)
-        try:
-            self.keys = done_in_time(credentials.get_frozen_credentials, deadline_s)
-        except TimeoutError as error:
-            if not is_good:
-                raise StorageTimeout("s3: the credentials were not renewed in time") from error
-        except (botocore.exceptions.BotoCoreError, OSError) as error:
-            if not is_good:
-                raise StorageUnavailable(
-                    f"s3: the credentials were not renewed: {type(error).__name__}"
-                ) from error
+_OF_FILES = (
+    botocore.exceptions.ProfileNotFound,
+    botocore.exceptions.ConfigNotFound,
+    botocore.exceptions.ConfigParseError,
+    botocore.exceptions.InfiniteLoopConfigError,
+    botocore.exceptions.PartialCredentialsError,
+)
+"""Errors whose text names files, profiles and fields, and nothing else."""
 
 
 class Access:
     """A boto3 client that signs nothing itself, and what it was made of."""
 
     def __init__(self, settings: S3Settings) -> None:
-        with config_errors():
+        self._settings = settings
+        with _config_errors():
             session = _session(settings)
-            self.keyring = Keyring(None if settings.anonymous else _credentials(session, settings))
             self.client: Any = _client(session, settings)
             self.target = _target(self.client, settings)
-            self._tls_verify = settings.tls_verify
             self._ca_file: str | None = settings.ca_file or _ca_file(session)
+
+    def keyring(self) -> Keyring:
+        """Return a keyring for one process. It has no keys yet, unless they came with the config."""
+        wanted = self._settings
+        if wanted.anonymous:
+            return Keyring(None)
+        if wanted.access_key_id is None or wanted.secret_access_key is None:
+            return Keyring(self._found)
+        token = wanted.session_token.get_secret_value() if wanted.session_token else None
+        secret_key = wanted.secret_access_key.get_secret_value()
+        return Keyring(None, Keys(wanted.access_key_id, secret_key, token))
+
+    def _found(self) -> Credentials:
+        """Find the credentials in a session of its own: one remembers for ever what it has found.
+
+        Raises what botocore raises where whoever issues them fails.
+        """
+        try:
+            return _credentials(_session(self._settings), self._settings)
+        except _OF_FILES as error:
+            raise _told(error) from None
 
     def tls_context(self) -> ssl.SSLContext:
         """For connections to the target.
@@ -102,8 +79,9 @@ class Access:
         try:
             context = ssl.create_default_context(cafile=self._ca_file)
         except OSError as error:
-            raise ConfigError(f"s3: ca_file: {self._ca_file} can't be used: {error}") from error
-        if not self._tls_verify:
+            reason = error.strerror or type(error).__name__
+            raise ConfigError(f"s3: ca_file: {self._ca_file} can't be used: {reason}") from None
+        if not self._settings.tls_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         context.set_alpn_protocols(["http/1.1"])
@@ -111,14 +89,25 @@ class Access:
 
 
 @contextmanager
-def config_errors() -> Generator[None, None, None]:
-    """Translate what botocore says of a configuration; its messages hold no secrets."""
+def _config_errors() -> Generator[None, None, None]:
+    """Translate what botocore says of a configuration. What it quotes beside names may be secret."""
     try:
         yield
-    except botocore.exceptions.ProfileNotFound as error:
-        raise ConfigError(f"s3: profile: {error}") from error
-    except botocore.exceptions.BotoCoreError as error:
-        raise ConfigError(f"s3: the AWS configuration is wrong: {error}") from error
+    except _OF_FILES as error:
+        raise _told(error) from None
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"s3: the AWS configuration is wrong ({type(error).__name__}): check region, endpoint_url,"
+            " the variables AWS_* and ~/.aws/config"
+        ) from None
+
+
+def _told(error: Exception) -> ConfigError:
+    is_profile = isinstance(error, botocore.exceptions.ProfileNotFound)
+    field = "profile" if is_profile else "the AWS configuration is wrong"
+    return ConfigError(f"s3: {field}: {error}")
 
 
 @functools.cache
@@ -135,33 +124,15 @@ def _session(settings: S3Settings) -> Any:
     return session
 
 
-def _credentials(session: Any, settings: S3Settings) -> _Credentials:
-    if settings.access_key_id is not None and settings.secret_access_key is not None:
-        token = settings.session_token
-        return _Fixed(
-            Keys(
-                settings.access_key_id,
-                settings.secret_access_key.get_secret_value(),
-                token.get_secret_value() if token else None,
-            )
-        )
-    found: _Credentials | None = session.get_credentials()
+def _credentials(session: Any, settings: S3Settings) -> Credentials:
+    found: Credentials | None = session.get_credentials()
     if found is None:
+        where = f" in profile {settings.profile}" if settings.profile else ""
         raise ConfigError(
-            "s3: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
+            f"s3: no credentials were found{where}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
             " credentials_file or profile, or anonymous to true"
         )
     return found
-
-
-class _Fixed:
-    """Keys that came with the config."""
-
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
-
-    def get_frozen_credentials(self) -> FrozenKeys:
-        return self._keys
 
 
 def _client(session: Any, settings: S3Settings) -> Any:
@@ -185,6 +156,10 @@ def _target(client: Any, settings: S3Settings) -> Target:
     )
     url = urlsplit(signed)
     assert url.hostname is not None
+    if "@" in url.netloc:  # of an endpoint in the environment; ours was looked at
+        raise ConfigError(
+            f"s3: endpoint_url: {url.hostname} is given with a user, which S3 has not"
+        )
     is_tls = url.scheme == "https"
     return Target(
         host=url.hostname,
@@ -199,7 +174,3 @@ def _target(client: Any, settings: S3Settings) -> Target:
 def _ca_file(session: Any) -> str | None:
     named: str | None = session.get_config_variable("ca_bundle")
     return named or botocore.httpsession.get_cert_path(True)
-
-
-def _expires(credentials: Any, within_s: float) -> bool:
-    return bool(credentials.refresh_needed(refresh_in=within_s))

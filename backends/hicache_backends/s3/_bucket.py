@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import botocore.exceptions
 from botocore.awsrequest import AWSResponse
 
+from hicache_backends.s3._client import is_denied
 from hicache_backends.s3._exchange import Failed
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
 
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from hicache_backends.s3._exchange import Call
     from hicache_backends.s3._replies import Reply
     from hicache_backends.s3._settings import S3Settings
+    from hicache_storage.deadline import Deadline
 
-DELETED_AT_ONCE = 1000
+_DELETED_AT_ONCE = 1000
 """As many as the protocol allows."""
+_GONE_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
 
 
@@ -52,49 +54,60 @@ class Bucket:
         self._threads = threading.local()
         boto.meta.events.register("before-send.s3", self._send)
 
-    def check(self) -> None:
+    def check(self, deadline: Deadline) -> None:
         """See to it that the bucket is there.
 
         Raises:
             ConfigError: It is not, or is not ours to use; the message says what to do.
             StorageUnavailable, StorageTimeout: The store does not answer.
         """
-        with self._deadline(), _translated():
+        with self._asking(deadline):
             try:
                 self._boto.head_bucket(Bucket=self._name)
             except botocore.exceptions.ClientError as error:
-                status = _status(error)
-                if status != 404:
-                    raise self._unusable(status) from error
+                if _status(error) != 404:
+                    raise self._unusable(error) from None
                 if not self._settings.create_bucket:
                     raise ConfigError(
                         f"s3: bucket: {self._name} is not there: create it, or set create_bucket"
-                    ) from error
+                    ) from None
                 self._create()
 
-    def objects(self, prefix: str) -> Iterator[Listed]:
-        """Every object whose name begins with `prefix`."""
-        more: dict[str, str] = {}
-        while True:
-            with self._deadline(), _translated():
-                page = self._boto.list_objects_v2(Bucket=self._name, Prefix=prefix, **more)
-            for found in page.get("Contents", ()):
-                yield Listed(found["Key"], found["Size"])
-            if not page.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+    def listed(
+        self, prefix: str, position: str, deadline: Deadline
+    ) -> tuple[list[Listed], str | None]:
+        """Return up to 1,000 objects whose name begins with `prefix`, and where the next ones are.
 
-    def delete(self, names: Sequence[str]) -> set[str]:
-        """Delete objects; the names of those that the store did not delete."""
-        kept: set[str] = set()
-        with self._deadline(), _translated():
-            for start in range(0, len(names), DELETED_AT_ONCE):
-                part = names[start : start + DELETED_AT_ONCE]
+        The first position is an empty string, the last one None.
+        """
+        more = {"ContinuationToken": position} if position else {}
+        with self._asking(deadline):
+            answer = self._boto.list_objects_v2(Bucket=self._name, Prefix=prefix, **more)
+            # An answer that does not say whether it is all of it is no listing.
+            following = answer["NextContinuationToken"] if answer["IsTruncated"] else None
+            found = [Listed(one["Key"], one["Size"]) for one in answer.get("Contents", ())]
+        if following is not None and following in ("", position):
+            raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
+        return found, following
+
+    def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
+        """Delete objects; return the names of those that are not gone, each with the reason.
+
+        Gone is what the store says is gone: what an answer leaves out is not.
+        """
+        kept: dict[str, str] = {}
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            part = names[start : start + _DELETED_AT_ONCE]
+            with self._asking(deadline):
                 answer = self._boto.delete_objects(
-                    Bucket=self._name,
-                    Delete={"Objects": [{"Key": name} for name in part], "Quiet": True},
+                    Bucket=self._name, Delete={"Objects": [{"Key": name} for name in part]}
                 )
-                kept.update(error["Key"] for error in answer.get("Errors", ()))
+                errors = {one["Key"]: str(one.get("Code")) for one in answer.get("Errors", ())}
+                gone = {one["Key"] for one in answer.get("Deleted", ())}
+            gone.update(name for name, code in errors.items() if code in _GONE_CODES)
+            for name in part:
+                if name not in gone:
+                    kept[name] = _word(errors.get(name, ""))
         return kept
 
     def _create(self) -> None:
@@ -108,24 +121,53 @@ class Bucket:
             if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                 raise
 
-    def _unusable(self, status: int) -> HiCacheError:
+    def _unusable(self, error: botocore.exceptions.ClientError) -> HiCacheError:
+        status = _status(error)
+        there = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        region = there.get("x-amz-bucket-region")
+        is_elsewhere = region is not None and region != self._client.target.region
+        if status in (301, 307) or (status == 400 and is_elsewhere):
+            return ConfigError(
+                f"s3: region: bucket {self._name} is not served there ({status}): set its region"
+                + (f", {region}" if is_elsewhere else "")
+            )
+        if status in (400, 401, 403) and self._settings.anonymous:
+            return ConfigError(
+                f"s3: anonymous: bucket {self._name} does not answer requests without a signature"
+                f" ({status}): give credentials, and leave anonymous false"
+            )
         if status in (401, 403):
             return ConfigError(
                 f"s3: bucket: {self._name} denies access ({status}): check the credentials, that their"
                 " policy has s3:ListBucket, and the clock"
             )
-        if status in (301, 307, 400):
+        if status == 400:
             return ConfigError(
-                f"s3: region: bucket {self._name} is not served there ({status}): set its region"
+                f"s3: bucket: the request for {self._name} is refused ({status}): check the region, that"
+                " the credentials have not expired, and addressing_style"
             )
         return StorageUnavailable(f"s3: the store of bucket {self._name} answers {status}")
 
     # --- how boto3's requests travel -----------------------------------------------------------------
 
     @contextmanager
-    def _deadline(self) -> Generator[None, None, None]:
-        self._threads.deadline_s = time.monotonic() + self._settings.timeout_s
-        yield
+    def _asking(self, deadline: Deadline) -> Generator[None, None, None]:
+        """Let boto3 send under this deadline. Translate what it raises, whose text may hold secrets."""
+        self._threads.deadline = deadline
+        try:
+            yield
+        except HiCacheError:
+            raise
+        except botocore.exceptions.ClientError as error:
+            if is_denied(_status(error), _code(error)):
+                self._client.doubt_keys()
+            raise StorageUnavailable(
+                f"s3: the store refuses {error.operation_name}: {_code(error)}"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - botocore's parser raises what Python raises
+            raise StorageUnavailable(
+                f"s3: the store's answer can't be read: {type(error).__name__}"
+            ) from None
 
     def _send(self, request: Any, **_: object) -> AWSResponse:
         """Called by botocore in place of its own sending."""
@@ -142,7 +184,7 @@ class Bucket:
         headers = {name: text for name, text in headers.items() if name != "content-length"}
         body = request.body or b""
         call = self._answered(request.method, f"{url.path}?{url.query}", headers, body)
-        (outcome,) = self._client.run([call], self._threads.deadline_s)
+        (outcome,) = self._client.run([call], self._threads.deadline)
         if isinstance(outcome, Failed):
             raise outcome.error
         headers_read: Any = outcome.headers
@@ -168,25 +210,14 @@ class _Body:
         yield self._body
 
 
-@contextmanager
-def _translated() -> Generator[None, None, None]:
-    try:
-        yield
-    except botocore.exceptions.ClientError as error:
-        raise StorageUnavailable(
-            f"s3: the store refuses {error.operation_name}: {_code(error)}"
-        ) from error
-    except botocore.exceptions.BotoCoreError as error:
-        raise StorageUnavailable(
-            f"s3: the store's answer can't be read: {type(error).__name__}"
-        ) from error
-
-
 def _status(error: botocore.exceptions.ClientError) -> int:
     return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
 
 
 def _code(error: botocore.exceptions.ClientError) -> str:
-    """The error's name, if it looks like one."""
-    found = _CODE.fullmatch(str(error.response.get("Error", {}).get("Code", "")))
-    return found[0] if found else "an error without a name"
+    return _word(str(error.response.get("Error", {}).get("Code", "")))
+
+
+def _word(code: str) -> str:
+    """An error's name, if it looks like one."""
+    return code if _CODE.fullmatch(code) else "an error without a name"

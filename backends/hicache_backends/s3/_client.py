@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from hicache_backends.s3._connection import Request
 from hicache_backends.s3._exchange import Call, Exchange, Failed, Loss, Lost, Pause
 from hicache_backends.s3._signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hicache_backends.s3._access import Keyring
     from hicache_backends.s3._connections import Connections
+    from hicache_backends.s3._keyring import Keyring
     from hicache_backends.s3._replies import Reply
     from hicache_backends.s3._settings import S3Settings
     from hicache_storage.counters import Counters
+    from hicache_storage.deadline import Deadline
     from hicache_storage.per_process import PerProcess
 
 T = TypeVar("T")
@@ -29,7 +30,10 @@ _LONGEST_PAUSE_S = 2.0
 OVERLOADED = frozenset({429, 503})
 FAULTS = frozenset({500, 502, 504})
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
+_GATEWAYS_GAVE_UP = frozenset({502, 504})
+"""The store may have the request all the same, and may work on it yet."""
 _ELSEWHERE = frozenset({301, 302, 307, 308})
+_TOKEN_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 
 
 class Answer(NamedTuple):
@@ -62,7 +66,7 @@ class Client:
         self,
         settings: S3Settings,
         target: Target,
-        keyring: Keyring,
+        keyrings: PerProcess[Keyring],
         connections: PerProcess[Connections],
         counters: Counters,
         *,
@@ -71,22 +75,22 @@ class Client:
         self.target = target
         self.counters = counters
         self._settings = settings
-        self._keyring = keyring
+        self._keyrings = keyrings
         self._signs_payload = signs_payload
         self._signer = Signer(target.authority, target.region)
         self._connections = connections
 
-    def run(self, calls: Sequence[Call[T]], deadline_s: float) -> list[T | Failed]:
-        """What each call comes to.
+    def run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | Failed]:
+        """Run the calls to their end, or to the deadline; return what each comes to.
 
         Raises:
             StorageClosed: The storage was closed.
-            StorageUnavailable, StorageTimeout: There are no keys to sign with.
+            StorageUnavailable, StorageTimeout, ConfigError: There are no keys to sign with.
         """
-        self._keyring.renew(deadline_s)
+        self._keyrings.get().renew(deadline)
         exchange = Exchange(
             self._connections.get(),
-            deadline_s=deadline_s,
+            deadline=deadline,
             fan_out=self._settings.fan_out,
             stall_s=self._settings.stall_s,
         )
@@ -114,7 +118,7 @@ class Client:
             method,
             f"{self.target.root}{name}",
             headers,
-            keys=self._keyring.keys,
+            keys=self._keyrings.get().keys,
             payload_sha256=payload,
             body_nbytes=None if body is None else sum(map(len, body)),
         )
@@ -133,7 +137,7 @@ class Client:
             method,
             path,
             headers,
-            keys=self._keyring.keys,
+            keys=self._keyrings.get().keys,
             query=query,
             payload_sha256=sha256(body).hexdigest(),
             body_nbytes=len(body) if body or method in ("PUT", "POST") else None,
@@ -164,12 +168,13 @@ class Client:
                 if is_last or lost.loss is Loss.LATE:
                     raise Failed(
                         self._error_of(_reason(lost, refused)), in_doubt=in_doubt
-                    ) from lost
+                    ) from None
                 refused = lost if lost.loss is Loss.UNREACHABLE else None
                 pause_s = _pause_s(attempt)
             else:
                 if not self._is_transient(reply) or is_last:
                     return Answer(reply, in_doubt)
+                in_doubt = in_doubt or reply.status in _GATEWAYS_GAVE_UP
                 pause_s = _pause_s(attempt) * (4 if reply.status in OVERLOADED else 1)
         raise AssertionError("max_attempts is at least 1")
 
@@ -183,8 +188,9 @@ class Client:
             there = reply.headers.get("x-amz-bucket-region")
             advice = f"set region to {there}" if there else "set region or endpoint_url"
             text = f"s3: bucket {bucket} is served elsewhere ({shown}): {advice}"
-        elif status in (401, 403) or code in ("ExpiredToken", "InvalidToken"):
+        elif is_denied(status, code):
             self.counters.add("denied")
+            self.doubt_keys()
             text = (
                 f"s3: bucket {bucket} denies access ({shown}): check the credentials, their policy,"
                 " and the clock"
@@ -195,7 +201,11 @@ class Client:
             text = f"s3: the store of bucket {bucket} answers {shown}"
             if status not in OVERLOADED | FAULTS:
                 self.counters.add("refused")
-        return Failed(StorageUnavailable(text), in_doubt=status in (502, 504))
+        return Failed(StorageUnavailable(text), in_doubt=status in _GATEWAYS_GAVE_UP)
+
+    def doubt_keys(self) -> None:
+        """Have the keys found anew: the store denies access with these."""
+        self._keyrings.get().doubt()
 
     def _made(self, make: Callable[[], Request]) -> Call[Reply]:
         """Once, or again at once where the connection turns out to have been closed long ago."""
@@ -222,13 +232,20 @@ class Client:
             return False
         return True
 
-    def _error_of(self, lost: Lost) -> StorageTimeout | StorageUnavailable:
-        where = f"s3: {self.target.authority}"
+    def _error_of(self, lost: Lost) -> HiCacheError:
+        if lost.error is not None:
+            return lost.error
+        where = f"s3: {self.target.host}:{self.target.port}"
         if lost.loss in (Loss.LATE, Loss.STALLED):
             return StorageTimeout(f"{where} did not answer: {lost}")
         if lost.loss is Loss.UNREACHABLE:
             return StorageUnavailable(f"{where} cannot be reached: {lost}")
         return StorageUnavailable(f"{where} broke off: {lost}")
+
+
+def is_denied(status: int, code: str) -> bool:
+    """Return True where other credentials might help."""
+    return status in (401, 403) or code in _TOKEN_CODES
 
 
 def _reason(lost: Lost, refused: Lost | None) -> Lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024
 _BOTH = select.POLLIN | select.POLLOUT
+_TURN_NBYTES = 4 << 20
+"""So much moves before the owner looks at its deadline again, however fast the peer is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -128,7 +131,7 @@ class Connection:
         if not isinstance(self._socket, ssl.SSLSocket):
             error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
-                raise OSError(error, "the connection was not made")
+                raise OSError(error, os.strerror(error))
             if self._tls is not None:
                 self._socket = self._tls.wrap_socket(
                     self._socket, server_hostname=self._host, do_handshake_on_connect=False
@@ -157,18 +160,19 @@ class Connection:
             self._wants = select.POLLIN
 
     def _send(self) -> None:
-        unsent = self._unsent
+        unsent, left = self._unsent, _TURN_NBYTES
         try:
-            while unsent:
+            while unsent and left > 0:
                 if isinstance(self._socket, ssl.SSLSocket):
                     sent = self._socket.send(unsent[0])
                 else:
                     sent = self._socket.sendmsg(unsent[:_IOV_MAX])
                 _drop(unsent, sent)
+                left -= sent
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._wants = _BOTH
             return
-        self._wants = select.POLLIN
+        self._wants = _BOTH if unsent else select.POLLIN
 
     # --- receiving -----------------------------------------------------------------------------------
 
@@ -176,15 +180,19 @@ class Connection:
         reader = self._reader
         if reader is None:
             raise Malformed("the server spoke first")
+        left = _TURN_NBYTES
         try:
-            while reader.reply is None and self._receive_into(reader):
-                pass
+            while reader.reply is None and (left > 0 or self._has_pending()):
+                taken, may_be_more = self._receive_into(reader)
+                if not may_be_more:
+                    break
+                left -= taken
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         return reader.reply
 
-    def _receive_into(self, reader: ReplyReader) -> bool:
-        """Receive once; whether there may be more."""
+    def _receive_into(self, reader: ReplyReader) -> tuple[int, bool]:
+        """Receive once; return how much came, and whether there may be more."""
         room = reader.room()
         if len(room) == 1 or isinstance(self._socket, ssl.SSLSocket):
             taken = self._socket.recv_into(room[0])
@@ -192,7 +200,11 @@ class Connection:
             taken = self._socket.recvmsg_into(room[:_IOV_MAX])[0]
         more = taken >= len(room[0])
         reader.took(taken)
-        return more or isinstance(self._socket, ssl.SSLSocket)
+        return taken, more or isinstance(self._socket, ssl.SSLSocket)
+
+    def _has_pending(self) -> bool:
+        """Return True where TLS holds bytes that have left the socket: no poll reports them."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
 
 def _drop(views: list[memoryview], nbytes: int) -> None:

@@ -7,16 +7,19 @@ import time
 from typing import TYPE_CHECKING
 
 from hicache_backends.s3._connection import Connection
-from hicache_storage.errors import StorageClosed
+from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
     import ssl
 
     from hicache_backends.s3._addresses import Address, Addresses
+    from hicache_storage.deadline import Deadline
 
 _CLOSE_LIMIT_S = 9.0
 # Gateways forget connections that are idle for long, and tell nobody.
 _KEPT_S = 60.0
+_GLANCE_S = 0.2
+"""How often who waits for an address looks whether the storage was closed."""
 
 
 class Connections:
@@ -72,14 +75,19 @@ class Connections:
             connection.close()
         return None
 
-    def connect(self, deadline_s: float) -> tuple[Connection, Address]:
-        """A new connection, which is being made.
+    def connect(self, deadline: Deadline) -> tuple[Connection, Address]:
+        """Return a new connection, which is being made.
 
         Raises:
             OSError: It can't be made.
             StorageUnavailable, StorageTimeout: The host has no address.
+            StorageClosed: `close` was called meanwhile.
         """
-        address = self._addresses.next(deadline_s)
+        while not self._addresses.await_known(min(_GLANCE_S, deadline.remaining_s())):
+            self.ensure_open()
+            if deadline.passed():
+                raise StorageTimeout(f"s3: the host {self._host} was not resolved in time")
+        address = self._addresses.next()
         try:
             return Connection(address, self._tls, self._host), address
         except OSError:

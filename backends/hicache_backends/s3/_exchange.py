@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import heapq
 import select
+import ssl
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from hicache_backends.s3._connection import Connection, Request
 from hicache_backends.s3._replies import Malformed, Reply, Truncated
-from hicache_storage.errors import HiCacheError, StorageTimeout
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from hicache_backends.s3._addresses import Address
     from hicache_backends.s3._connections import Connections
+    from hicache_storage.deadline import Deadline
 
 T = TypeVar("T")
 
@@ -54,10 +56,18 @@ class Lost(Exception):
     """No reply came to a request."""
 
     def __init__(
-        self, loss: Loss, reason: str, *, was_sent: bool = False, is_stale: bool = False
+        self,
+        loss: Loss,
+        reason: str,
+        *,
+        was_sent: bool = False,
+        is_stale: bool = False,
+        error: HiCacheError | None = None,
     ) -> None:
         super().__init__(reason)
         self.loss = loss
+        self.error = error
+        """What to tell the user in place of `reason`, where it is known better."""
         self.was_sent = was_sent
         """The server may have got all of the request."""
         self.is_stale = is_stale
@@ -103,10 +113,10 @@ class Exchange:
     """One storage call: its deadline, and what is under way. Of one thread, used once."""
 
     def __init__(
-        self, connections: Connections, *, deadline_s: float, fan_out: int, stall_s: float
+        self, connections: Connections, *, deadline: Deadline, fan_out: int, stall_s: float
     ) -> None:
         self._connections = connections
-        self._deadline_s = deadline_s
+        self._deadline = deadline
         self._fan_out = fan_out
         self._stall_s = stall_s
         self._calls: Sequence[Call[Any]] = ()
@@ -115,6 +125,7 @@ class Exchange:
         self._flights: dict[int, _Flight] = {}
         self._paused: list[tuple[float, int]] = []
         self._now_s = time.monotonic()
+        self._deadline_s = self._now_s + deadline.remaining_s()
         self._look_up_s = self._now_s + _LOOK_UP_S
 
     def run(self, calls: Sequence[Call[T]]) -> list[T | Failed]:
@@ -140,6 +151,7 @@ class Exchange:
             self._connections.leave()
 
     def _start(self, number: int) -> None:
+        self._now_s = time.monotonic()  # to digest the page before took its time
         if self._now_s < self._deadline_s:
             self._advance(number, next)
         else:
@@ -192,7 +204,7 @@ class Exchange:
         except Malformed as error:
             self._lose(flight, Loss.MALFORMED, str(error))
         except OSError as error:
-            self._lose(flight, Loss.RESET, error.strerror or str(error))
+            self._lose(flight, Loss.RESET, _reason(error))
         else:
             if reply is None:
                 if connection.wants != wanted:
@@ -209,15 +221,19 @@ class Exchange:
         connection = self._connections.idle()
         try:
             if connection is None:
-                connection, address = self._connections.connect(self._deadline_s)
+                connection, address = self._connections.connect(self._deadline)
             connection.moved_s = self._now_s
             flight = _Flight(number, connection, request, address)
             self._flights[connection.fd] = flight
             self._poller.register(connection.fd, connection.wants)
             connection.begin(request)
             self._poller.modify(connection.fd, connection.wants)
+        except StorageTimeout as error:  # an OSError, as the next one is
+            self._throw(number, Lost(Loss.LATE, str(error), error=error))
+        except StorageUnavailable as error:
+            self._throw(number, Lost(Loss.UNREACHABLE, str(error), error=error))
         except OSError as error:
-            reason = error.strerror or type(error).__name__
+            reason = _reason(error)
             if connection is None:
                 self._throw(number, Lost(Loss.UNREACHABLE, reason))
             else:
@@ -258,3 +274,10 @@ class Exchange:
                 self._begin(number, step)
             else:
                 heapq.heappush(self._paused, (self._now_s + step.seconds, number))
+
+
+def _reason(error: OSError) -> str:
+    """The system's words, and its number where that says more."""
+    text = error.strerror or str(error) or type(error).__name__
+    is_numbered = error.errno is not None and not isinstance(error, ssl.SSLError)
+    return f"{text} (errno {error.errno})" if is_numbered else text

@@ -35,8 +35,10 @@ class Names:
         return f"{self.manifests}{space_id}.json"
 
     def is_page(self, space_id: str, name: str) -> bool:
-        """Whether `name`, which begins as a page of the key space does, goes on so."""
-        return _PAGE.fullmatch(name.removeprefix(self.pages(space_id))) is not None
+        """Return True where `name` is that of a page of the key space."""
+        root = self.pages(space_id)
+        return name.startswith(root) and _PAGE.fullmatch(name, len(root)) is not None
 
     def is_manifest(self, name: str) -> bool:
-        return _MANIFEST.fullmatch(name.removeprefix(self.manifests)) is not None
+        root = self.manifests
+        return name.startswith(root) and _MANIFEST.fullmatch(name, len(root)) is not None

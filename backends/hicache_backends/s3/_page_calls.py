@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.s3._client import FAULTS
 from hicache_backends.s3._exchange import Call, Failed
-from hicache_storage.errors import StorageTimeout
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,6 +168,8 @@ class PageCalls:
         make = partial(self._client.request, "HEAD", name, self._asked)
         reply, _ = yield from self._client.answered(make)
         if reply.status == 200:
+            if reply.content_length is None:  # neither there nor absent
+                raise Failed(StorageUnavailable("s3: the store answers a HEAD without a length"))
             return reply.content_length
         if self._is_absent(reply):
             return None

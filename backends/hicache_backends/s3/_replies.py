@@ -19,6 +19,7 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 SCRATCH_NBYTES = 16 << 10
 """The longest head that is taken."""
 _BODY_LIMIT = 16 << 20
+_INTERIM_LIMIT = 256 << 10
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -65,8 +66,10 @@ class ReplyReader:
     __slots__ = (
         "_body",
         "_body_left",
+        "_decoded",
         "_has_body",
         "_head",
+        "_interim_nbytes",
         "_into",
         "_into_nbytes",
         "_is_chunked",
@@ -93,7 +96,10 @@ class ReplyReader:
         self._used = 0
         self._head: Reply | None = None
         self._views: list[memoryview] = []
+        self._interim_nbytes = 0
         self._body = bytearray()
+        self._decoded = bytearray()
+        """What the chunks of the body so far held."""
         self._body_left: int | None = None
         self._is_chunked = False
 
@@ -126,20 +132,24 @@ class ReplyReader:
             self._take_body(memoryview(self._scratch)[:nbytes])
 
     def _take_head(self) -> None:
-        end = self._end_of_head()
-        if end < 0:
-            if self._used == len(self._scratch):
-                raise Malformed("the head of a reply is too long")
-            return
-        head = _parsed(bytes(self._scratch[: end - len(_END_OF_HEAD)]))
-        rest = bytes(self._scratch[end : self._used])
-        self._used = 0
-        if head.status < 200:  # an interim reply: the one that counts follows
+        """Go through the heads that have come; the first that is not interim is the reply's."""
+        while (end := self._end_of_head()) >= 0:
+            head = _parsed(bytes(self._scratch[: end - len(_END_OF_HEAD)]))
+            rest = bytes(self._scratch[end : self._used])
+            if head.status >= 200:
+                self._used = 0
+                self._begin_body(head, rest)
+                return
+            self._interim_nbytes += end
+            if self._interim_nbytes > _INTERIM_LIMIT:
+                raise Malformed("nothing but interim replies comes")
             self._scratch[: len(rest)] = rest
             self._used = len(rest)
-            if rest:
-                self._take_head()
-            return
+        if self._used == len(self._scratch):
+            raise Malformed("the head of a reply is too long")
+
+    def _begin_body(self, head: Reply, rest: bytes) -> None:
+        """Go on after the head, with what came beside it."""
         self._head = head
         self._frame(head)
         if self.reply is None and self._views:
@@ -202,7 +212,7 @@ class ReplyReader:
 
     def _take_body(self, data: memoryview) -> None:
         self._body += data
-        if len(self._body) > _BODY_LIMIT:
+        if len(self._body) + len(self._decoded) > _BODY_LIMIT:
             raise Malformed("the body of a reply is too long")
         if self._is_chunked:
             self._unchunk()
@@ -213,26 +223,27 @@ class ReplyReader:
             self._finish()
 
     def _unchunk(self) -> None:
-        """Finish where the last chunk is there, without trailers."""
-        found = bytearray()
+        """Take the chunks that are whole off the body; finish with the last one, without trailers."""
         at = 0
         while (size_line := _CHUNK.match(self._body, at)) is not None:
             start = size_line.end()
             size = int(size_line["size"], 16)
             end = start + size
             if len(self._body) < end + 2:
-                return
+                break
             if not self._body.startswith(b"\r\n", end):
                 raise Malformed("the chunks of a reply do not fit together")
             if not size:
                 self.reusable = self.reusable and len(self._body) == end + 2
-                self._body = found
+                self._body = self._decoded
                 self._finish()
                 return
-            found += self._body[start:end]
+            self._decoded += self._body[start:end]
             at = end + 2
-        if len(self._body) > at + 64:
-            raise Malformed("the chunks of a reply have no sizes")
+        else:
+            if len(self._body) > at + 64:
+                raise Malformed("the chunks of a reply have no sizes")
+        del self._body[:at]
 
     def _end_of_connection(self) -> None:
         if not self.began:
