@@ -15,7 +15,7 @@ from hicache_conformance.checks import all_checks
 from hicache_conformance.controls import Control, all_controls
 from hicache_conformance.controls.references import must_pass, must_skip, subject_of
 from hicache_conformance.isolated import Lane, in_lanes
-from hicache_conformance.outcomes import Outcome, Unknown
+from hicache_conformance.outcomes import Outcome, Unknown, combined
 from hicache_conformance.rules import RULES
 from hicache_conformance.runner import RunOptions, run_check
 
@@ -172,7 +172,7 @@ def _skip_findings(_: str, options: RunOptions) -> list[Finding]:
         outcomes = {run_check(subject, check, options).outcome for check in checks}
         message = f"{', '.join(sorted(outcomes))}; {outcome} is right"
         name = subject.storage_class.__name__
-        found.append(Finding(name, "", rule_id, outcomes == {outcome}, "", message))
+        found.append(Finding(name, "", rule_id, combined(outcomes) is outcome, "", message))
     return found
 
 

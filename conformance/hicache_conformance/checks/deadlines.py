@@ -13,7 +13,7 @@ from hicache_conformance.instruments.proxy import FaultProxy
 from hicache_conformance.outcomes import Unknown, Violation
 from hicache_conformance.rules import Need
 from hicache_conformance.scenes.attempts import attempted
-from hicache_conformance.scenes.mortals import Mortals, write_for_ever, write_half
+from hicache_conformance.scenes.mortals import Mortals, write_half, write_in_a_loop
 from hicache_conformance.scenes.planting import fitting
 from hicache_conformance.scenes.road import Road, direct_road, foreign, road
 from hicache_conformance.scenes.usage import heard
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hicache_conformance.case import Case
     from hicache_conformance.instruments.child import Link
     from hicache_conformance.scenes.attempts import Attempt, Caller
-    from hicache_conformance.scenes.mortals import Mortal
     from hicache_storage.keys import KeySpace
 
 _SIGNALLED_EVERY_S = 0.2
@@ -146,15 +145,13 @@ def a_process_that_is_stopped_holds_nobody_up(case: Case) -> None:
     """Every call ends in time while another process is stopped (SIGSTOP) somewhere in its sets."""
     way = direct_road(case, dict(case.config))
     caller, calls = _calls(way, _large(case, way.space))
-    hashes = case.hashes(4)
-    versions = [case.contents(caller.space, hashes, version) for version in range(2)]
-    pages = {page_hash: [each[page_hash] for each in versions] for page_hash in hashes}
-    case.trace.stored[caller.space].update(hashes)
-    writer = Mortals(case).start(write_for_ever, caller.space, pages, 1)
+    pages = case.contents(caller.space, case.hashes(1))
+    case.trace.stored[caller.space].update(pages)
+    writer = Mortals(case).start(write_in_a_loop, caller.space, pages)
     writer.hear()
     stops = _STOPS_QUICK if case.quick else _STOPS
     for turn in range(stops):
-        _run_for(writer, case.random.uniform(0, _LONGEST_RUN_S))
+        time.sleep(case.random.uniform(0, _LONGEST_RUN_S))
         with writer.stopped():
             for call in calls[turn % 2 :: 2]:
                 _must_end(way, call, "another process was stopped in one of its sets")
@@ -221,11 +218,3 @@ def _must_end(way: Road, call: Callable[[], Attempt], why: str) -> None:
 
 def _large(case: Case, space: KeySpace) -> KeySpace:
     return case.space(fitting(case, _LARGE_NBYTES), tenant=space.tenant)
-
-
-def _run_for(writer: Mortal, seconds: float) -> None:
-    """Let a writer go on for a moment, and hear what it has to say: a full pipe would hold it."""
-    until_s = time.monotonic() + seconds
-    writer.hear()
-    while time.monotonic() < until_s:
-        writer.hear()

@@ -216,7 +216,7 @@ def _must_take(store: _Store, limit: int) -> None:
 
     def works() -> bool:
         made[:] = [elsewhere.open_space(), elsewhere.set(pages)]
-        return made[-1].answer == [True]
+        return bool(made[-1].answer == [True])
 
     if not wait_until(works, _LIMIT_S / 2):
         raise store.violation(

@@ -261,6 +261,16 @@ def write_for_ever(
             link.say([h for h, ok in zip(part, verdicts, strict=True) if ok])
 
 
+def write_in_a_loop(link: Link, space: KeySpace, pages: Mapping[str, bytes]) -> None:
+    """Set the same pages again and again and do next to nothing else: who stops it stops a set."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    memory = probe.memory(space, len(pages)).holding(list(pages.values()))
+    link.say(probe.storage.batch_set(space, list(pages), memory.pages))
+    while True:
+        probe.storage.batch_set(space, list(pages), memory.pages)
+
+
 class _ToldGate(Gate):
     """A gate that tells the parent that it has been reached, and waits for its word."""
 
