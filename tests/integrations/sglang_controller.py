@@ -429,6 +429,13 @@ def test_a_change_of_nothing_that_kv_depends_on_changes_nothing(
     with engine_world(), Engine([PoolPlan()], file_config) as engine:
         engine.write(TOKENS)
         get_context().override("scheduler", max_running_requests=3)
+        get_context().override(  # as an attach by HTTP does, once the storage is open
+            "scheduler.attach_hicache",
+            hicache_storage_backend="dynamic",
+            hicache_storage_backend_extra_config="{}",
+            hicache_storage_prefetch_policy="timeout",
+            hicache_write_policy="write_through",
+        )
 
         assert engine.read(TOKENS).hits == 8
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from hicache_storage.hit_policy import HitPolicy, usable_prefix
-from hicache_storage.integrations.sglang._arguments import ENTERING
+from hicache_storage.integrations.sglang._arguments import WATCHED
 from hicache_storage.integrations.sglang._launch import Launch
 from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
@@ -298,8 +298,10 @@ class Adapter:
         """
         if self._outdated or self._pid != os.getpid():
             return True
-        for fields in self.engine.later_arguments()[self._overridden :]:
-            if changed := ENTERING.intersection(fields):
+        later = self.engine.later_arguments()
+        # SGLang begins a new list where it publishes its arguments anew.
+        for fields in later[self._overridden if len(later) >= self._overridden else 0 :]:
+            if changed := WATCHED.intersection(fields):
                 self._outdated = True
                 logger.error(
                     "SGLang has changed %s, and pages in the storage are of what was before: nothing is"
