@@ -536,3 +536,16 @@ def test_a_child_forked_under_a_lock_can_close(root: Path) -> None:
             os._exit(0 if within(storage.close, 30) is None else 1)
     assert 0 == os.waitpid(child, 0)[1]
     storage.close()
+
+
+def test_a_process_that_opens_a_new_root_takes_no_room_from_one_that_was_quicker(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beaten(layout: Layout) -> bool:
+        """Another process sets five pages between the look and what follows from it."""
+        Path(layout.usage).write_bytes((5 * FILE_NBYTES).to_bytes(8, "little") + bytes(8))
+        return True
+
+    monkeypatch.setattr(Layout, "is_new", beaten)
+    with opened(root) as storage:
+        assert 5 * FILE_NBYTES == storage.stats().nbytes

@@ -83,8 +83,9 @@ class Room:
         self._surveyor = Surveyor(layout, writer, ledger, counters, crashed=crashed)
         self._victims = Victims(self._refreshed, self._surveyor.taken, self._surveyor.sample)
         self._warned = False
+        since = ledger.totals(_briefly())
         if ledger.doubtful and layout.is_new():
-            ledger.settle(0, 0, ledger.totals(_briefly()), _briefly())
+            ledger.settle(0, 0, since, _briefly())
         if not ledger.doubtful:
             self._warn_of_wholesale_eviction()
         if limits.evict:
