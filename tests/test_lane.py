@@ -144,8 +144,12 @@ def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
     store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
     store.breaker.record(succeeded=False)
     until(lambda: store.breaker.writes.state == "half_open")
+
+    def passed(_: Deadline) -> bool:
+        return True
+
     with monkeypatch.context() as patched:
-        patched.setattr(Deadline, "passed", lambda _: True)
+        patched.setattr(Deadline, "passed", passed)
         assert [[Verdict.TIMEOUT]] == store.save([transfer(filled(1))], timeout_s=1).verdicts
 
     assert store.breaker.writes.state == "half_open"
