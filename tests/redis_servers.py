@@ -203,7 +203,7 @@ class RespServer:
         """The commands that came."""
         self.raw = bytearray()
         """Everything that came."""
-        self.answer = answer
+        self.answer: Callable[[list[bytes]], bytes | None] = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []

@@ -103,6 +103,7 @@ Reply: TypeAlias = Any
 """int, bytes, None, a list of replies, `ErrorReply` or `UNANSWERED`."""
 Command: TypeAlias = tuple[bytes | str | int | float, ...]
 TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
+_ARRAY: type[Any] = list
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 """What redis-py and our own readers meet in a reply that no server should send."""
 FAILURES = (OSError, exceptions.RedisError, Refused)
@@ -111,7 +112,4 @@ FAILURES = (OSError, exceptions.RedisError, Refused)
 
 def items_of(reply: Reply) -> list[Reply] | None:
     """Return the items of an array; None: it is something else."""
-    if not isinstance(reply, list):
-        return None
-    items: list[Reply] = reply
-    return items
+    return reply if isinstance(reply, _ARRAY) else None
