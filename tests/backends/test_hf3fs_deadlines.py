@@ -16,11 +16,13 @@ from urllib.parse import quote
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, _mount
+from hicache_backends.hf3fs._slot_files import SlotFiles
 from pages import page
 from redis.connection import SSLConnection
 from servers import RedisServer, TlsRedisServer
 
 from hicache_storage import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -45,6 +47,18 @@ def index_held(root: Path) -> Generator[None, None, None]:
         db.execute("BEGIN IMMEDIATE")
         yield
         db.execute("ROLLBACK")
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let whoever makes an index anew wait at the first slot, until the event."""
+    go_on, real = threading.Event(), SlotFiles._marks
+
+    def waiting(*arguments: Any) -> Any:
+        assert go_on.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(SlotFiles, "_marks", waiting)
+    return go_on
 
 
 def damage_first_page(root: Path) -> None:
@@ -97,6 +111,50 @@ class TestSqliteIndex:
                     storage.batch_set(SPACE, HASHES[8:9], [page(NBYTES)])
                 assert [True] * 2 == hits(storage, range(2))
             stored(storage, range(8, 9))
+
+    def test_an_index_that_takes_long_to_make_is_made_past_the_deadline_of_a_call(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go_on = held_up(monkeypatch)
+        with opened(root, timeout_s=TIMEOUT_S) as storage:
+            stored(storage, range(4))
+            for path in root.glob("index*"):
+                path.unlink()
+            with ends_in(LATE_S), pytest.raises(StorageTimeout, match="anew"):
+                hits(storage, range(4))
+            go_on.set()
+
+            assert _becomes([True] * 4, lambda: hits(storage, range(4)))
+
+    def test_opening_waits_for_it(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with opened(root) as storage:
+            stored(storage, range(4))
+        for path in root.glob("index*"):
+            path.unlink()
+        go_on = held_up(monkeypatch)
+        letting_go = threading.Timer(1.5, go_on.set)
+        letting_go.start()
+        with opened(root, timeout_s=1) as storage:
+            assert go_on.is_set()
+            assert [True] * 4 == hits(storage, range(4))
+        letting_go.join()
+
+    def test_close_ends_it(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        storage = opened(root, timeout_s=1)
+        stored(storage, range(4))
+        before = threading.active_count()
+        go_on = held_up(monkeypatch)
+        for path in root.glob("index*"):
+            path.unlink()
+        with pytest.raises(StorageTimeout, match="anew"):
+            hits(storage, range(4))
+        letting_go = threading.Timer(0.5, go_on.set)
+        letting_go.start()
+        with ends_in(10):
+            storage.close()
+        letting_go.join()
+
+        assert before == threading.active_count()
 
     def test_close_waits_neither_for_the_index(self, root: Path) -> None:
         storage = opened(root, timeout_s=60, capacity_nbytes="100MiB", touch_interval_s=600)
@@ -261,6 +319,24 @@ class TestRedisIndex:
             monkeypatch.setattr(socket, "getaddrinfo", saying(found))
             with opened_by("redis://meta.example:6379", tmp_path / "r", timeout_s=20) as storage:
                 assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+
+    def test_an_index_that_takes_long_to_make_is_made_past_the_deadline_of_a_call(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with (
+            RedisServer(tmp_path / "redis") as server,
+            opened_by(server.url, tmp_path / "r") as storage,
+        ):
+            stored(storage, range(4))
+            go_on = held_up(monkeypatch)
+            index: Any = storage._mounts.get().index
+            with index._client.call(Deadline(30)) as client:
+                client.hdel(f"{index._prefix}:state", "made")
+            with ends_in(LATE_S), pytest.raises(StorageTimeout, match="anew"):
+                storage.batch_exists(SPACE, HASHES[:4])
+            go_on.set()
+
+            assert _becomes([True] * 4, lambda: storage.batch_exists(SPACE, HASHES[:4]))
 
     def test_close_does_not_wait_for_a_silent_server(self, tmp_path: Path) -> None:
         with RedisServer(tmp_path / "redis") as server:

@@ -16,8 +16,10 @@ import sqlite3
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
+from hicache_backends.hf3fs._background import AT_OPEN_S, Background
 from hicache_backends.hf3fs._fork_guard import FORKS
 from hicache_backends.hf3fs._session import VERSION, Session, identity_of
 from hicache_storage.deadline import Deadline
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from hicache_backends.hf3fs._layout import Layout
+
+    AtWork: TypeAlias = Callable[[], None]
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +66,22 @@ class Database:
     """Connections to the index of one root. Thread-safe; belongs to the process that made it."""
 
     def __init__(
-        self, layout: Layout, deadline: Deadline, fill: Callable[[sqlite3.Connection], None]
+        self, layout: Layout, deadline: Deadline, fill: Callable[[sqlite3.Connection, AtWork], None]
     ) -> None:
         self._layout = layout
         self._fill = fill
+        self._making = Background()
         self._idle: list[Session] = []
         self._idle_lock = threading.Lock()
         self._writing = threading.Lock()
         self._closed = False
-        with self.session(deadline):
-            pass
+        session = self._taken(deadline, Deadline(AT_OPEN_S), make=True)
+        self._give_back(session)
 
     @contextmanager
     def session(self, deadline: Deadline, *, make: bool = True) -> Generator[Session, None, None]:
         """Lend a connection to one call; without `make` only where there is a file."""
-        session = self._taken(deadline, make=make)
+        session = self._taken(deadline, deadline, make=make)
         try:
             with self._translated(session, deadline):
                 yield session
@@ -116,6 +121,7 @@ class Database:
 
     def close(self) -> None:
         """Close what no call is using; calls close what they use when they end."""
+        self._making.close()
         with self._idle_lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -131,14 +137,14 @@ class Database:
                 return
         session.close()
 
-    def _taken(self, deadline: Deadline, *, make: bool) -> Session:
+    def _taken(self, deadline: Deadline, made_by: Deadline, *, make: bool) -> Session:
         for _ in range(_ATTEMPTS):
             session = self._opened(deadline)
             if session is not None:
                 return session
             if not make:
                 break
-            self._make(deadline)
+            self._making.run(partial(self._make, Deadline(deadline.timeout_s)), made_by)
         raise self._replaced()
 
     def _opened(self, deadline: Deadline) -> Session | None:
@@ -201,7 +207,7 @@ class Database:
             try:
                 owner.connection.executescript(_SCHEMA)
                 owner.connection.execute("BEGIN")
-                self._fill(owner.connection)
+                self._fill(owner.connection, self._making.check)
                 owner.connection.execute("COMMIT")
             finally:
                 owner.disconnect()

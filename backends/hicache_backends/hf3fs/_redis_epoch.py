@@ -8,10 +8,12 @@ their leases have ended; then, where its data is lost, it is made from the slots
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_backends.hf3fs import _redis_scripts as scripts
+from hicache_backends.hf3fs._background import AT_OPEN_S, Background
 from hicache_backends.hf3fs._slot import Geometry
 from hicache_backends.hf3fs._slot_files import SlotFiles
 from hicache_backends.hf3fs._writer import written_ns
@@ -19,7 +21,7 @@ from hicache_storage.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hicache_backends.hf3fs._layout import Layout
     from hicache_backends.hf3fs._redis_client import RedisClient
@@ -48,9 +50,12 @@ class Epoch:
         self._prefix = prefix
         self._layout = layout
         self._lease_ms = lease_ms
+        self._making = Background()
 
-    def require(self, deadline: Deadline) -> Trusted:
+    def require(self, deadline: Deadline, *, at_open: bool = False) -> Trusted:
         """Return what may be used; make the index where its data is lost.
+
+        That is waited for until the deadline, or at open for as long as it takes.
 
         Raises:
             StorageUnavailable: The index may not be used yet.
@@ -76,10 +81,17 @@ class Epoch:
                 )
             if made:
                 return Trusted(current, maker or b"")
-            self._make(deadline)
+            made_by = Deadline(AT_OPEN_S) if at_open else deadline
+            self._making.run(partial(self._make, deadline.timeout_s), made_by)
+            if at_open:
+                deadline = Deadline(deadline.timeout_s)
         raise StorageUnavailable(
             "hf3fs: the Redis server of the index is another one at each call: name one server"
         )
+
+    def close(self) -> None:
+        """End what goes on. Idempotent."""
+        self._making.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -89,19 +101,16 @@ class Epoch:
         pause_ms = 0 if is_empty else self._lease_ms
         self._client.run(deadline, scripts.INTERRUPT, self._prefix, run, pause_ms)
 
-    def _make(self, deadline: Deadline) -> None:
-        """Make the index of what the slots say.
-
-        That takes as long as it takes: each step of it has a deadline of its own.
-        """
+    def _make(self, timeout_s: float) -> None:
+        """Make the index of what the slots say; each step of that has a deadline of its own."""
         token = secrets.token_hex(8)
-        with self._client.call(deadline) as client:
+        with self._client.call(Deadline(timeout_s)) as client:
             if not client.set(f"{self._prefix}:maker", token, nx=True, px=_SILENCE_MS):
                 raise _made_elsewhere()
         spaces = list(self._layout.key_spaces())
         names = ["lru", "leases", "allocated", "spaces"]
         names += [f"{kind}:{space.id}" for kind in ("pages", "free") for space in spaces]
-        maker = _Maker(self._client, self._prefix, token, deadline.timeout_s)
+        maker = _Maker(self._client, self._prefix, token, timeout_s, self._making.check)
         maker.run(scripts.START, *names)
         for space in spaces:
             maker.fill(self._files(Geometry(space)))
@@ -117,7 +126,15 @@ class _Maker:
     Each step tells the server who asks, and changes nothing where somebody else has taken over.
     """
 
-    def __init__(self, client: RedisClient, prefix: str, token: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        prefix: str,
+        token: str,
+        timeout_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        self._check = check
         self._client = client
         self._prefix = prefix
         self._token = token
@@ -143,6 +160,7 @@ class _Maker:
 
         def at_work() -> None:
             nonlocal beat
+            self._check()
             if beat.passed():
                 self.run(scripts.FILL, *space)
                 beat = Deadline(_BEAT_S)

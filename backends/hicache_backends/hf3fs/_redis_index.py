@@ -45,12 +45,12 @@ class RedisIndex(Index):
         self._epoch = Epoch(self._client, self._prefix, layout, self._lease_ms)
         deadline = Deadline(timeout_s)
         try:
-            self._epoch.require(deadline)
-            self.used_nbytes = int(self._run(deadline, scripts.USED))
+            self._epoch.require(deadline, at_open=True)
+            self.used_nbytes = int(self._run(Deadline(timeout_s), scripts.USED))
             for token in tokens(layout.writers) - {writer.token}:
                 is_dead(layout.writers, token, 0)
         except BaseException:
-            self._client.close()
+            self.close()
             raise
 
     @contextmanager
@@ -160,6 +160,7 @@ class RedisIndex(Index):
             yield from part
 
     def close(self) -> None:
+        self._epoch.close()
         self._client.close()
 
     # --- parts ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs._index import Entry, Limits
     from hicache_backends.hf3fs._layout import Layout
@@ -46,6 +46,7 @@ class SqliteIndex(Index):
         self._unsettled_lock = threading.Lock()
         deadline = Deadline(timeout_s)
         self._database = Database(layout, deadline, self._fill)
+        deadline = Deadline(timeout_s)  # it may have taken long
         try:
             with (
                 suppress(HiCacheError),
@@ -194,16 +195,18 @@ class SqliteIndex(Index):
     def _note_use(self, db: sqlite3.Connection) -> None:
         self.used_nbytes = rows.used_nbytes(db)
 
-    def _fill(self, db: sqlite3.Connection) -> None:
+    def _fill(self, db: sqlite3.Connection, at_work: Callable[[], None]) -> None:
         """Make the index of what the slots say."""
         for space in self._layout.key_spaces():
             files = SlotFiles(self._layout, Geometry(space))
             rows.register(db, files)
-            self._fill_space(db, files)
+            self._fill_space(db, files, at_work)
 
-    def _fill_space(self, db: sqlite3.Connection, files: SlotFiles) -> None:
+    def _fill_space(
+        self, db: sqlite3.Connection, files: SlotFiles, at_work: Callable[[], None]
+    ) -> None:
         space, allocated = rows.id_of(files), files.allocated()
-        places = files.newest()
+        places = files.newest(at_work)
         db.executemany(
             "INSERT INTO pages VALUES (?, ?, ?, ?, ?)",
             [
