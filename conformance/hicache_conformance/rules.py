@@ -128,7 +128,8 @@ RULES: dict[str, Rule] = {
             "KV-007",
             "Deleted is gone, and can be set again",
             "After `batch_delete`, exists and get are False; deleting an absent page is True (it is"
-            " gone); set works again.",
+            " gone); set works again. False: the page may still be there: the store could not remove"
+            " it.",
             "A corrupt page can't be healed, and is fetched for ever.",
         ),
         Rule(
@@ -175,7 +176,7 @@ RULES: dict[str, Rule] = {
             "KV-104",
             "Listings are exact",
             "`spaces()` and `scan()` list exactly what is there, in a store of 10,000 pages, while"
-            " others write.",
+            " others write. A space that was opened but holds no page may be listed.",
             "Clean-up misses pages that then fill the store, or counts what is not there.",
             _EXTENDED,
             (Need.ENUMERABLE,),
