@@ -128,7 +128,8 @@ RULES: dict[str, Rule] = {
             "KV-007",
             "Deleted is gone, and can be set again",
             "After `batch_delete`, exists and get are False; deleting an absent page is True (it is"
-            " gone); set works again. False: the page may still be there: the store could not remove it.",
+            " gone); set works again. False: the page may still be there: the store could not remove"
+            " it.",
             "A corrupt page can't be healed, and is fetched for ever.",
         ),
         Rule(

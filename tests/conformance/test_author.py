@@ -190,3 +190,12 @@ def test_a_run_without_the_kits_tests_is_left_alone(author: Author) -> None:
 
     assert done.returncode == pytest.ExitCode.OK
     assert "conformant" not in done.stdout
+
+
+def test_several_classes_of_one_storage_are_told_apart(author: Author) -> None:
+    author.writes(after=STORE.format(name="TestOther", store="MemoryStorage", extra=""))
+
+    done = author.runs("-k", "kv_001")
+
+    assert "MemoryStorage (TestAcme): conformant" in done.stdout
+    assert "MemoryStorage (TestOther): conformant" in done.stdout
