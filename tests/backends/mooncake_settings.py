@@ -27,7 +27,14 @@ def _no_site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("4gb", 4 << 30), ("512MB", 512 << 20), ("1GiB", 1 << 30), (7, 7), ("8", 8)],
+    [
+        ("4gb", 4 << 30),
+        ("512MB", 512 << 20),
+        ("1GiB", 1 << 30),
+        (7, 7),
+        ("8", 8),
+        ("1.5 g", 3 << 29),
+    ],
 )
 def test_sizes_are_read_as_sglang_reads_them(text: object, nbytes: int) -> None:
     assert settings_of({**MASTER, "global_segment_size": text}).global_segment_size == nbytes
@@ -70,6 +77,13 @@ def test_sglang_s_file_comes_before_the_environment(
     [
         ({"master_server_address": "nowhere"}, "master_server_address"),
         ({**MASTER, "global_segment_size": "lots"}, "global_segment_size"),
+        ({**MASTER, "global_segment_size": True}, "global_segment_size"),
+        ({**MASTER, "global_segment_size": "1,000gb"}, "global_segment_size"),
+        ({**MASTER, "global_segment_size": "80%"}, "global_segment_size"),
+        ({**MASTER, "global_segment_size": "1.2.3gb"}, "global_segment_size"),
+        ({**MASTER, "global_segment_size": "9" * 400}, "global_segment_size"),
+        ({**MASTER, "local_buffer_size": "1.5"}, "local_buffer_size"),
+        ({"master_server_address": "host:99999"}, "master_server_address"),
         ({**MASTER, "protocol": "pigeon"}, "protocol"),
         ({**MASTER, "standalone_storage": True}, "standalone_storage"),
         ({**MASTER, "client_server_address": "h:1"}, "client_server_address"),

@@ -519,6 +519,7 @@ class TestClear:
             store.batch_set(SPACE, hashes, [page() for _ in hashes])
             buckets.per_name_s = 0.01
 
+            assert set(hashes) == {info.page_hash for info in store.scan(SPACE)}
             assert store.clear(SPACE) == len(hashes)
             buckets.per_name_s = 0.0
             assert not any(store.batch_exists(SPACE, hashes))

@@ -193,8 +193,7 @@ class FsspecStorage(HiCacheStorage):
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
-        found = _pages_among(self._entries(space.id, "", self._deadline()), space)
-        whole = [name for name, whole in found if whole]
+        whole = [name for found in self._parts(space) for name, whole in found if whole]
         return iter([PageInfo(name, space.stored_nbytes) for name in whole])
 
     def clear(self, space: KeySpace) -> int:

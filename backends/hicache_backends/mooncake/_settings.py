@@ -12,10 +12,12 @@ from pydantic import BeforeValidator, field_validator
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.settings import Field, PositiveSeconds, Settings
+from hicache_storage.sizes import parse_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_LAST_PORT = 65535
 _FILE_VARIABLE = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
 _VARIABLES = {
     "master_server_address": "MOONCAKE_MASTER",
@@ -32,17 +34,13 @@ _VARIABLES = {
     "ssd_offload_path": "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",
     "tenant_id": "MOONCAKE_TENANT_ID",
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_WITH_UNIT = re.compile(r"([0-9.]+\s?)([kmgt])i?b?", re.IGNORECASE)
 
 
-def _nbytes(value: object) -> object:
-    """SGLang's "4gb" is 4 GiB."""
-    if not isinstance(value, str):
-        return value
-    found = _SIZE.fullmatch(value.strip())
-    if found is None:
-        raise ValueError('must be a number of bytes, or like "4gb"')
-    return int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " "))
+def _nbytes(value: object) -> int:
+    """Read a size. SGLang's "4gb" is 4 GiB: units are powers of 1024 here, with and without an i."""
+    found = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    return parse_nbytes(f"{found[1]}{found[2]}iB" if found else value)
 
 
 _Size = Annotated[int, BeforeValidator(_nbytes)]
@@ -63,7 +61,7 @@ class MooncakeSettings(Settings):
     protocol: Literal["tcp", "rdma"] = "rdma"
     device_name: str = ""
     """RDMA devices, with commas between."""
-    master_metrics_port: int = Field(default=9003, ge=1, le=65535)
+    master_metrics_port: int = Field(default=9003, ge=1, le=_LAST_PORT)
     """The master's HTTP port: it lists keys."""
     check_server: bool = False
     """Taken and not needed: the master is always asked first."""
@@ -92,7 +90,8 @@ class MooncakeSettings(Settings):
     @field_validator("master_server_address")
     @classmethod
     def _address(cls, value: str) -> str:
-        if "://" not in value and not re.fullmatch(r"(\[.+\]|[^:\s]+):\d{1,5}", value):
+        found = re.fullmatch(r"(\[.+\]|[^:\s]+):([0-9]{1,5})", value)
+        if "://" not in value and (found is None or not 0 < int(found[2]) <= _LAST_PORT):
             raise ValueError("must be host:port")
         return value
 
