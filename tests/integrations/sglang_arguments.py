@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections import Counter
 from importlib import metadata
@@ -10,13 +11,12 @@ from typing import Any
 import pytest
 import sglang_cpu
 
+from hicache_storage.integrations import sglang as adapter
+from hicache_storage.integrations.sglang import _arguments
+
 sglang_cpu.stand_in()
 
-from sglang.srt.server_args import ServerArgs  # noqa: E402 - stood in for above
-
-from hicache_storage.integrations import sglang as adapter  # noqa: E402
-from hicache_storage.integrations.sglang import _arguments  # noqa: E402
-
+ServerArgs: Any = importlib.import_module("sglang.srt.server_args").ServerArgs
 NEWEST = metadata.version("sglang").startswith("0.5.23")
 ONLY_0_5_22 = {"speculative_skip_dp_mlp_sync"}
 

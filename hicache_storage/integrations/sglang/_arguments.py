@@ -309,7 +309,7 @@ def _classified() -> Iterator[tuple[str, str, str]]:
 
 KNOWN = frozenset(name for name, _, _ in _classified())
 ENTERING = frozenset(name for name, how, _ in _classified() if how == "enters")
-# What must not change under an attached storage. Its own config is set by the attach, after it was opened.
+# What must not change under an attached storage. An attach sets the config itself after the opening.
 WATCHED = ENTERING - {"hicache_storage_backend_extra_config"}
 
 
