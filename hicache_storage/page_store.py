@@ -210,7 +210,9 @@ class PageStore:
         """
         return self._traffic.get().save(self._moves(transfers), self._deadline(timeout_s))
 
-    def delete(self, space: KeySpace, hashes: Sequence[str]) -> int:
+    def delete(
+        self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
+    ) -> int:
         """Remove pages; how many of them are gone for certain. Those that never were there count too.
 
         Raises:
@@ -218,7 +220,7 @@ class PageStore:
         """
         check_page_hashes(hashes)
         traffic = self._traffic.get()
-        gone = traffic.delete({self.framed(space): hashes}, self._deadline(None))
+        gone = traffic.delete({self.framed(space): hashes}, self._deadline(timeout_s))
         traffic.counters.add("deleted_pages", gone)
         return gone
 

@@ -916,6 +916,17 @@ class TestDelete:
             verdict is Verdict.OK for verdict in store.load([transfer(empty())]).verdicts[0]
         ]
 
+    def test_a_delete_waits_no_longer_than_its_caller(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        gate = Gate()
+        storage.hooks["batch_delete"] = gate
+        store = open_store(timeout_s=1000)
+
+        assert store.delete(TARGET, HASHES, timeout_s=0.05) == 0
+
+        gate.open()
+
     def test_what_never_was_there_is_gone_too(self, open_store: Callable[..., PageStore]) -> None:
         assert open_store().delete(DRAFT, HASHES) == len(HASHES)
 

@@ -9,6 +9,7 @@ from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.policies import WritePolicy
 from hicache_storage.controller.pool_set import numbers
 from hicache_storage.controller.traffic import PoolTraffic
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,17 +92,20 @@ class Loading:
         return not any(self._vital & bits & ~arrived[page] for page, bits in wanted.items())
 
     def _read(self, rows: list[_Row], traffic: PoolTraffic) -> Outcome | None:
-        """One call to the store; None, and the slots are given back, where it is not made."""
+        """Make one call to the store, the wait for its turn included in its time.
+
+        Returns None, and gives the slots back, where the call is not made.
+        """
         if not rows:
             return None
         nbytes, in_flight, store = traffic.nbytes, self._tier.in_flight, self._tier.store
-        timeout_s = store.settings.timeout_s
-        if not in_flight.enter(nbytes, self._prefetch.at_most_s(timeout_s)):
+        deadline = Deadline(self._prefetch.at_most_s(store.settings.timeout_s))
+        if not in_flight.enter(nbytes, deadline.remaining_s()):
             self._findings.stopped = Reason.IN_FLIGHT_LIMIT
             self._give_back(rows)
             return None
         try:
-            outcome = store.load(traffic.transfers(), timeout_s=self._prefetch.at_most_s(timeout_s))
+            outcome = store.load(traffic.transfers(), timeout_s=deadline.remaining_s())
         except BaseException:
             in_flight.leave(nbytes)
             self._give_back(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +13,14 @@ from stores import Gate, HookedStorage
 
 from hicache_storage.controller import DropPolicy, PrefetchPolicy, Reason
 from hicache_storage.controller.limits import InFlight, Occupancy
+from hicache_storage.page_store import PageStore
 from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
+
+    from hicache_storage.transfer import Outcome, Transfer
 
 
 @pytest.fixture
@@ -114,6 +118,31 @@ class TestInFlight:
             gate.open()
             until(lambda: not leaked(engine))
             assert engine.prefetch("again", OTHER).result().pages == 8
+
+    def test_the_wait_for_its_turn_is_part_of_the_time_of_a_load(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def enter_late(flight: InFlight, nbytes: int, timeout_s: float) -> bool:
+            time.sleep(0.2)  # the others' bytes are on their way
+            return entered(flight, nbytes, timeout_s)
+
+        entered = InFlight.enter
+        monkeypatch.setattr(InFlight, "enter", enter_late)
+        given_s: list[float] = []
+        load = PageStore.load
+
+        def load_in_time(
+            store: PageStore, transfers: Sequence[Transfer], *, timeout_s: float
+        ) -> Outcome:
+            given_s.append(timeout_s)
+            return load(store, transfers, timeout_s=timeout_s)
+
+        monkeypatch.setattr(PageStore, "load", load_in_time)
+        with engine_on(storage, cache_pools(), timeout_s=30) as engine:
+            engine.prefetch("r", PROMPT).result().release()
+
+        assert given_s
+        assert max(given_s) <= 29.8
 
 
 class TestWriteQueue:

@@ -66,7 +66,7 @@ class CompletionBoard:
         Completions of an earlier attempt go first: a store may keep the bytes that it has.
         """
         keys, deadline = list(completions), self._deadline()
-        self._store.delete(self.space, keys)
+        self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
         pages = [self._page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
         transfer = Transfer(self.space, keys, pages)
         (verdicts,) = self._store.save([transfer], timeout_s=deadline.remaining_s()).verdicts
