@@ -282,7 +282,7 @@ _PROLOGUE = """
     from servers import load_mooncake
     load_mooncake()
     from hicache_storage import open_storage
-    from hicache_storage.errors import StorageTimeout, StorageUnavailable
+    from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
     from pages import blank, hash_of, page, space
 
     config = eval(sys.argv[1])
@@ -332,7 +332,7 @@ def test_a_forked_child_is_refused_and_its_end_takes_nothing_from_its_parent(
             for call in (hits, lambda: storage.register_buffer(bytearray(4096))):
                 try:
                     call()
-                except StorageUnavailable as refused:
+                except StorageClosed as refused:
                     print(refused)
                 else:
                     sys.exit(1)

@@ -10,6 +10,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.file import FileStorage, _presence
 from hicache_backends.file._layout import Layout
+from hicache_backends.file._ledger import Ledger
 from hicache_backends.file._page_file import TRAILER_NBYTES
 from hicache_backends.file._writer import pending_nbytes
 from pages import blank, hash_of, page, space
@@ -549,3 +552,42 @@ def test_a_process_that_opens_a_new_root_takes_no_room_from_one_that_was_quicker
     monkeypatch.setattr(Layout, "is_new", beaten)
     with opened(root) as storage:
         assert 5 * FILE_NBYTES == storage.stats().nbytes
+
+
+_FIRST_WRITE = """
+import resource, signal, sys
+from hicache_backends.file._ledger import Ledger, Totals
+from hicache_storage.deadline import Deadline
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+Ledger(sys.argv[1]).settle(100, 0, Totals(0, 0), Deadline(5))
+"""
+
+
+class TestLedgerOfAKilledProcess:
+    """A process may end between any two steps of its first write."""
+
+    @pytest.mark.parametrize("nbytes", [0, 16])
+    def test_zeros_are_counted_again(self, tmp_path: Path, nbytes: int) -> None:
+        opened = FileStorage.from_config({"path": str(tmp_path)})
+        opened.close()
+        (tmp_path / "usage").write_bytes(bytes(nbytes))
+
+        ledger = Ledger(str(tmp_path / "usage"))
+
+        assert ledger.doubtful
+        ledger.close()
+
+    def test_its_file_never_has_the_size_of_a_foreign_one(self, tmp_path: Path) -> None:
+        sizes: set[int] = set()
+        for limit_nbytes in range(20):
+            path = tmp_path / f"{limit_nbytes}" / "usage"
+            path.parent.mkdir()
+            done = subprocess.run(
+                [sys.executable, "-c", _FIRST_WRITE, str(path), str(limit_nbytes)], check=False
+            )
+            assert done.returncode in (0, -signal.SIGXFSZ)
+            sizes.add(path.stat().st_size)
+
+        assert sizes == {0, 16}

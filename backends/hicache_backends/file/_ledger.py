@@ -205,8 +205,9 @@ class Ledger:
         except OSError as error:
             logger.debug("the used bytes cannot be read: %s", error)
             return None
-        totals = Totals(*_RECORD.unpack(record)) if len(record) == _RECORD.size else None
-        plausible = totals and totals.removed <= totals.added <= _MOST_PLAUSIBLE
+        totals = Totals(*_RECORD.unpack(record)) if len(record) == _RECORD.size else _NOTHING
+        # Zeros tell nothing: a process may have been killed between the two steps of its first write.
+        plausible = totals != _NOTHING and totals.removed <= totals.added <= _MOST_PLAUSIBLE
         self._stored = totals if plausible else None
         return self._stored
 
@@ -215,6 +216,8 @@ class Ledger:
         if self._fd < 0 or self.doubtful or totals == self._stored:
             return
         try:
+            if self._stored is None:  # the size changes at once: it is never that of a foreign file
+                os.ftruncate(self._fd, _RECORD.size)
             os.pwrite(self._fd, _RECORD.pack(*totals), 0)
         except OSError as error:
             if not self._warned:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hicache_backends.mooncake import _driver, _listing
-from hicache_backends.mooncake._client import MasterFailed, gone, sound
+from hicache_backends.mooncake._client import FORKED, MasterFailed, gone, sound
 from hicache_backends.mooncake._leases import tries
 from hicache_backends.mooncake._settings import MooncakeSettings, settings_of
 from hicache_backends.mooncake._shared import SHELF
@@ -21,7 +21,7 @@ from hicache_backends.mooncake._transfers import Transfers
 from hicache_backends.mooncake._unfinished import not_there, unfinished
 from hicache_storage.counters import Counters
 from hicache_storage.deadline import Deadline
-from hicache_storage.errors import HiCacheError, StorageTimeout
+from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import (
@@ -89,6 +89,11 @@ class MooncakeStorage(HiCacheStorage):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(settings_of(config))
+
+    def ensure_open(self) -> None:
+        if self.is_forked_copy:
+            raise StorageClosed(FORKED)
+        super().ensure_open()
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FORKED = "a forked process cannot use its parent's Mooncake client, nor open one: use spawn"
+
 _CLOSE_LIMIT_S = 8.0
 _CLOSE_BUSY_LIMIT_S = 2.0
 """With calls that are overdue: they may take a minute, and whoever is the last closes the client."""
@@ -247,9 +249,7 @@ class Client:
     def _must_be_of_this_process(self) -> None:
         """Refuse before any lock is taken: a thread of the parent may have held it."""
         if self.pid != os.getpid():
-            raise StorageUnavailable(
-                "a forked process cannot use its parent's Mooncake client, nor open one: use spawn"
-            )
+            raise StorageUnavailable(FORKED)
 
     def _enter(self) -> None:
         self._must_be_of_this_process()
