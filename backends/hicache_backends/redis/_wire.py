@@ -129,7 +129,9 @@ class Wire:
     def hang_up(self) -> None:
         """End it for both sides; a thread that waits in it is woken."""
         with suppress(OSError):  # the other side was first
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not the method of SSLSocket: it ends encryption first, and the thread that uses the socket
+            # might send in clear before the connection ends.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     # --- plain -----------------------------------------------------------------------------------
 
