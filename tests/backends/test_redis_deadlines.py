@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
+from hicache_backends.redis._wire import Wire
 from pages import blank, hash_of, page, space
 from redis_servers import RespServer, array, bulk, hole, usual
 from servers import wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Generator, Iterator
 
 LIMIT_S = 0.4
@@ -265,3 +267,27 @@ class TestSentinels:
 
 def test_the_capability_is_declared() -> None:
     assert RedisStorage.capabilities.bounded
+
+
+class TestUnixSockets:
+    def test_a_server_that_reads_little_by_little_does_not_prolong_a_call(self) -> None:
+        """The kernel's limit for a send is there that of each part of it."""
+        near, far = socket.socketpair()
+        with near, far:
+            wire = Wire(near, Deadline(LIMIT_S))
+            done = threading.Event()
+            last_resort = threading.Timer(10 * LATE_S, wire.hang_up)
+
+            def read() -> None:
+                while not done.wait(LIMIT_S / 4):
+                    far.recv(1 << 16)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            last_resort.start()
+            try:
+                assert LATE_S > took_s(lambda: wire.sendall(bytes(64 << 20)))
+            finally:
+                done.set()
+                last_resort.cancel()
+                reader.join()
