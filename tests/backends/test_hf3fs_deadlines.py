@@ -16,6 +16,7 @@ from urllib.parse import quote
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, _mount
+from hicache_backends.hf3fs._background import Background
 from hicache_backends.hf3fs._slot_files import SlotFiles
 from pages import page
 from redis.connection import SSLConnection
@@ -358,6 +359,25 @@ class TestRedisIndex:
             with opened_by(f"unix://{path}", tmp_path / "r", timeout_s=20) as storage:
                 stored(storage, range(2))
                 assert [True] * 2 == hits(storage, range(2))
+
+
+class TestBackground:
+    def test_work_that_no_thread_could_be_had_for_is_begun_by_the_next_call(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        background, done = Background(), list[int]()
+
+        def refused(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            with pytest.raises(StorageUnavailable, match="no thread"):
+                background.run(lambda: done.append(1), Deadline(0.1))
+        background.run(lambda: done.append(2), Deadline(30))
+        background.close()
+
+        assert [2] == done
 
 
 class TestTls:
