@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, counted, hits, opened, stored
-from hicache_backends.hf3fs import _fork_guard, _reservation, _rows
+from hicache_backends.hf3fs import _fork_guard, _reservation, _rows, _writer
 from hicache_backends.hf3fs._fork_guard import FORKS
 from pages import page
 from servers import wait_until
@@ -115,7 +115,7 @@ class TestSqliteIndex:
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Their locks are tried in steps of their own, which must not wait for the fork."""
-        real, inside = _reservation.tokens, threading.Event()
+        real, inside = _writer.tokens, threading.Event()
 
         def tokens(directory: str) -> set[str]:
             inside.set()
