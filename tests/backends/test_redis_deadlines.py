@@ -288,7 +288,7 @@ class TestClose:
             nodes = [session.nodes.at(Address(host, port)) for host in hosts]
 
             def use(node: Node) -> None:
-                with suppress(OSError, StorageClosed), node.lent(Deadline(3 * limit_s)):
+                with suppress(OSError, StorageClosed), node.lent(Deadline(10 * limit_s)):
                     pass
 
             threads = [threading.Thread(target=use, args=(node,)) for node in nodes]
@@ -298,10 +298,10 @@ class TestClose:
             began_s = time.monotonic()
             session.close()
             took_s = time.monotonic() - began_s
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.join()
 
-        assert took_s < 2 * limit_s
+        assert took_s < 3 * limit_s
 
 
 class TestUnixSockets:
