@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -26,6 +27,12 @@ class SingleFlight(Generic[T]):
         self._call = call
         self._lock = threading.Lock()
         self._flight: Future[T] | None = None
+        self._began_s = 0.0
+
+    def age_s(self) -> float:
+        """Return for how long the call in flight has run; 0.0 where there is none."""
+        with self._lock:
+            return 0.0 if self._flight is None else time.monotonic() - self._began_s
 
     def begin(self) -> Future[T]:
         """Return the call in flight; begin one where there is none.
@@ -43,7 +50,7 @@ class SingleFlight(Generic[T]):
                     thread.start()
                 except RuntimeError:
                     raise StorageUnavailable(f"{self._name}: the system has no thread") from None
-                self._flight = flight
+                self._flight, self._began_s = flight, time.monotonic()
             return self._flight
 
     def ended(self, limit_s: float) -> Future[T] | None:

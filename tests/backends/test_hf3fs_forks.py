@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, counted, hits, opened, stored
-from hicache_backends.hf3fs import _fork_guard, _rows
+from hicache_backends.hf3fs import _fork_guard, _reservation, _rows, _writer
 from hicache_backends.hf3fs._fork_guard import FORKS
 from pages import page
 from servers import wait_until
 
 from hicache_storage import StorageUnavailable
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -110,6 +111,28 @@ class TestSqliteIndex:
                 letting_go.join(60)
             assert [True] * 8 == hits(storage, range(8))
 
+    def test_a_fork_while_a_transaction_looks_for_dead_writers_is_no_harm(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Their locks are tried in steps of their own, which must not wait for the fork."""
+        real, inside = _writer.tokens, threading.Event()
+
+        def tokens(directory: str) -> set[str]:
+            inside.set()
+            wait_until(lambda: FORKS._forking, limit_s=30)
+            return real(directory)
+
+        with opened(root) as storage, opened(root):
+            monkeypatch.setattr(_reservation, "tokens", tokens)
+            caller = threading.Thread(target=stored, args=(storage, range(2)))
+            caller.start()
+            assert inside.wait(60)
+            monkeypatch.setattr(_reservation, "tokens", real)
+
+            assert succeeds(FORK.Process(target=stored, args=(storage, range(2, 4))))
+            caller.join(60)
+            assert [True] * 4 == hits(storage, range(4))
+
     def test_a_child_that_was_forked_in_a_transaction_refuses_the_index(
         self, root: Path, held: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -190,6 +213,41 @@ class TestLocks:
                 assert [True] * 8 == hits(storage, range(8, 16))
             assert Path(f"/proc/{grandchild}").exists()
             os.kill(grandchild, signal.SIGKILL)
+
+
+class TestForksInAStep:
+    def test_nobody_waits_for_a_step_of_the_thread_that_forks(self) -> None:
+        """A signal handler may fork. Neither that fork nor one of its child waits for the step's end."""
+        assert succeeds(FORK.Process(target=_fork_twice, daemon=True))
+
+    def test_a_descriptor_that_the_child_has_closed_is_not_closed_again(
+        self, tmp_path: Path
+    ) -> None:
+        assert succeeds(FORK.Process(target=_fork_with_a_lock, args=(tmp_path,)))
+
+
+def _fork_twice() -> None:
+    _fork_guard.WAIT_S = 600.0
+    with FORKS.step(Deadline(60)):
+        forked = os.fork()
+    if not forked:
+        signal.alarm(30)
+        if os.fork():
+            os.wait()
+        os._exit(0)
+    assert (forked, 0) == os.waitpid(forked, 0)
+
+
+def _fork_with_a_lock(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    FORKS.hold(descriptor)
+    forked = os.fork()
+    if not forked:
+        reused = os.open(directory, os.O_RDONLY)
+        FORKS.release(descriptor)
+        os.fstat(reused)
+        os._exit(0 if reused == descriptor else 1)
+    assert (forked, 0) == os.waitpid(forked, 0)
 
 
 def _has_parent_other_than(pid: int, parent: int) -> bool:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hicache_backends.redis import RedisStorage
+from hicache_backends.redis import RedisSettings, RedisStorage
+from hicache_backends.redis._address import Address
+from hicache_backends.redis._session import Session
+from hicache_backends.redis._wire import Wire
 from pages import blank, hash_of, page, space
 from redis_servers import RespServer, array, bulk, hole, usual
 from servers import wait_until
 
-from hicache_storage import StorageTimeout, StorageUnavailable
+from hicache_storage import StorageClosed, StorageTimeout, StorageUnavailable
+from hicache_storage.counters import Counters
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Generator, Iterator
+
+    from hicache_backends.redis._node import Node
 
 LIMIT_S = 0.4
 LATE_S = LIMIT_S + 1.0
@@ -265,3 +272,57 @@ class TestSentinels:
 
 def test_the_capability_is_declared() -> None:
     assert RedisStorage.capabilities.bounded
+
+
+class TestClose:
+    def test_connections_that_are_being_made_share_its_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing wakes who connects: close waits for all servers of a cluster together."""
+        limit_s, hosts = 1.5, [f"127.0.0.{number}" for number in range(2, 7)]
+        monkeypatch.setattr("hicache_backends.redis._session._CLOSE_LIMIT_S", limit_s)
+        settings = RedisSettings.parse("redis", {"url": "redis://localhost"})
+        access = settings.access()
+        session = Session(settings, access, access, Counters(), is_cluster=False)
+        with hole(*hosts) as port:
+            nodes = [session.nodes.at(Address(host, port)) for host in hosts]
+
+            def use(node: Node) -> None:
+                with suppress(OSError, StorageClosed), node.lent(Deadline(10 * limit_s)):
+                    pass
+
+            threads = [threading.Thread(target=use, args=(node,)) for node in nodes]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: all(node._busy for node in nodes))
+            began_s = time.monotonic()
+            session.close()
+            took_s = time.monotonic() - began_s
+        for thread in threads:
+            thread.join()
+
+        assert took_s < 3 * limit_s
+
+
+class TestUnixSockets:
+    def test_a_server_that_reads_little_by_little_does_not_prolong_a_call(self) -> None:
+        """The kernel's limit for a send is there that of each part of it."""
+        near, far = socket.socketpair()
+        with near, far:
+            wire = Wire(near, Deadline(LIMIT_S))
+            done = threading.Event()
+            last_resort = threading.Timer(10 * LATE_S, wire.hang_up)
+
+            def read() -> None:
+                while not done.wait(LIMIT_S / 4):
+                    far.recv(1 << 16)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            last_resort.start()
+            try:
+                assert LATE_S > took_s(lambda: wire.sendall(bytes(64 << 20)))
+            finally:
+                done.set()
+                last_resort.cancel()
+                reader.join()

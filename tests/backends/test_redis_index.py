@@ -13,6 +13,8 @@ from pages import hash_of, page, space
 from redis_servers import client_of_one, config_of
 from servers import RedisServer
 
+from hicache_storage import StorageUnavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -138,6 +140,26 @@ class TestDelete:
         remover.batch_delete(SPACE, [*HASHES, *HASHES])
 
         assert [f"{PREFIX}spaces".encode()] == client_of_one(server).keys("*")
+
+    def test_a_page_that_the_server_does_not_remove_stays_listed(
+        self, server: RedisServer, writer: RedisStorage
+    ) -> None:
+        """The user of the remover may change indices, and remove no keys."""
+        admin = client_of_one(server)
+        admin.acl_setuser(
+            "half", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-unlink", "-del"]
+        )
+        set_all(writer)
+        try:
+            with (
+                opened(server, username="half", password="any") as half,  # noqa: S106
+                pytest.raises(StorageUnavailable, match="NOPERM"),
+            ):
+                half.batch_delete(SPACE, HASHES)
+        finally:
+            admin.acl_deluser("half")
+
+        assert set(HASHES) == present(writer) == listed(writer)
 
     def test_a_full_server_deletes_pages_and_members(
         self, server: RedisServer, remover: RedisStorage, writer: RedisStorage

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hicache_backends._resolver import Resolver
 from hicache_backends.redis import RedisStorage
-from hicache_backends.redis._resolver import Resolver
 from pages import hash_of, space
 from redis_servers import RespServer, hole, usual
 from servers import wait_until
@@ -138,6 +138,22 @@ class TestNames:
     def test_what_is_no_name_is_no_foreign_error(self, host: str) -> None:
         with pytest.raises(OSError, match="looked up"):
             Resolver().addresses(host, 7, Deadline(10))
+
+    def test_a_thread_that_could_not_be_had_once_ends_no_look_ups(
+        self, names: Names, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        resolver = Resolver()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            with pytest.raises(StorageUnavailable, match="no thread"):
+                resolver.addresses("cache.example", 7, Deadline(10))
+        found = resolver.addresses("cache.example", 7, Deadline(10))
+        monkeypatch.setattr(threading.Thread, "start", refused)
+
+        assert found == resolver.addresses("cache.example", 7, Deadline(10))
 
     def test_a_child_looks_up_for_itself(self, names: Names) -> None:
         names.answers.clear()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
+from hicache_backends.redis._dial import dial
+from hicache_backends.redis._wire import Wire
 from pages import hash_of, page, space
 from redis_servers import (
     OtherHostServer,
@@ -20,6 +22,7 @@ from redis_servers import (
 from servers import RedisServer, TlsRedisServer
 
 from hicache_storage import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +138,22 @@ class TestForks:
 
 def _exit_well_if_there(storage: RedisStorage) -> None:
     os._exit(0 if storage.batch_exists(space(), [hash_of(7)]) == [True] else 1)
+
+
+class TestHangUp:
+    def test_a_connection_that_is_ended_stays_encrypted(self, server: TlsRedisServer) -> None:
+        """The thread that uses it may be about to send: a password or a page, never in clear."""
+        settings = RedisSettings.parse("redis", config_of(server))
+        deadline = Deadline(30)
+        wire = Wire(dial(settings.address, settings.access().context, deadline), deadline)
+        try:
+            wire.hang_up()
+
+            assert wire.version() is not None
+            with pytest.raises(OSError, match=r"EOF|Broken pipe|closed"):
+                wire.sendall(b"in clear")
+        finally:
+            wire.close()
 
 
 class TestSchemes:

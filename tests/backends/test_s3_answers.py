@@ -133,6 +133,16 @@ class TestDelete:
             server.bucket_script.append(reply(200, body))
             assert store.batch_delete(space(), [hash_of(0)]) == [False]
 
+    def test_a_page_that_is_named_as_gone_and_as_kept_is_kept(self, server: ScriptedS3) -> None:
+        both = (
+            f"<Deleted><Key>{NAMES[0]}</Key></Deleted>"
+            f"<Error><Key>{NAMES[0]}</Key><Code>InternalError</Code></Error>"
+        )
+        with storage(server) as store:
+            server.bucket_script.append(reply(200, f"<DeleteResult>{both}</DeleteResult>".encode()))
+
+            assert store.batch_delete(space(), [hash_of(0)]) == [False]
+
     @pytest.mark.parametrize("body", [b"<DeleteResult><Deleted>", b"\0", b"<Error></Error>"])
     def test_an_answer_that_is_none_is_unavailable(self, server: ScriptedS3, body: bytes) -> None:
         with storage(server) as store:

@@ -30,12 +30,19 @@ class Background:
 
         Raises:
             StorageTimeout: It did not end by the deadline. It goes on.
+            StorageUnavailable: The system has no thread for it. The next call begins it.
         """
         with self._lock:
             task = self._task
             if task is None or task.ended.is_set():
-                task = self._task = _Task(work)
-                task.start()
+                task = _Task(work)
+                try:
+                    task.start()
+                except RuntimeError:
+                    raise StorageUnavailable(
+                        "hf3fs: the index cannot be made: the system has no thread"
+                    ) from None
+                self._task = task
         if not task.ended.wait(deadline.remaining_s()):
             raise StorageTimeout(
                 f"hf3fs: the index is being made anew, for longer than {deadline.timeout_s:g} s: it is"

@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import os
 import threading
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,7 +46,8 @@ class Connected(Protocol):
 class ForkGuard:
     """Steps and forks of one process: a fork waits for steps that have begun, others wait for the fork.
 
-    Thread-safe. A step must not begin another one.
+    Thread-safe. A step within a step of its thread waits for no fork, since the fork waits for the outer
+    one; and a fork does not wait for steps of the thread that forks: they cannot end.
     """
 
     def __init__(self) -> None:
@@ -77,21 +79,13 @@ class ForkGuard:
             raise StorageUnavailable(
                 "hf3fs: this process was forked without Python's knowledge: use os.fork, or spawn"
             )
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._forking, deadline.remaining_s()):
-                raise StorageTimeout(f"hf3fs: a fork did not end within {deadline.timeout_s:g} s")
-            self._steps += 1
-            if owner is not None:
-                self._busy.add(owner)
+        self._begin(deadline, owner)
+        began_in = self._pid
         try:
             yield
         finally:
-            with self._changed:
-                self._steps -= 1
-                if owner is not None:
-                    self._busy.discard(owner)
-                if self._forking:
-                    self._changed.notify_all()
+            if self._pid == began_in:  # not in a child that was forked in this step: it counts anew
+                self._end(owner)
 
     def connected(self, owner: Connected) -> None:
         """Note that `owner` has a connection; called in a step."""
@@ -108,13 +102,37 @@ class ForkGuard:
         self._descriptors.add(descriptor)
 
     def release(self, descriptor: int) -> None:
-        """Unlock and close `descriptor`."""
+        """Unlock and close `descriptor`, unless it was closed because this is a child."""
+        if descriptor not in self._descriptors:
+            return
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         self._descriptors.discard(descriptor)
         os.close(descriptor)
 
     # --- parts ---------------------------------------------------------------------------------------
+
+    def _begin(self, deadline: Deadline, owner: Connected | None) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: not self._forking or thread in self._steps, deadline.remaining_s()
+            ):
+                raise StorageTimeout(f"hf3fs: a fork did not end within {deadline.timeout_s:g} s")
+            self._steps[thread] += 1
+            if owner is not None:
+                self._busy.add(owner)
+
+    def _end(self, owner: Connected | None) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            self._steps[thread] -= 1
+            if not self._steps[thread]:
+                del self._steps[thread]
+            if owner is not None:
+                self._busy.discard(owner)
+            if self._forking:
+                self._changed.notify_all()
 
     def _reset(self) -> None:
         """Make locks of this process: one of its parent's may be held for ever."""
@@ -123,14 +141,16 @@ class ForkGuard:
         self._fork_lock = threading.RLock()
         self._changed = threading.Condition()
         self._forking = False
-        self._steps = 0
+        self._steps: Counter[int] = Counter()
+        """How many have begun in each thread and not ended."""
         self._busy = set()
 
     def _before(self) -> None:
         self._fork_lock.acquire()
         with self._changed:
             self._forking = True
-            self._changed.wait_for(lambda: not self._steps, WAIT_S)
+            own = {threading.get_ident()}
+            self._changed.wait_for(lambda: self._steps.keys() <= own, WAIT_S)
             for owner in self._connected - self._busy:
                 owner.disconnect()
             self._connected &= self._busy

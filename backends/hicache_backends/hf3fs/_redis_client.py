@@ -17,10 +17,11 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
+from hicache_backends._resolver import RESOLVER
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
     from hicache_storage.deadline import Deadline
 
@@ -89,71 +90,14 @@ class RedisClient:
         self._pool.disconnect()
 
 
-class _NameLookup:
-    """Look-ups of host names, one at a time for each: a resolver may hang for longer than any call."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: dict[tuple[str, int], _Lookup] = {}
-
-    def addresses(self, host: str, port: int) -> Sequence[Any]:
-        """Return what getaddrinfo says.
-
-        Raises:
-            TimeoutError: It said nothing by the deadline of the call.
-        """
-        key = host, port
-        with self._lock:
-            lookup = self._running.get(key)
-            if lookup is None:
-                lookup = self._running[key] = _Lookup(host, port)
-                threading.Thread(
-                    target=self._run, args=(key, lookup), name="hf3fs-name-look-up", daemon=True
-                ).start()
-        if not lookup.done.wait(_remaining_s()):
-            raise TimeoutError(f"the name {host} was not resolved in time")
-        if lookup.error is not None:
-            raise lookup.error
-        return lookup.found
-
-    def _run(self, key: tuple[str, int], lookup: _Lookup) -> None:
-        lookup.run()
-        with self._lock:
-            del self._running[key]
-        lookup.done.set()
-
-
-class _Lookup:
-    """One look-up, for all calls that wait for it."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
-        self.done = threading.Event()
-        self.found: Sequence[Any] = ()
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        try:
-            self.found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            self.error = error
-        except UnicodeError as error:  # a label that is too long, or empty
-            self.error = OSError(f"{self._host} is no name of a host ({type(error).__name__})")
-
-
 class _Dialled(Connection):
     """A connection over TCP: the look-up and all addresses share the time that is left."""
 
-    def __init__(self, *, lookup: _NameLookup, **options: Any) -> None:
-        self._lookup = lookup
-        untyped: Any = super()
-        untyped.__init__(**options)
-
     def _connect(self) -> Any:
-        addresses = self._lookup.addresses(self.host, int(self.port))
+        addresses = RESOLVER.addresses(self.host, int(self.port), _deadline())
         refused: OSError = OSError(f"the name {self.host} has no address")
-        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-            connection = socket.socket(family, kind, protocol)
+        for tried, (family, address) in enumerate(addresses):
+            connection = socket.socket(family, socket.SOCK_STREAM)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.settimeout(_remaining_s() / (len(addresses) - tried))
@@ -183,11 +127,6 @@ class _Tls(SSLConnection, _Dialled):
 
 
 class _Unix(UnixDomainSocketConnection):
-    def __init__(self, *, lookup: _NameLookup, **options: Any) -> None:
-        del lookup  # a path needs none
-        untyped: Any = super()
-        untyped.__init__(**options)
-
     def _connect(self) -> Any:
         self.socket_connect_timeout = _remaining_s()
         untyped: Any = super()
@@ -223,14 +162,19 @@ class _BoundedSocket:
             self._socket.settimeout(usual_s)
 
 
+def _deadline() -> Deadline:
+    """Return the deadline of the call of this thread."""
+    deadline: Deadline = _call.deadline
+    return deadline
+
+
 def _remaining_s() -> float:
     """Return the seconds that the call of this thread has left.
 
     Raises:
         TimeoutError: None are left.
     """
-    deadline: Deadline = _call.deadline
-    remaining_s = deadline.remaining_s()
+    remaining_s = _deadline().remaining_s()
     if not remaining_s:
         raise TimeoutError("the deadline of the call has passed")
     return remaining_s
@@ -248,7 +192,7 @@ def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
             # Releases before 6 verify the certificate, and for any host, unless they are told.
             options["ssl_check_hostname"] = True
         ours: Any = {SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}.get(kind, _Plain)
-        pool = redis.ConnectionPool(connection_class=ours, lookup=_NameLookup(), **options)
+        pool = redis.ConnectionPool(connection_class=ours, **options)
         pool.make_connection()  # no I/O: it says what is wrong with the options
     except (ValueError, TypeError, redis.RedisError):
         raise ConfigError('hf3fs: index: must be "sqlite" or a URL such as redis://host') from None

@@ -1,6 +1,6 @@
 """`redis`: one string a page in Redis or Valkey: one server, sentinels or a cluster.
 
-`_resolver`, `_dial` and `_tls` make connections; redis-py greets, and sends what carries no page. Pages
+`_dial` and `_tls` make connections; redis-py greets, and sends what carries no page. Pages
 go past it: `_pages` is their path, `_wire` the socket under both. `_router` sends a batch to servers,
 and again where that is safe; `_topology` and `_sentinels` find them. `_listing` knows what is there,
 `_index` takes out what has gone.

@@ -6,12 +6,12 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from hicache_backends.redis._resolver import RESOLVER
+from hicache_backends._resolver import RESOLVER
 from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
+    from hicache_backends._resolver import SocketAddress
     from hicache_backends.redis._address import Address
-    from hicache_backends.redis._resolver import SocketAddress
     from hicache_storage.deadline import Deadline
 
 _LEAST_S = 0.001

@@ -4,9 +4,10 @@
     remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
 
 A remover gives the members a score of its own, the mark, and takes out what still has that score at the
-end. Whoever sets a page in between gives its member another score: no page is ever there without a
-member, whatever comes between two steps, and wherever a remover dies. A member without a page is found
-by the next listing. Marks are negative, so that every time at which a page expires replaces them.
+end, where all of its pages are gone. Whoever sets a page in between gives its member another score: no
+page is ever there without a member, whatever comes between two steps, whatever the server refuses, and
+wherever a remover dies. A member without a page is found by the next listing. Marks are negative, so
+that every time at which a page expires replaces them.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ _LAST_MARK = 1 << 52
 def delete_pages(
     router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline
 ) -> list[bool]:
-    """Remove pages and their members. True: the page is gone. Two round trips."""
+    """Remove pages, then the members of those that are gone. True: it is gone. Three round trips."""
     members = _by_index(keys, hashes)
     mark = _new_mark()
     marked, full = _marked(router, members, dict.fromkeys(hashes, mark), deadline)
     page_keys = keys.pages(hashes)
-    commands: list[Command] = [("UNLINK", key) for key in page_keys]
-    commands += [("ZREMRANGEBYSCORE", index, mark, mark) for index in marked]
-    replies = router.ask([*page_keys, *marked], commands, deadline)
+    replies = router.ask(page_keys, [("UNLINK", key) for key in page_keys], deadline)
+    kept = {one for one, reply in zip(hashes, replies, strict=True) if not isinstance(reply, int)}
+    emptied = [index for index in marked if kept.isdisjoint(members[index])]
+    router.ask(emptied, [("ZREMRANGEBYSCORE", index, mark, mark) for index in emptied], deadline)
     if full:  # a full server takes no marks; there may be room now
         prune(router, keys, [one for index in full for one in members[index]], deadline)
-    return [isinstance(reply, int) for reply in replies[: len(hashes)]]
+    return [page_hash not in kept for page_hash in hashes]
 
 
 def prune(router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline) -> None:

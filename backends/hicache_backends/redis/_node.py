@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hicache_backends.redis._address import Address
     from hicache_storage.deadline import Deadline
 
-_CLOSE_LIMIT_S = 10.0
-
 
 class Node:
     """Lends the connections to one server, each to one call at a time. Thread-safe."""
@@ -55,15 +53,19 @@ class Node:
             raise
         self._give_back(link, is_sound=not link.is_stale, doubts_all=link.is_stale)
 
-    def close(self) -> None:
-        """End all connections, those in use too; wait until nobody uses one. Idempotent."""
+    def end(self) -> None:
+        """End all connections, those in use too, and make no more. Idempotent."""
         with self._changed:
             self._closed = True
             for link in self._busy:
                 link.hang_up()
             self._drop_idle()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._busy, _CLOSE_LIMIT_S)
+
+    def await_end(self, deadline: Deadline) -> None:
+        """Wait until nobody uses a connection: one that is being made cannot be ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy, deadline.remaining_s())
 
     def abandon(self) -> None:
         """In a forked child: close what was inherited, which ends nothing for the parent.

@@ -10,6 +10,7 @@ from hicache_backends.redis._node import Node
 if TYPE_CHECKING:
     from hicache_backends.redis._access import Access
     from hicache_backends.redis._address import Address
+    from hicache_storage.deadline import Deadline
 
 
 class Nodes:
@@ -28,7 +29,7 @@ class Nodes:
             if address not in self._nodes:
                 self._nodes[address] = Node(address, self._access, self._limit)
                 if self._closed:
-                    self._nodes[address].close()
+                    self._nodes[address].end()
             return self._nodes[address]
 
     @property
@@ -36,12 +37,18 @@ class Nodes:
         """Since the start: after another one has been made the server may be another one too."""
         return sum(node.connections_made for node in list(self._nodes.values()))
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """End all connections to all servers, and make no more. Idempotent."""
         with self._lock:
             self._closed = True
             nodes = list(self._nodes.values())
         for node in nodes:
-            node.close()
+            node.end()
+
+    def await_end(self, deadline: Deadline) -> None:
+        """Wait until nobody uses a connection."""
+        for node in list(self._nodes.values()):
+            node.await_end(deadline)
 
     def abandon(self) -> None:
         """In a forked child: leave everything to the parent. Takes no lock."""

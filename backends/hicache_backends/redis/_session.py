@@ -16,6 +16,7 @@ from hicache_backends.redis._router import Router
 from hicache_backends.redis._sentinels import SentinelMaster
 from hicache_backends.redis._server import facts_of
 from hicache_backends.redis._topology import ClusterMap, OneServer
+from hicache_storage.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from hicache_backends.redis._settings import RedisSettings
     from hicache_backends.redis._topology import Topology
     from hicache_storage.counters import Counters
-    from hicache_storage.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
+_CLOSE_LIMIT_S = 10.0
 _MS = 1000
 _DIRECTIONS = 2
 """Gets need not wait for sets: each have as many connections as may be in use at once."""
@@ -87,9 +88,13 @@ class Session:
         return delete_pages(self._router, self._keys(space), hashes, deadline)
 
     def close(self) -> None:
-        """End everything."""
-        self.nodes.close()
-        self._sentinels.close()
+        """End everything, then wait for the calls that have met their end."""
+        everything = (self.nodes, self._sentinels)
+        for nodes in everything:
+            nodes.end()
+        deadline = Deadline(_CLOSE_LIMIT_S)
+        for nodes in everything:
+            nodes.await_end(deadline)
 
     def abandon(self) -> None:
         """End a forked child's copies of everything."""

@@ -59,6 +59,8 @@ class Wire:
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connected, select.POLLIN)
         self._writable.register(connected, select.POLLOUT)
+        # The kernel's limit is that of a call over TCP, of each of its many parts in a socket of files.
+        self._send_flags = socket.MSG_DONTWAIT if connected.family == socket.AF_UNIX else 0
         if not self._is_tls:
             connected.settimeout(None)
 
@@ -95,7 +97,9 @@ class Wire:
         while start < len(pieces):
             self._wait(self._writable)
             with suppress(BlockingIOError):  # it was limited by an earlier deadline
-                sent = self._socket.sendmsg(pieces[start : start + _MOST_PIECES])
+                sent = self._socket.sendmsg(
+                    pieces[start : start + _MOST_PIECES], (), self._send_flags
+                )
                 start = _passed(pieces, start, sent)
 
     def receive(
@@ -129,7 +133,9 @@ class Wire:
     def hang_up(self) -> None:
         """End it for both sides; a thread that waits in it is woken."""
         with suppress(OSError):  # the other side was first
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not the method of SSLSocket: it ends encryption first, and the thread that uses the socket
+            # might send in clear before the connection ends.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     # --- plain -----------------------------------------------------------------------------------
 

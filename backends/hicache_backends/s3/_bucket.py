@@ -93,7 +93,7 @@ class Bucket:
     def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
         """Delete objects; return the names of those that are not gone, each with the reason.
 
-        Gone is what the store says is gone: what an answer leaves out is not.
+        Gone is what the store says is gone: what an answer leaves out is not, nor what it names as both.
         """
         kept: dict[str, str] = {}
         for start in range(0, len(names), _DELETED_AT_ONCE):
@@ -104,10 +104,10 @@ class Bucket:
                 )
                 errors = {one["Key"]: str(one.get("Code")) for one in answer.get("Errors", ())}
                 gone = {one["Key"] for one in answer.get("Deleted", ())}
-            gone.update(name for name, code in errors.items() if code in _GONE_CODES)
             for name in part:
-                if name not in gone:
-                    kept[name] = _word(errors.get(name, ""))
+                code = errors.get(name, "")
+                if code not in _GONE_CODES and (code or name not in gone):
+                    kept[name] = _word(code)
         return kept
 
     def _create(self) -> None:

@@ -11,10 +11,11 @@ import ipaddress
 import os
 import socket
 import threading
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hicache_storage.errors import StorageTimeout
+from hicache_backends._single_flight import SingleFlight
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Resolver:
     def reset(self) -> None:
         """Forget everything: the threads of a parent are not there, its locks may be held."""
         self._lock = threading.Lock()
-        self._under_way: dict[str, _LookUp] = {}
+        self._look_ups: dict[str, SingleFlight[list[SocketAddress]]] = {}
         self._known: dict[str, list[SocketAddress]] = {}
 
     def addresses(self, host: str, port: int, deadline: Deadline) -> list[SocketAddress]:
@@ -58,14 +59,20 @@ class Resolver:
 
     def _found(self, host: str, deadline: Deadline) -> Sequence[SocketAddress]:
         known = self._known.get(host)
-        look_up = self._started(host)
+        look_up = self._look_up_of(host)
         limit_s = deadline.remaining_s()
         if known:
-            limit_s = min(look_up.patience_s(), limit_s * _OLD_ADDRESSES_SHARE)
-        look_up.join(limit_s)
-        if look_up.found:
-            return look_up.found
-        error = look_up.error
+            patience_s = max(0.0, _OLD_ADDRESSES_AFTER_S - look_up.age_s())
+            limit_s = min(patience_s, limit_s * _OLD_ADDRESSES_SHARE)
+        try:
+            flight = look_up.ended(limit_s)
+        except StorageUnavailable:
+            if known:
+                return known
+            raise
+        error = None if flight is None else flight.exception()
+        if flight is not None and error is None:
+            return flight.result()
         if known and (error is None or getattr(error, "errno", None) in _SILENT):
             return known
         if error is None:
@@ -75,53 +82,24 @@ class Resolver:
         said = getattr(error, "strerror", None) or "it is no name of a host"
         raise ConnectionError(f"the name {host!r} cannot be looked up: {said}") from error
 
-    def _started(self, host: str) -> _LookUp:
+    def _look_up_of(self, host: str) -> SingleFlight[list[SocketAddress]]:
         with self._lock:
-            look_up = self._under_way.get(host)
+            look_up = self._look_ups.get(host)
             if look_up is None:
-                look_up = _LookUp(self, host)
-                try:
-                    look_up.start()
-                except RuntimeError as error:  # no more threads
-                    raise OSError(f"the name {host!r} cannot be looked up: {error}") from None
-                self._under_way[host] = look_up
+                if len(self._look_ups) >= _MOST_NAMES:
+                    self._look_ups.clear()
+                    self._known.clear()
+                look_up = SingleFlight(f"hicache-look-up-{host}", partial(self._looked_up, host))
+                self._look_ups[host] = look_up
             return look_up
 
-    def ended(self, look_up: _LookUp) -> None:
-        """Take note of what a look-up has found."""
-        with self._lock:
-            self._under_way.pop(look_up.host, None)
-            if look_up.found:
-                if len(self._known) >= _MOST_NAMES:
-                    self._known.clear()
-                self._known[look_up.host] = look_up.found
-
-
-class _LookUp(threading.Thread):
-    """One look-up. A daemon: an interpreter that ends does not wait for a name server."""
-
-    def __init__(self, resolver: Resolver, host: str) -> None:
-        super().__init__(name=f"hicache-look-up-{host}", daemon=True)
-        self.host = host
-        self.found: list[SocketAddress] = []
-        self.error: Exception | None = None
-        self._resolver = resolver
-        self._began_s = time.monotonic()
-
-    def patience_s(self) -> float:
-        """Return how long it may still be waited for where there are old addresses."""
-        return max(0.0, self._began_s + _OLD_ADDRESSES_AFTER_S - time.monotonic())
-
-    def run(self) -> None:
-        try:
-            told = socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)
-            self.found = [(family, where) for family, _, _, _, where in told]
-            if not self.found:
-                self.error = OSError("it has no address")
-        except (OSError, ValueError) as error:  # ValueError: no name at all
-            self.error = error
-        finally:
-            self._resolver.ended(self)
+    def _looked_up(self, host: str) -> list[SocketAddress]:
+        told = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        found = [(int(family), where) for family, _, _, _, where in told]
+        if not found:
+            raise OSError(None, "it has no address")
+        self._known[host] = found
+        return found
 
 
 def _literal(host: str) -> SocketAddress | None:
