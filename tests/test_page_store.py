@@ -289,6 +289,27 @@ class TestProof:
         assert gate.entered.is_set()
         gate.open()
 
+    def test_reads_that_take_all_the_time_are_no_failure_of_the_writes(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """One page is wrong, and another hangs: no time is left to delete the first."""
+        store = open_store(timeout_s=0.5, breaker_failures=1, parallelism=2)
+        self.damaged(storage, store, lambda data: data[:-1] + b"?")
+        store.save([Transfer(DRAFT, HASHES[:1], empty(1))])
+        gate = Gate()
+
+        def hang_once(answer: Callable[[], Any]) -> Any:
+            return answer() if gate.entered.is_set() else gate(answer)
+
+        storage.hooks["batch_get"] = hang_once
+        hanging = Transfer(DRAFT, HASHES[:1], empty(1))
+
+        outcome = store.load([hanging, transfer([framed(0)])])
+
+        assert [[Verdict.TIMEOUT], [Verdict.CORRUPT]] == outcome.verdicts
+        assert (store.breaker.reads.state, store.breaker.writes.state) == ("open", "closed")
+        gate.open()
+
 
 class TestMatch:
     def test_the_prefix_is_what_every_pool_has(self, open_store: Callable[..., PageStore]) -> None:
