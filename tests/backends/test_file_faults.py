@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.file import FileStorage, _presence
 from hicache_backends.file._layout import Layout
-from hicache_backends.file._page_file import TRAILER_NBYTES
+from hicache_backends.file._page_file import TRAILER_NBYTES, PageFiles
+from hicache_backends.file._room import Room
 from hicache_backends.file._writer import pending_nbytes
 from pages import blank, hash_of, page, space
 
@@ -361,6 +362,33 @@ class TestDeadlines:
                 method(SPACE, HASHES[:1])
             monkeypatch.undo()
             assert [0] == there(storage)
+
+
+    @pytest.mark.parametrize(
+        ("owner", "step"), [(Room, "_claim"), (PageFiles, "check")], ids=["evictions", "looks"]
+    )
+    def test_a_set_begins_no_step_after_its_deadline(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+    ) -> None:
+        """A slow file system: time is up with the third page that goes, or that is looked for."""
+        with opened(root, 40, timeout_s=LIMIT_S) as storage:
+            assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
+            real, steps = getattr(owner, step), list[int]()
+
+            def slow(*args: Any) -> Any:
+                steps.append(1)
+                return real(*args)
+
+            monkeypatch.setattr(owner, step, slow)
+            monkeypatch.setattr(Deadline, "remaining_s", lambda _: float(len(steps) < 3))
+
+            verdicts = storage.batch_set(SPACE, HASHES[40:80], [page()] * 40)
+
+            monkeypatch.undo()
+            assert len(steps) == 3
+            assert verdicts == storage.batch_exists(SPACE, HASHES[40:80])
+            assert storage.stats().counters["timeouts"] >= 37
+            assert used_nbytes(root) <= 40 * FILE_NBYTES
 
 
 class TestForeignFiles:
