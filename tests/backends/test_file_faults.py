@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -301,6 +302,34 @@ class TestTransientErrors:
             monkeypatch.undo()
             assert [2] == there(storage)
             assert 1 == storage.clear(SPACE)
+
+    def test_a_clear_that_fails_everywhere_keeps_one_error(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Millions of pages on a file system that has become read-only: an error holds a kilobyte."""
+
+        class RefusedError(OSError):
+            pass
+
+        alive, most = weakref.WeakSet[RefusedError](), 0
+
+        def refuse(_: str) -> None:
+            nonlocal most
+            most = max(most, len(alive))
+            error = RefusedError(errno.EROFS, os.strerror(errno.EROFS))
+            alive.add(error)
+            try:
+                raise error
+            finally:
+                del error  # its traceback would keep it
+
+        with opened(root) as storage:
+            put(storage, *range(20))
+            monkeypatch.setattr(os, "unlink", refuse)
+            with pytest.raises(StorageUnavailable, match=r"20 pages .* 0 were"):
+                storage.clear(SPACE)
+            monkeypatch.undo()
+            assert most <= 3
 
 
 class TestDeadlines:
