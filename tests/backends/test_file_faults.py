@@ -392,7 +392,6 @@ class TestDeadlines:
             monkeypatch.undo()
             assert [0] == there(storage)
 
-
     @pytest.mark.parametrize(
         ("owner", "step"), [(Room, "_claim"), (PageFiles, "check")], ids=["evictions", "looks"]
     )

@@ -256,20 +256,20 @@ class TestList:
         assert 0.0 == share.survey.left
 
     @pytest.mark.parametrize(
-        ("content", "is_ours"), [(b"", True), (b"notes", False), (b"\0" * 40, False)]
+        ("content", "taken"), [(b"", 1), (b"notes", 0), (b"\0" * 40, 0)], ids=["", "text", "zeros"]
     )
     def test_an_empty_list_is_replaced_and_another_programs_file_is_not(
-        self, tmp_path: Path, listed: list[Victim], content: bytes, is_ours: bool
+        self, tmp_path: Path, listed: list[Victim], content: bytes, taken: int
     ) -> None:
         """File systems are free to leave a renamed file empty at a loss of power."""
         path = tmp_path / "survey" / "victims"
         path.write_bytes(content)
         file = VictimsFile(Layout(str(tmp_path)))
 
-        assert is_ours is file.publish(listed, 5, 7, f"{tmp_path}/temp")
+        assert bool(taken) is file.publish(listed, 5, 7, f"{tmp_path}/temp")
 
-        assert is_ours is (path.read_bytes() != content)
-        assert is_ours is bool(file.take().victims)
+        assert bool(taken) is (path.read_bytes() != content)
+        assert listed[:taken] == file.take().victims[:1]
 
     def test_an_old_list_evicts_nothing_that_was_used_since(self, tmp_path: Path) -> None:
         with opened(tmp_path, 20) as storage:

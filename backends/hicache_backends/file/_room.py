@@ -203,7 +203,7 @@ class Room:
     def _evict(
         self, nbytes: int, grant: Grant, deadline: Deadline, *, resolute: bool = True
     ) -> int:
-        """Claim the oldest pages until `nbytes` are free or time is up, and tell the ledger; how many are.
+        """Claim the oldest pages until `nbytes` are free, or time is up; tell the ledger how many are.
 
         Unless it is resolute it stops after a survey: there may be room by what that found.
         """
