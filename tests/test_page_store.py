@@ -25,6 +25,7 @@ from framed import (
 from pages import hash_of, space
 from stores import Gate, HookedStorage, failing
 
+from hicache_storage import store_traffic
 from hicache_storage.deadline import Deadline
 from hicache_storage.errors import (
     StorageClosed,
@@ -865,6 +866,19 @@ class TestOpening:
         assert [Verdict.ERROR] == store.match(HASHES, [Pool(space=TARGET)]).failures
         with pytest.raises(StorageClosed):
             store.open_space(DRAFT)
+
+
+    def test_threads_that_do_nothing_are_not_said_to_be_in_a_call(
+        self,
+        open_store: Callable[..., PageStore],
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(store_traffic, "_TO_END_S", 20.0, raising=False)
+        for _ in range(10):
+            open_store().close(timeout_s=0)
+
+        assert not [one for one in caplog.messages if "left behind" in one]
 
 
 class TestFork:
