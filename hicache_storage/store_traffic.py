@@ -41,7 +41,7 @@ logger = logging.getLogger("hicache_storage.page_store")
 # Pages go to the storage in pieces, which the threads take one after the other: while one thread hashes
 # its pages, another's are on their way. An overdue call ends soon, and bounce buffers stay bounded.
 _PIECE_NBYTES = 32 << 20
-# Threads that have nothing to do need a moment, also where those of the other direction took all the time.
+# Threads that have nothing to do need a moment, also where the other direction took all the time.
 _TO_END_S = 0.1
 
 
