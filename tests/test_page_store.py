@@ -867,7 +867,6 @@ class TestOpening:
         with pytest.raises(StorageClosed):
             store.open_space(DRAFT)
 
-
     def test_threads_that_do_nothing_are_not_said_to_be_in_a_call(
         self,
         open_store: Callable[..., PageStore],

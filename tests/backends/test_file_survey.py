@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -172,9 +173,13 @@ def _hold(path: str, done: Any) -> None:
     time.sleep(LIMIT_S)
 
 
-@pytest.mark.parametrize("sign", ["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("sign", "last_beat_s"),
+    [(signal.SIGKILL, 0), (signal.SIGSTOP, -1000), (signal.SIGSTOP, 1000)],
+    ids=["killed", "stopped", "stopped-before-the-clock-was-set-back"],
+)
 def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+    tmp_path: Path, sign: signal.Signals, last_beat_s: int
 ) -> None:
     with opened(tmp_path, None) as storage:
         put(storage, range(40))
@@ -187,12 +192,9 @@ def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
         with opened(tmp_path, 40, timeout_s=LIMIT_S) as storage:
             assert all(put(storage, range(40, 44)))  # from a sample
             assert child.pid is not None
-            if sign == "killed":
-                os.kill(child.pid, signal.SIGKILL)
-            else:
-                os.kill(child.pid, signal.SIGSTOP)
-                old = time.time() - 1000
-                os.utime(tmp_path / "survey" / "lock", (old, old))
+            os.kill(child.pid, sign)
+            beat_s = time.time() + last_beat_s
+            os.utime(tmp_path / "survey" / "lock", (beat_s, beat_s))
             until((tmp_path / "survey" / "victims").exists)
             assert all(put(storage, range(50, 70)))
     finally:
@@ -200,6 +202,38 @@ def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
         child.join()
         receive.close()
         send.close()
+
+
+def test_who_waits_for_a_long_survey_looks_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look opens two files, which may be on another machine."""
+    looks, waited_s = list[float](), 0.0
+
+    class Stopping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal waited_s
+            assert timeout is not None
+            waited_s += timeout
+            looks.append(timeout)
+            if waited_s > 60:
+                self.set()
+            return self.is_set()
+
+    with opened(tmp_path, None) as storage:
+        presence = storage._presences.get()
+        surveyor = presence.room._surveyor
+        surveyor._stopping = Stopping()
+        holder = SurveyLock(presence.layout)
+        assert holder.acquire()
+        monkeypatch.setattr(_survey, "time", SimpleNamespace(monotonic=lambda: waited_s))
+
+        assert not surveyor._is_our_turn()
+
+        monkeypatch.undo()
+        holder.release()
+    assert looks[0] <= 0.01
+    assert len(looks) < 300
 
 
 class TestList:

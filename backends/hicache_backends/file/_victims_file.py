@@ -209,7 +209,8 @@ class SurveyLock:
             logger.debug("the survey cannot be shared: %s", error)
             return True
         if not lock_file(fd, 0.0):
-            stalled = time.time() - os.fstat(fd).st_mtime > _STALLED_S
+            # A beat to come is one from before the clock was set back.
+            stalled = abs(time.time() - os.fstat(fd).st_mtime) > _STALLED_S
             os.close(fd)
             return stalled
         self._fd = fd
