@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.file import FileStorage, _presence
 from hicache_backends.file._layout import Layout
+from hicache_backends.file._ledger import Ledger
 from hicache_backends.file._page_file import TRAILER_NBYTES, PageFiles
 from hicache_backends.file._room import Room
 from hicache_backends.file._writer import pending_nbytes
@@ -367,6 +369,30 @@ class TestDeadlines:
             finally:
                 os.close(holder)
             assert 3 * FILE_NBYTES == storage.stats().nbytes
+
+    def test_who_was_not_waited_for_long_is_not_taken_for_stopped(self, tmp_path: Path) -> None:
+        """The lock was busy for a moment twice, seconds apart. Its holder is about to write."""
+        path = str(tmp_path / "usage")
+        ledger = Ledger(path)
+        ledger.settle(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))
+        holder = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            ledger.add(1, Deadline(0))
+            fcntl.flock(holder, fcntl.LOCK_UN)
+            time.sleep(1.1)
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            added, removed = struct.unpack("<QQ", os.pread(holder, 16, 0))
+            adding = threading.Thread(target=ledger.add, args=(10, Deadline(LIMIT_S)))
+            adding.start()
+            adding.join(0.1)
+            os.pwrite(holder, struct.pack("<QQ", added + 100, removed), 0)
+            fcntl.flock(holder, fcntl.LOCK_UN)
+            adding.join(LIMIT_S)
+            assert 111 == ledger.totals(Deadline(LIMIT_S)).used
+        finally:
+            os.close(holder)
+            ledger.close()
 
     def test_a_thread_stuck_in_the_ledger_delays_others_until_their_deadline(
         self, root: Path
