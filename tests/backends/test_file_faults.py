@@ -433,8 +433,11 @@ class TestDeadlines:
                 steps.append(1)
                 return real(*args)
 
+            def left_s(_: Deadline) -> float:
+                return float(len(steps) < 3)
+
             monkeypatch.setattr(owner, step, slow)
-            monkeypatch.setattr(Deadline, "remaining_s", lambda _: float(len(steps) < 3))
+            monkeypatch.setattr(Deadline, "remaining_s", left_s)
 
             verdicts = storage.batch_set(SPACE, HASHES[40:80], [page()] * 40)
 

@@ -16,6 +16,7 @@ from hicache_backends.file import FileStorage, _survey
 from hicache_backends.file._layout import Layout
 from hicache_backends.file._page_file import TRAILER_NBYTES
 from hicache_backends.file._room import Room
+from hicache_backends.file._victims import Victims
 from hicache_backends.file._victims_file import PageFile, SurveyLock, Victim, VictimsFile
 from pages import hash_of, page, space
 
@@ -234,6 +235,32 @@ def test_who_waits_for_a_long_survey_looks_less_and_less_often(
         holder.release()
     assert looks[0] <= 0.01
     assert len(looks) < 300
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container's limit of threads is reached, for a while."""
+    victim = Victim(1, 2, "path")
+    victims = Victims(lambda: [victim], lambda: ([], False), list)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            victims.next(Deadline(1))
+        victims.close(Deadline(1))
+
+    victims = Victims(lambda: [victim], lambda: ([], False), list)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            victims.next(Deadline(1))
+    assert victims.await_survey(victims.want(), LIMIT_S)
+    assert victim == victims.next(Deadline(LIMIT_S))
+    victims.close(Deadline(LIMIT_S))
 
 
 class TestList:
