@@ -288,7 +288,9 @@ class PageStore:
         if not wrong:
             return
         traffic = self._traffic.get()
-        deleted = traffic.delete(wrong, deadline)
+        left_s = deadline.remaining_s()
+        # What the reads have left of the time: that they took most of it is no failure of the writes.
+        deleted = traffic.delete(wrong, Deadline(left_s)) if left_s else 0
         traffic.counters.add("wrong_pages_deleted", deleted)
         left = sum(map(len, wrong.values())) - deleted
         if left:

@@ -35,7 +35,6 @@ class PerProcess(Generic[T]):
     ) -> None:
         self._make, self._close, self._abandon = make, close, abandon
         self._locks: dict[int, threading.Lock] = {}
-        self._abandoned: list[T] = []
         self._owner = os.getpid()
         self._value = make()
         _OPEN.add(self)
@@ -64,8 +63,8 @@ class PerProcess(Generic[T]):
 
     def forked(self) -> None:
         """What a child does at once. No other thread is there, and no lock may be taken."""
-        if self._owner != os.getpid():
-            self._leave()
+        self._locks = {}
+        self._leave()
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -80,11 +79,15 @@ class PerProcess(Generic[T]):
             self._leave()
 
     def _leave(self) -> None:
-        if not any(self._value is one for one in self._abandoned):
-            self._abandoned.append(self._value)
+        if self._owner != _NOBODY:
+            self._owner = _NOBODY  # of all descendants: one may be given the number of its ancestor
+            _ABANDONED.append(self._value)
             self._abandon(self._value)
 
 
+_NOBODY = 0
+_ABANDONED: list[object] = []
+"""What ancestors of this process use, or used. It outlives whatever held it here."""
 _OPEN: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 

@@ -97,6 +97,21 @@ class StorageStats:
     """Events since the storage was opened, by name: evictions, refusals, errors by reason."""
 
 
+class _Opener:
+    """The process that opened a storage. Where it came by pickle, that is the one that unpickled it."""
+
+    __slots__ = ("pid",)
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def __reduce__(self) -> tuple[type[_Opener], tuple[()]]:
+        return _Opener, ()
+
+    def __str__(self) -> str:
+        return f"process {self.pid}"
+
+
 class HiCacheStorage(abc.ABC):
     """A place that keeps pages, addressed by (key space, page hash).
 
@@ -119,12 +134,13 @@ class HiCacheStorage(abc.ABC):
     (KV-306)."""
 
     _closed = False
-    _opened_by: int
+    _opened_by: _Opener | None = None
+    """None where a subclass makes its objects without this class's `__new__`."""
 
     def __new__(cls, *_args: Any, **_fields: Any) -> Self:
         """Note which process opens the storage."""
         storage = super().__new__(cls)
-        storage._opened_by = os.getpid()
+        storage._opened_by = _Opener()
         return storage
 
     @classmethod
@@ -249,7 +265,7 @@ class HiCacheStorage(abc.ABC):
 
         `close` gives nothing back there that the parent still uses: locks, connections, sessions.
         """
-        return self._opened_by != os.getpid()
+        return self._opened_by is not None and self._opened_by.pid != os.getpid()
 
     def ensure_open(self) -> None:
         """Raise `StorageClosed` after `close`, and in a forked child unless `usable_after_fork`.
@@ -260,8 +276,8 @@ class HiCacheStorage(abc.ABC):
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
         if self.is_forked_copy and not self.usable_after_fork:
             raise StorageClosed(
-                f"this {type(self).__name__} was opened by process {self._opened_by}, which forked this"
-                " one: open a new one here"
+                f"this {type(self).__name__} was opened by {self._opened_by}, which forked this one:"
+                " open a new one here"
             )
 
     def narrow(self, **claims: Any) -> None:

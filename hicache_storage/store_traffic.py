@@ -41,6 +41,8 @@ logger = logging.getLogger("hicache_storage.page_store")
 # Pages go to the storage in pieces, which the threads take one after the other: while one thread hashes
 # its pages, another's are on their way. An overdue call ends soon, and bounce buffers stay bounded.
 _PIECE_NBYTES = 32 << 20
+# Threads that have nothing to do need a moment, also where the other direction took all the time.
+_TO_END_S = 0.1
 
 
 class StoreTraffic:
@@ -74,7 +76,7 @@ class StoreTraffic:
         """End the threads; calls that still run after `timeout_s` are left behind."""
         deadline = Deadline(timeout_s)
         for lane in (self.reads, self.writes):
-            if not lane.close(deadline.remaining_s()):
+            if not lane.close(max(_TO_END_S, deadline.remaining_s())):
                 logger.warning("a storage call still runs after %.0f s: left behind", timeout_s)
 
     def load(self, moves: Sequence[Move], deadline: Deadline) -> Outcome:

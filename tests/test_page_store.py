@@ -25,6 +25,7 @@ from framed import (
 from pages import hash_of, space
 from stores import Gate, HookedStorage, failing
 
+from hicache_storage import store_traffic
 from hicache_storage.deadline import Deadline
 from hicache_storage.errors import (
     StorageClosed,
@@ -42,6 +43,8 @@ from hicache_storage.transfer import Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+
+    from hicache_storage.keys import KeySpace
 
 
 @contextmanager
@@ -287,6 +290,28 @@ class TestProof:
         assert [[Verdict.CORRUPT, Verdict.OK]] == outcome.verdicts
         assert outcome.settled.done()
         assert gate.entered.is_set()
+        gate.open()
+
+    def test_reads_that_take_all_the_time_are_no_failure_of_the_writes(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """One page is wrong, and another hangs: no time is left to delete the first."""
+        store = open_store(timeout_s=0.5, breaker_failures=1, parallelism=2)
+        self.damaged(storage, store, lambda data: data[:-1] + b"?")
+        store.save([Transfer(DRAFT, HASHES[:1], empty(1))])
+        gate, get = Gate(), storage.batch_get
+
+        def by_pool(known: KeySpace, hashes: list[str], pages: list[Page]) -> Any:
+            hangs = known.pool == "draft"
+            return gate(list) if hangs else get(known, hashes, pages)
+
+        vars(storage)["batch_get"] = by_pool
+        hanging = Transfer(DRAFT, HASHES[:1], empty(1))
+
+        outcome = store.load([hanging, transfer([framed(0)])])
+
+        assert [[Verdict.TIMEOUT], [Verdict.CORRUPT]] == outcome.verdicts
+        assert (store.breaker.reads.state, store.breaker.writes.state) == ("open", "closed")
         gate.open()
 
 
@@ -844,6 +869,18 @@ class TestOpening:
         assert [Verdict.ERROR] == store.match(HASHES, [Pool(space=TARGET)]).failures
         with pytest.raises(StorageClosed):
             store.open_space(DRAFT)
+
+    def test_threads_that_do_nothing_are_not_said_to_be_in_a_call(
+        self,
+        open_store: Callable[..., PageStore],
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(store_traffic, "_TO_END_S", 20.0, raising=False)
+        for _ in range(10):
+            open_store().close(timeout_s=0)
+
+        assert not [one for one in caplog.messages if "left behind" in one]
 
 
 class TestFork:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from dataclasses import dataclass, field
@@ -71,6 +72,46 @@ def test_a_forked_child_lets_go_of_its_parents_before_it_uses_anything() -> None
 
     assert ["abandon"] == in_a_fork(lambda: parents.done)
     assert [] == parents.done
+
+
+def test_a_child_that_is_done_with_it_ends_nothing_of_its_parents() -> None:
+    """A client library's finalizer says goodbye on the connection that the parent uses."""
+    ended: list[int] = []
+
+    class Connection:
+        def __init__(self) -> None:
+            self.pid = os.getpid()
+
+        def __del__(self) -> None:
+            ended.append(self.pid)
+
+    def nothing(_: Connection) -> None:
+        pass
+
+    kept = [PerProcess(Connection, close=nothing)]
+
+    def tell() -> list[bool]:
+        assert kept[0].get().pid == os.getpid()
+        kept.clear()
+        gc.collect()
+        return [pid == os.getpid() for pid in ended]
+
+    assert [True] == in_a_fork(tell)
+    assert kept
+
+
+def test_a_descendant_with_the_number_of_its_ancestor_uses_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers are used again, in small containers soon."""
+    one, ancestor = sessions(), os.getpid()
+
+    def tell() -> bool:
+        monkeypatch.setattr(os, "getpid", lambda: ancestor)
+        parents = one._value
+        return one.get() is not parents
+
+    assert in_a_fork(tell)
 
 
 def test_what_cannot_be_let_go_of_keeps_no_child_from_the_rest() -> None:

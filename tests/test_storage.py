@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -392,3 +393,21 @@ def test_a_forked_child_goes_on_where_the_class_says_that_it_may() -> None:
     storage = Reopening()
 
     assert in_a_fork(lambda: _asked(storage)) == "[False]"
+
+
+def test_a_storage_that_is_sent_to_another_process_was_opened_there() -> None:
+    """Spawned workers unpickle what they are given: nothing of it is shared with the sender."""
+    data = pickle.dumps(DictStorage())
+
+    def tell() -> str:
+        return _asked(pickle.loads(data))  # noqa: S301 - its own
+
+    assert in_a_fork(tell) == "[False]"
+
+
+def test_a_class_that_makes_its_objects_itself_is_asked_as_any() -> None:
+    class Singleton(DictStorage):
+        def __new__(cls) -> Self:
+            return object.__new__(cls)
+
+    assert _asked(Singleton()) == "[False]"

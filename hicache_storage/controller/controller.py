@@ -281,11 +281,11 @@ class CacheController:
         tier = self._tier
         if tier is None:
             return True
-        if drain and self._writes_back:  # while evictions still go there too
-            tier.writeback.offer(self.cache.unwritten(), bounded=False)
+        # While evictions still go there too.
+        owed = self.cache.unwritten() if drain and self._writes_back else []
         self._tier = None
         self._left_behind.append(tier)
-        return tier.end(deadline, drain=drain)
+        return tier.end(deadline, drain=drain, owed=owed)
 
     def _calls_ended(self, deadline: Deadline) -> bool:
         """Wait for the calls of stores that were detached; False where one still runs."""

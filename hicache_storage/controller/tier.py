@@ -13,9 +13,10 @@ from hicache_storage.deadline import Deadline
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
     from concurrent.futures import Future
 
+    from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.host_cache import HostCache
     from hicache_storage.controller.policies import ControllerSettings
     from hicache_storage.counters import Counters
@@ -105,15 +106,15 @@ class Tier:
             self._uses += 1
         settled.add_done_callback(lambda _: self._leave())
 
-    def end(self, deadline: Deadline, *, drain: bool) -> bool:
-        """Stop using the store: reads end; with `drain`, writes that are queued are finished first.
+    def end(self, deadline: Deadline, *, drain: bool, owed: Sequence[Entry] = ()) -> bool:
+        """Stop using the store: reads end; with `drain`, what is queued and `owed` is written first.
 
         False where `drain` has lost a page that was queued. While a call still runs at the deadline the
         host pools stay registered; `ended` tells.
         """
         with self._changed:
             self._closing = True
-        written = self.writeback.close(deadline, drain=drain)
+        written = self.writeback.close(deadline, drain=drain, owed=owed)
         self.ended(deadline)
         with self._changed:
             unregistered, self._unregister_later = not self._uses, bool(self._uses)

@@ -76,14 +76,13 @@ class Writeback:
         if uses is not None:
             self.offer(self._cache.claim_for_writing(entries, uses))
 
-    def offer(self, entries: Sequence[Entry], *, bounded: bool = True) -> None:
-        """Queue `entries`, each pinned and marked for it; if `bounded`, drop what does not fit."""
+    def offer(self, entries: Sequence[Entry]) -> None:
+        """Queue `entries`, each pinned and marked for it; drop what does not fit."""
         if not entries:
             return
         with self._changed:
             self._queue.extend(entries)
-            limit = self._limit if bounded else len(self._queue)
-            excess = len(self._queue) - (0 if self._closing else limit)
+            excess = len(self._queue) - (0 if self._closing else self._limit)
             oldest = self._settings.drop_policy is DropPolicy.OLDEST
             end = self._queue.popleft if oldest else self._queue.pop
             dropped = [end() for _ in range(max(0, excess))]
@@ -99,13 +98,16 @@ class Writeback:
             lost_before = self._lost
             return self._changed.wait_for(self._is_idle, timeout_s) and self._lost == lost_before
 
-    def close(self, deadline: Deadline, *, drain: bool) -> bool:
+    def close(self, deadline: Deadline, *, drain: bool, owed: Sequence[Entry] = ()) -> bool:
         """End the thread, with `drain` once the queue is empty; what is still queued is dropped.
 
-        False where `drain` lost a page. What is offered from then on is dropped.
+        `owed` pages, pinned and marked for it, are queued before. False where `drain` lost a page. What
+        is offered from then on is dropped.
         """
         with self._changed:
-            # In one hold of the lock: a page that is queued between the two would be dropped unseen.
+            # In one hold of the lock: a page that is queued or lost in between would go unseen.
+            self._queue.extend(owed)
+            self._changed.notify_all()
             drained = not drain or self.drain(deadline.remaining_s() if self._thread.ident else 0)
             self._closing = True
             dropped = [*self._begun, *self._queue]

@@ -10,10 +10,12 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,8 @@ import pytest
 from hicache_backends.file import FileStorage, _presence
 from hicache_backends.file._layout import Layout
 from hicache_backends.file._ledger import Ledger
-from hicache_backends.file._page_file import TRAILER_NBYTES
+from hicache_backends.file._page_file import TRAILER_NBYTES, PageFiles
+from hicache_backends.file._room import Room
 from hicache_backends.file._writer import pending_nbytes
 from pages import blank, hash_of, page, space
 
@@ -304,6 +307,34 @@ class TestTransientErrors:
             assert [2] == there(storage)
             assert 1 == storage.clear(SPACE)
 
+    def test_a_clear_that_fails_everywhere_keeps_one_error(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Millions of pages on a file system that has become read-only: an error holds a kilobyte."""
+
+        class RefusedError(OSError):
+            pass
+
+        alive, most = weakref.WeakSet[RefusedError](), 0
+
+        def refuse(_: str) -> None:
+            nonlocal most
+            most = max(most, len(alive))
+            error = RefusedError(errno.EROFS, os.strerror(errno.EROFS))
+            alive.add(error)
+            try:
+                raise error
+            finally:
+                del error  # its traceback would keep it
+
+        with opened(root) as storage:
+            put(storage, *range(20))
+            monkeypatch.setattr(os, "unlink", refuse)
+            with pytest.raises(StorageUnavailable, match=r"20 pages .* 0 were"):
+                storage.clear(SPACE)
+            monkeypatch.undo()
+            assert most <= 3
+
 
 class TestDeadlines:
     def test_a_listing_that_hangs_delays_neither_sets_nor_close(
@@ -341,6 +372,30 @@ class TestDeadlines:
                 os.close(holder)
             assert 3 * FILE_NBYTES == storage.stats().nbytes
 
+    def test_who_was_not_waited_for_long_is_not_taken_for_stopped(self, tmp_path: Path) -> None:
+        """The lock was busy for a moment twice, seconds apart. Its holder is about to write."""
+        path = str(tmp_path / "usage")
+        ledger = Ledger(path)
+        ledger.settle(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))
+        holder = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            ledger.add(1, Deadline(0))
+            fcntl.flock(holder, fcntl.LOCK_UN)
+            time.sleep(1.1)
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            added, removed = struct.unpack("<QQ", os.pread(holder, 16, 0))
+            adding = threading.Thread(target=ledger.add, args=(10, Deadline(LIMIT_S)))
+            adding.start()
+            adding.join(0.1)
+            os.pwrite(holder, struct.pack("<QQ", added + 100, removed), 0)
+            fcntl.flock(holder, fcntl.LOCK_UN)
+            adding.join(LIMIT_S)
+            assert 111 == ledger.totals(Deadline(LIMIT_S)).used
+        finally:
+            os.close(holder)
+            ledger.close()
+
     def test_a_thread_stuck_in_the_ledger_delays_others_until_their_deadline(
         self, root: Path
     ) -> None:
@@ -364,6 +419,35 @@ class TestDeadlines:
                 method(SPACE, HASHES[:1])
             monkeypatch.undo()
             assert [0] == there(storage)
+
+    @pytest.mark.parametrize(
+        ("owner", "step"), [(Room, "_claim"), (PageFiles, "check")], ids=["evictions", "looks"]
+    )
+    def test_a_set_begins_no_step_after_its_deadline(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+    ) -> None:
+        """A slow file system: time is up with the third page that goes, or that is looked for."""
+        with opened(root, 40, timeout_s=LIMIT_S) as storage:
+            assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
+            real, steps = getattr(owner, step), list[int]()
+
+            def slow(*args: Any) -> Any:
+                steps.append(1)
+                return real(*args)
+
+            def left_s(_: Deadline) -> float:
+                return float(len(steps) < 3)
+
+            monkeypatch.setattr(owner, step, slow)
+            monkeypatch.setattr(Deadline, "remaining_s", left_s)
+
+            verdicts = storage.batch_set(SPACE, HASHES[40:80], [page()] * 40)
+
+            monkeypatch.undo()
+            assert len(steps) == 3
+            assert verdicts == storage.batch_exists(SPACE, HASHES[40:80])
+            assert storage.stats().counters["timeouts"] >= 37
+            assert used_nbytes(root) <= 40 * FILE_NBYTES
 
 
 class TestForeignFiles:

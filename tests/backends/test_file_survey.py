@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from hicache_backends.file import FileStorage, _survey
 from hicache_backends.file._layout import Layout
 from hicache_backends.file._page_file import TRAILER_NBYTES
 from hicache_backends.file._room import Room
+from hicache_backends.file._victims import Victims
 from hicache_backends.file._victims_file import PageFile, SurveyLock, Victim, VictimsFile
 from pages import hash_of, page, space
 
@@ -172,9 +174,13 @@ def _hold(path: str, done: Any) -> None:
     time.sleep(LIMIT_S)
 
 
-@pytest.mark.parametrize("sign", ["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("sign", "last_beat_s"),
+    [(signal.SIGKILL, 0), (signal.SIGSTOP, -1000), (signal.SIGSTOP, 1000)],
+    ids=["killed", "stopped", "stopped-before-the-clock-was-set-back"],
+)
 def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+    tmp_path: Path, sign: signal.Signals, last_beat_s: int
 ) -> None:
     with opened(tmp_path, None) as storage:
         put(storage, range(40))
@@ -187,12 +193,9 @@ def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
         with opened(tmp_path, 40, timeout_s=LIMIT_S) as storage:
             assert all(put(storage, range(40, 44)))  # from a sample
             assert child.pid is not None
-            if sign == "killed":
-                os.kill(child.pid, signal.SIGKILL)
-            else:
-                os.kill(child.pid, signal.SIGSTOP)
-                old = time.time() - 1000
-                os.utime(tmp_path / "survey" / "lock", (old, old))
+            os.kill(child.pid, sign)
+            beat_s = time.time() + last_beat_s
+            os.utime(tmp_path / "survey" / "lock", (beat_s, beat_s))
             until((tmp_path / "survey" / "victims").exists)
             assert all(put(storage, range(50, 70)))
     finally:
@@ -200,6 +203,64 @@ def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
         child.join()
         receive.close()
         send.close()
+
+
+def test_who_waits_for_a_long_survey_looks_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look opens two files, which may be on another machine."""
+    looks, waited_s = list[float](), 0.0
+
+    class Stopping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal waited_s
+            assert timeout is not None
+            waited_s += timeout
+            looks.append(timeout)
+            if waited_s > 60:
+                self.set()
+            return self.is_set()
+
+    with opened(tmp_path, None) as storage:
+        presence = storage._presences.get()
+        surveyor = presence.room._surveyor
+        surveyor._stopping = Stopping()
+        holder = SurveyLock(presence.layout)
+        assert holder.acquire()
+        monkeypatch.setattr(_survey, "time", SimpleNamespace(monotonic=lambda: waited_s))
+
+        assert not surveyor._is_our_turn()
+
+        monkeypatch.undo()
+        holder.release()
+    assert looks[0] <= 0.01
+    assert len(looks) < 300
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container's limit of threads is reached, for a while."""
+    victim = Victim(1, 2, "path")
+    victims = Victims(lambda: [victim], lambda: ([], False), list)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            victims.next(Deadline(1))
+        victims.close(Deadline(1))
+
+    victims = Victims(lambda: [victim], lambda: ([], False), list)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            victims.next(Deadline(1))
+    assert victims.await_survey(victims.want(), LIMIT_S)
+    assert victim == victims.next(Deadline(LIMIT_S))
+    victims.close(Deadline(LIMIT_S))
 
 
 class TestList:
@@ -254,6 +315,22 @@ class TestList:
         assert [] == share.victims
         assert share.survey is not None
         assert 0.0 == share.survey.left
+
+    @pytest.mark.parametrize(
+        ("content", "taken"), [(b"", 1), (b"notes", 0), (b"\0" * 40, 0)], ids=["", "text", "zeros"]
+    )
+    def test_an_empty_list_is_replaced_and_another_programs_file_is_not(
+        self, tmp_path: Path, listed: list[Victim], content: bytes, taken: int
+    ) -> None:
+        """File systems are free to leave a renamed file empty at a loss of power."""
+        path = tmp_path / "survey" / "victims"
+        path.write_bytes(content)
+        file = VictimsFile(Layout(str(tmp_path)))
+
+        assert bool(taken) is file.publish(listed, 5, 7, f"{tmp_path}/temp")
+
+        assert bool(taken) is (path.read_bytes() != content)
+        assert listed[:taken] == file.take().victims[:1]
 
     def test_an_old_list_evicts_nothing_that_was_used_since(self, tmp_path: Path) -> None:
         with opened(tmp_path, 20) as storage:

@@ -23,6 +23,7 @@ from pages import hash_of
 from stores import Gate, HookedStorage
 
 from hicache_storage.controller import CacheController, Reason, WritePolicy
+from hicache_storage.controller.tier import Tier
 from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import Capabilities
 
@@ -177,6 +178,26 @@ class TestDetach:
         with engine_on(storage, cache_pools(), **how) as engine:
             compute(engine, PROMPT)
         assert stored(storage) == 32
+
+    def test_what_is_refused_at_once_is_no_page_that_the_store_has(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The writer is quicker than the thread that detaches, and waits for it only then."""
+        storage, end = HookedStorage(), Tier.end
+
+        def end_once_idle(self: Tier, *args: Any, **how: Any) -> bool:
+            until(self.writeback._is_idle)
+            return end(self, *args, **how)
+
+        monkeypatch.setattr(Tier, "end", end_once_idle)
+        storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
+        with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
+            compute(engine, PROMPT)
+
+            assert not engine.detach()
+
+            assert engine.stats()["unwritten_pages"] == 16
+            assert not leaked(engine)
 
     def test_a_controller_that_never_started_closes_at_once(self, stack: ExitStack) -> None:
         store = stack.enter_context(page_store(HookedStorage()))

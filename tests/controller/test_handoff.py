@@ -423,6 +423,35 @@ class TestClearingUp:
             assert [64, 64] == [pool.host.free_slots for pool in cache.pools]
 
 
+def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
+    """The store keeps the bytes that it has, and cannot delete them just now."""
+
+    class Keeping(_KeepsTheFirst):
+        capabilities = replace(MemoryStorage.capabilities, overwrites=False)
+        deletes = True
+
+        def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+            return super().batch_delete(space, hashes) if self.deletes else [False] * len(hashes)
+
+    with Keeping() as storage, engine_rank(storage) as (controller, store):
+        key_space = controller.cache.pools[0].space
+        board = CompletionBoard(store, key_space, stale_after_s=600)
+        key = completion_hash("request-1", key_space, PROMPT)
+        now_s = time.time()
+        first, second = (
+            Completion.of("request-1", key_space, PROMPT, pages, now_s) for pages in (1, 2)
+        )
+        assert board.post({key: first}) == []
+        storage.deletes = False
+
+        assert board.post({key: second}) == [key]
+        assert board.read([key]) == {key: first}
+        storage.deletes = True
+
+        assert board.post({key: second}) == []
+        assert board.read([key]) == {key: second}
+
+
 class TestStaleCompletions:
     @pytest.fixture(params=[-1000, 1000], ids=["long ago", "in the future"])
     def stale(self, storage: MemoryStorage, request: pytest.FixtureRequest) -> MemoryStorage:

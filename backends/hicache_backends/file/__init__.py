@@ -201,22 +201,22 @@ class FileStorage(HiCacheStorage):
         """
         self.ensure_open()
         files = self._files_of(space)
-        removed = 0
-        errors: list[OSError] = []
+        removed = failed = 0
+        cause: OSError | None = None
         for entries in self._layout.pages(space.id):
             for entry in entries:
                 whole = self._is_there(files, entry.name)
                 error = self._deleted(files, entry.name, Deadline(self._settings.timeout_s))
                 if error is not None:
-                    errors.append(error)
+                    failed, cause = failed + 1, cause or error
                 elif whole:
                     removed += 1
         self._layout.check_there()
-        if errors:
+        if cause is not None:
             raise StorageUnavailable(
-                f"file: {len(errors)} pages of {files.directory} could not be removed"
-                f" ({errors[0].strerror}); {removed} were: clear it again"
-            ) from errors[0]
+                f"file: {failed} pages of {files.directory} could not be removed"
+                f" ({cause.strerror}); {removed} were: clear it again"
+            ) from cause
         return removed
 
     def stats(self) -> StorageStats:

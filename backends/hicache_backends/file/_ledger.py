@@ -76,7 +76,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._owed: deque[Totals] = deque()
         self._stored: Totals | None = None
-        self._busy_since_s = self._busy_until_s = 0.0
+        self._waited_s = self._busy_until_s = 0.0
         self._warned = False
         self._fd = _opened(path)
         found = self._read()
@@ -146,28 +146,32 @@ class Ledger:
             return
         try:
             self._reopen_lost()
-            locked = self._fd >= 0 and lock_file(self._fd, self._patience_s(deadline))
+            locked = self._fd >= 0 and self._locked(deadline)
             try:
-                yield locked or self._fd < 0 or self._is_frozen()
+                yield locked or self._fd < 0 or self._is_frozen
             finally:
                 if locked:
-                    self._busy_until_s = 0.0
                     unlock_file(self._fd)
         finally:
             self._lock.release()
 
-    def _patience_s(self, deadline: Deadline) -> float:
+    def _locked(self, deadline: Deadline) -> bool:
+        """Lock the file; False where the deadline, or all patience with its holder, is at an end."""
+        begun_s = time.monotonic()
+        if begun_s > self._busy_until_s:
+            self._waited_s = 0.0
+        patience_s = min(_PATIENCE_S - self._waited_s, deadline.remaining_s())
+        least_s = _FROZEN_PATIENCE_S if self._is_frozen else _LEAST_PATIENCE_S
+        locked = lock_file(self._fd, max(least_s, patience_s))
         now_s = time.monotonic()
-        if now_s > self._busy_until_s:
-            self._busy_since_s = now_s
-        if now_s - self._busy_since_s >= _PATIENCE_S:
-            return _FROZEN_PATIENCE_S
-        return max(_LEAST_PATIENCE_S, min(_PATIENCE_S, deadline.remaining_s()))
+        self._waited_s = 0.0 if locked else self._waited_s + now_s - begun_s
+        self._busy_until_s = now_s + _REMEMBERED_S
+        return locked
 
+    @property
     def _is_frozen(self) -> bool:
-        """Whether the file's lock has been held for so long that its holder must have been stopped."""
-        self._busy_until_s = time.monotonic() + _REMEMBERED_S
-        return time.monotonic() - self._busy_since_s >= _PATIENCE_S
+        """Whether the file's holder was waited for so long, in all, that it must have been stopped."""
+        return self._waited_s >= _PATIENCE_S
 
     def _reopen_lost(self) -> None:
         """Open the file that has taken the place of one that was removed."""

@@ -203,14 +203,14 @@ class Room:
     def _evict(
         self, nbytes: int, grant: Grant, deadline: Deadline, *, resolute: bool = True
     ) -> int:
-        """Claim the oldest pages until `nbytes` are free, and tell the ledger; how many are.
+        """Claim the oldest pages until `nbytes` are free, or time is up; tell the ledger how many are.
 
         Unless it is resolute it stops after a survey: there may be room by what that found.
         """
         freed = pended = failures = 0
         surveys = self._victims.surveys
         try:
-            while freed < nbytes and failures < _MOST_FAILURES:
+            while freed < nbytes and failures < _MOST_FAILURES and not deadline.passed():
                 victim = self._victims.next(deadline)
                 if victim is None:
                     break

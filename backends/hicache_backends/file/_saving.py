@@ -52,7 +52,10 @@ class Saving:
         """Store every page; whether each is there afterwards."""
         stored: set[str] = set()
         absent: dict[str, Page] = {}
-        for page_hash, page in zip(hashes, pages, strict=True):
+        for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True)):
+            if self._deadline.passed():
+                self._presence.counters.add("timeouts", len(hashes) - index)
+                break
             if page_hash in stored or page_hash in absent or page.nbytes != self._files.nbytes:
                 continue
             if self._is_present(page_hash):

@@ -41,7 +41,10 @@ _FRESH_NS = 60 * 10**9
 _LOW = 0.25
 _LONG_SURVEY_NS = 50 * 10**6
 _PAGES_A_BEAT = 1 << 10
+# While another surveys: seldom in a long survey, whose followers are many and their file system far.
 _LOOK_S = 0.01
+_LOOK_SHARE = 0.1
+_MOST_LOOK_S = 0.5
 _LEDGER_PATIENCE_S = 1.0
 
 
@@ -163,6 +166,7 @@ class Surveyor:
 
     def _is_our_turn(self) -> bool:
         """Wait until there is another list than the one that is used up, or the right to make it."""
+        begun_s = time.monotonic()
         while not self._stopping.is_set():
             if self._has_other_list():
                 return False
@@ -171,7 +175,8 @@ class Surveyor:
                     return True
                 self._lock.release()
                 return False
-            self._stopping.wait(_LOOK_S)
+            share_s = _LOOK_SHARE * (time.monotonic() - begun_s)
+            self._stopping.wait(min(max(_LOOK_S, share_s), _MOST_LOOK_S))
         return False
 
     def _has_other_list(self) -> bool:

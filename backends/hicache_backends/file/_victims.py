@@ -82,12 +82,13 @@ class Victims:
         """Ask for a survey; the number of one that begins from now on."""
         with self._changed:
             if not self._wanted and not self._closed:
-                self._wanted, self._wanted_s = True, time.monotonic()
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         target=self._work, name="hicache-file-survey", daemon=True
                     )
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread  # there may be no more threads just now
+                self._wanted, self._wanted_s = True, time.monotonic()
                 self._changed.notify_all()
             return self._begun + 1
 

@@ -177,10 +177,11 @@ class VictimsFile:
             yield "".join(lines).encode("ascii")
 
     def _check_own(self) -> None:
-        """Refuse to replace another program's file."""
+        """Refuse to replace another program's file. After a loss of power ours can be empty."""
         refuse_link(self._directory)
         with suppress(FileNotFoundError):
-            if not read_own(self._path, _HEADER.size).startswith(_MAGIC):
+            found = read_own(self._path, _HEADER.size)
+            if found and not found.startswith(_MAGIC):
                 raise OSError(errno.EEXIST, "another program's file is in the way", self._path)
 
 
@@ -208,7 +209,8 @@ class SurveyLock:
             logger.debug("the survey cannot be shared: %s", error)
             return True
         if not lock_file(fd, 0.0):
-            stalled = time.time() - os.fstat(fd).st_mtime > _STALLED_S
+            # A beat to come is one from before the clock was set back.
+            stalled = abs(time.time() - os.fstat(fd).st_mtime) > _STALLED_S
             os.close(fd)
             return stalled
         self._fd = fd

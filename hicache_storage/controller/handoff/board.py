@@ -63,10 +63,13 @@ class CompletionBoard:
     def post(self, completions: Mapping[str, Completion]) -> list[str]:
         """Put `completions` up by their keys; those keys that the store did not take.
 
-        Completions of an earlier attempt go first: a store may keep the bytes that it has.
+        Completions of an earlier attempt go first: a store may keep the bytes that it has. Where such a
+        store may still have one of them, none is put up.
         """
         keys, deadline = list(completions), self._deadline()
-        self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
+        gone = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
+        if gone < len(keys) and not self._store.storage.capabilities.overwrites:
+            return keys
         pages = [self._page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
         transfer = Transfer(self.space, keys, pages)
         (verdicts,) = self._store.save([transfer], timeout_s=deadline.remaining_s()).verdicts
