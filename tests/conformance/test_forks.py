@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+import pytest
 from hicache_conformance.case import Case
 from hicache_conformance.controls.references import DictSubject
+from hicache_conformance.outcomes import NotVerified
 from hicache_conformance.scenes import forks
 from hicache_conformance.scenes.attempts import Caller
 
-if TYPE_CHECKING:
-    import pytest
+
+def test_a_page_that_was_refused_before_the_fork_is_missed_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Case(DictSubject()) as case:
+        store, space = case.open(), case.space(64)
+        store.open_space(space)
+        side = forks._Side(Caller(store, space, 60.0), {}, "parent")
+        monkeypatch.setattr(store.storage, "batch_set", lambda *_: [False])
+
+        with pytest.raises(NotVerified, match="takes no page"):
+            side.set_all(case.contents(space, case.hashes(1)))
 
 
 def test_a_slow_store_is_used_for_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
 from hicache_conformance.instruments.content import content, diagnose
-from hicache_conformance.outcomes import Violation
+from hicache_conformance.outcomes import NotVerified, Violation
 from hicache_conformance.scenes.attempts import Caller
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Retention
@@ -102,8 +102,15 @@ class _Side:
         self._keeps = caller.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
 
     def set_all(self, pages: Mapping[str, bytes]) -> None:
+        """Set pages that are to be there from then on.
+
+        Raises:
+            NotVerified: The store does not take them.
+        """
         for page_hash, data in pages.items():
-            self.caller.set({page_hash: data})
+            made = self.caller.set({page_hash: data})
+            if self._keeps and made.answer != [True]:
+                raise NotVerified(f"the store takes no page before the fork: {made.text}")
 
     def use(self, limit_s: float) -> None:
         """Set, read and look up pages for so long, and some rounds at least; stop at what is wrong."""
