@@ -21,7 +21,8 @@ def remove_pages(
     """Remove the pages in `stored`, and every page of the key spaces that carry `token`.
 
     A page of a child process, or of a call that failed half-way, is in no list of the check: the store
-    is asked for its key spaces, where it lists them.
+    is asked for its key spaces, where it lists them. A key space without the token may be in use by
+    another run, and only the check's own pages are removed from it.
 
     Returns:
         What could not be removed, in words; empty where nothing is left.
@@ -30,7 +31,7 @@ def remove_pages(
     problems: list[str] = []
     try:
         for space in storage.spaces():
-            if token in f"{space.model} {space.tenant} {space.revision}":
+            if _carries(space, token):
                 spaces.setdefault(space, [])
     except UnsupportedOperation:
         pass
@@ -38,7 +39,7 @@ def remove_pages(
         problems.append(_text(error))
     for space, hashes in spaces.items():
         try:
-            _empty(storage, space, hashes)
+            _empty(storage, space, hashes, is_own=_carries(space, token))
         except Exception as error:  # noqa: BLE001 - as above; the next key space may go
             problems.append(_text(error))
     if not problems:
@@ -46,9 +47,13 @@ def remove_pages(
     return f"pages of {len(problems)} of {len(spaces)} key spaces of {token}: {problems[0]}"
 
 
-def _empty(storage: HiCacheStorage, space: KeySpace, hashes: list[str]) -> None:
+def _carries(space: KeySpace, token: str) -> bool:
+    return token in f"{space.model} {space.tenant} {space.revision}"
+
+
+def _empty(storage: HiCacheStorage, space: KeySpace, hashes: list[str], *, is_own: bool) -> None:
     storage.open_space(space)
-    if storage.capabilities.enumerable:
+    if is_own and storage.capabilities.enumerable:
         storage.clear(space)
         return
     limit = min(_BATCH, storage.capabilities.max_batch or _BATCH)

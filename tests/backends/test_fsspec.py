@@ -104,8 +104,12 @@ class Buckets:
         self.per_name_s = 0.0
         """How long a listing takes for each name in it."""
         self.gone = False
+        self.silent = False
+        self.keeps_the_bucket_to_itself = False
 
     async def ls(self, path: str, prefix: str = "", **_: Any) -> list[dict[str, Any]]:
+        if self.silent:
+            await asyncio.sleep(LIMIT_S)
         names = [name for name in self.files if name.startswith(f"{path}/{prefix}")]
         await asyncio.sleep(self.per_name_s * len(names))
         if not names:
@@ -116,6 +120,10 @@ class Buckets:
         return {one["name"]: one for one in await self.ls(path, prefix)}
 
     async def info(self, path: str, **_: Any) -> dict[str, Any]:
+        if self.silent:
+            await asyncio.sleep(LIMIT_S)
+        if self.keeps_the_bucket_to_itself and path == "bucket":
+            raise PermissionError(errno.EACCES, "no HeadBucket for you")
         if self.gone or (path != "bucket" and path not in self.files):
             raise FileNotFoundError(path)
         kind = "file" if path in self.files else "directory"
@@ -524,6 +532,21 @@ class TestClear:
             buckets.per_name_s = 0.0
             assert not any(store.batch_exists(SPACE, hashes))
 
+    @pytest.mark.parametrize("call", ["scan", "clear"])
+    def test_a_silent_store_is_not_asked_for_one_piece_after_another(
+        self, buckets: Buckets, call: str
+    ) -> None:
+        with opened("gs://bucket/kv", timeout_s=1.0) as store:
+            store.batch_set(SPACE, [A], [page()])
+            buckets.silent = True
+            began_s = time.monotonic()
+            with pytest.raises(StorageTimeout):
+                getattr(store, call)(SPACE)
+            elapsed_s = time.monotonic() - began_s
+            buckets.silent = False
+
+        assert elapsed_s < 4  # all pieces together took five times timeout_s
+
 
 class TestGone:
     """A place that vanished is no answer for its pages."""
@@ -558,6 +581,14 @@ class TestGone:
             buckets.gone = True
             with pytest.raises(StorageUnavailable, match="is gone"):
                 store.batch_exists(SPACE, [A])
+
+    def test_a_miss_is_one_where_nobody_may_ask_for_the_bucket(self, buckets: Buckets) -> None:
+        with opened("gs://bucket/kv") as store:
+            store.batch_set(SPACE, [A], [page()])
+            buckets.keeps_the_bucket_to_itself = True
+
+            assert store.batch_exists(SPACE, [B]) == [False]
+            assert store.batch_get(SPACE, [B], [blank()]) == [False]
 
     def test_a_manifest_that_cannot_be_read_is_not_left_out(self, willing: Wish) -> None:
         def broken_for_a_manifest(path: str) -> None:

@@ -11,6 +11,7 @@ from hicache_backends.memory import MemoryStorage
 from hicache_conformance.case import LEFT_IN_STORE, Case
 from hicache_conformance.cleanup import remove_pages
 from hicache_conformance.operator import DeployedStore
+from hicache_conformance.scenes.neighbours import known_look_alikes
 
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page import Page
@@ -86,6 +87,21 @@ def test_pages_of_others_stay(tmp_path: Path) -> None:
             case.stored(case.open(), case.space(64), 5)
 
         assert _pages(tmp_path) == 4
+
+
+def test_pages_of_another_run_in_a_key_space_of_both_stay(tmp_path: Path) -> None:
+    with _case(tmp_path) as others:
+        (_, shared, _), *_ = known_look_alikes()
+        theirs = others.open()
+        theirs.open_space(shared)
+        kept = others.stored(theirs, shared, 2)
+        with Case(DeployedStore(FileStorage, {"path": str(tmp_path)}), seed="another") as case:
+            ours = case.open()
+            ours.open_space(shared)
+            case.stored(ours, shared, 3)
+
+        assert theirs.exists(shared, list(kept)) == [True, True]
+    assert _pages(tmp_path) == 0
 
 
 class _Undeletable(MemoryStorage):

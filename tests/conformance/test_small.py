@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hicache_backends.file import FileStorage
 from hicache_conformance.case import Case
 from hicache_conformance.checks import all_checks
 from hicache_conformance.controls.references import ShelfSubject, SqliteSubject
@@ -80,6 +81,45 @@ def test_a_store_that_is_not_the_tests_alone_is_left_as_it_is(tmp_path: Path) ->
 
     with Case(Deployed()) as case, pytest.raises(NotVerified, match="not the test's alone"):
         make_small(case, 1 << 20)
+
+
+class _Named(FileStorage):
+    """Pages of several users in one directory, which tell theirs by a name."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> _Named:
+        return super().from_config(
+            {field: value for field, value in config.items() if field != "name"}
+        )
+
+
+def test_a_store_in_which_only_names_are_the_tests_own_is_left_as_it_is(tmp_path: Path) -> None:
+    class Shared(Subject):
+        storage_class = _Named
+
+        def config(self, scratch: Scratch) -> Mapping[str, Any]:
+            config = {"path": str(tmp_path / "pages"), "capacity_nbytes": LARGE_NBYTES}
+            return {**config, "name": scratch.prefix}
+
+    with Case(Shared()) as user, Case(Shared()) as case:
+        store, space = user.open(), user.space(64 << 10)
+        store.open_space(space)
+        kept = user.stored(store, space, 40)
+
+        with pytest.raises(NotVerified, match="not the test's alone"):
+            small_room(case).filled()
+        assert all(store.exists(space, list(kept)))
+
+
+def test_an_empty_store_that_is_named_by_the_tests_prefix_is_made_small(tmp_path: Path) -> None:
+    class Own(Subject):
+        storage_class = FileStorage
+
+        def config(self, scratch: Scratch) -> Mapping[str, Any]:
+            return {"path": str(tmp_path / scratch.prefix), "capacity_nbytes": LARGE_NBYTES}
+
+    with Case(Own()) as case:
+        assert make_small(case, 1 << 20) == 1 << 20
 
 
 def test_a_check_whose_pages_were_refused_is_not_verified() -> None:

@@ -491,6 +491,30 @@ def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
         assert engine.bytes_at(PoolName.KV, indices) == written.held[PoolName.KV]
 
 
+def test_writes_that_hang_hold_up_no_reads(file_config: dict[str, Any]) -> None:
+    adapter = {"timeout_s": 0.3, "parallelism": 8}
+    with Engine([PoolPlan()], {**file_config, "adapter": adapter}) as engine:
+        engine.fill(1)
+        written = engine.write(TOKENS)
+        store, indices = engine.storage._storage, written.places[PoolName.KV]
+        batch_set, go_on = store.batch_set, threading.Event()
+
+        def late(*arguments: Any) -> list[bool]:
+            go_on.wait(60)
+            stored: list[bool] = batch_set(*arguments)
+            return stored
+
+        store.batch_set = late
+        for turn in range(6):
+            hashes = [f"{turn * 100 + n:064x}" for n in range(8)]
+            engine.storage._store.breaker.writes.record(succeeded=True)  # it may rest otherwise
+            assert engine.storage.batch_set_v1(hashes, indices) == [False] * 8
+        try:
+            wait_until(lambda: all(engine.storage.batch_get_v1(written.hashes, indices)))
+        finally:
+            go_on.set()
+
+
 def test_a_call_ends_with_the_first_batch_that_gets_no_answer(file_config: dict[str, Any]) -> None:
     with Engine([PoolPlan(), WINDOW], file_config, pages=512) as engine:
         hashes = [f"{n:064x}" for n in range(400)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations.sglang import _launch
 from hicache_storage.integrations.sglang._identity import Identity
 from hicache_storage.integrations.sglang._launch import Launch
 from hicache_storage.integrations.sglang._settings import AdapterSettings, split_config
@@ -92,6 +93,20 @@ def test_a_draft_adds_its_model() -> None:
 
     expected = "draft=org/d;speculative_draft_model_revision=r"
     assert expected == Launch(told, AdapterSettings()).revision(draft=True)
+
+
+def test_a_draft_in_another_revision_of_the_targets_repository_is_seen_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seen(path: str, revision: str | None, _: str | None) -> str:
+        return f"{path}-at-{revision}"
+
+    monkeypatch.setattr(_launch, "weights_at", seen)
+    told = {"model_path": "org/m", "speculative_draft_model_path": "org/m"}
+    launch = Launch({**told, "speculative_draft_model_revision": "mtp"}, AdapterSettings())
+
+    assert "weights=org/m-at-None" in launch.revision(draft=False)
+    assert launch.revision(draft=True).endswith("draft_weights=org/m-at-mtp")
 
 
 def test_a_draft_of_no_known_model_is_refused() -> None:

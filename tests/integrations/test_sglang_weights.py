@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +91,38 @@ def test_a_few_kilobytes_of_each_file_are_read(
 
     assert weights_at(str(file))
     assert sum(asked) < 1 << 20
+
+
+def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = checkpoint(tmp_path / "one")
+    both = threading.Barrier(2, timeout=30)
+    sampled = _weights._sampled
+
+    def met(*arguments: Any) -> Any:
+        both.wait()
+        return sampled(*arguments)
+
+    monkeypatch.setattr(_weights, "_sampled", met)
+
+    assert weights_at(str(place))
+
+
+def test_an_adapter_in_the_hubs_cache_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "snapshot"
+    place.mkdir()
+    (place / "adapter_config.json").write_text("{}")
+    write_safetensors(place / "adapter_model.safetensors", {"lora_A": b"a" * 100})
+
+    def cached(_: str, name: str, **__: Any) -> str | None:
+        return str(place / name) if (place / name).is_file() else None
+
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", SimpleNamespace(try_to_load_from_cache=cached)
+    )
+
+    assert weights_at("org/adapter") == weights_at(str(place)) != ""
 
 
 def test_any_other_file_of_weights_counts_as_well(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ Item = TypeVar("Item")
 _MANIFEST = "manifest.json"
 _SPACE_NAME = re.compile(r"[0-9a-f]{32}")
 _CLEARED_AT_ONCE = 1000
+_GLANCE_S = 0.5
+"""Within which a store that is merely slow to list answers a short question."""
 _MOST_CUTS = 4
 """Digits of a hash that one piece of a listing has in common at most."""
 _PAGE_NAME = re.compile(r"[0-9a-f]{32,128}")
@@ -294,17 +296,22 @@ class FsspecStorage(HiCacheStorage):
         """Every file that is named like a page, and whether it has a page's size.
 
         A listing that takes longer than a call may is cut by the first digits of the hashes, where the
-        filesystem can: each piece is a call of its own.
+        filesystem can: each piece is a call of its own. A store that is silent is not asked for pieces.
         """
         try:
             entries = self._entries(space.id, prefix, self._deadline())
         except StorageTimeout:
-            if not self._protocol.lists_by_prefix or len(prefix) == _MOST_CUTS:
+            if not self._protocol.lists_by_prefix or len(prefix) == _MOST_CUTS or self._is_silent():
                 raise
             for digit in "0123456789abcdef":
                 yield from self._parts(space, prefix + digit)
         else:
             yield _pages_among(entries, space)
+
+    def _is_silent(self) -> bool:
+        """Whether the store does not even answer a short question."""
+        (answer,) = self._each(self._mounts.get().files.is_gone, [None], Deadline(_GLANCE_S))
+        return answer.error is not None and says_late(answer.error)
 
     def _cleared(
         self, space: KeySpace, step: Sequence[tuple[str, bool]], kept: list[Exception]
@@ -327,8 +334,9 @@ class FsspecStorage(HiCacheStorage):
             StorageUnavailable: The bucket or the directory is gone: that is no answer for a page.
         """
         if self._has_stored and verdicts and not any(verdicts):
-            files = self._mounts.get().files
-            if self._only(files.is_gone, deadline):
+            # Who may read and list pages may not be let to ask for the place: that is no answer.
+            (gone,) = self._each(self._mounts.get().files.is_gone, [None], deadline)
+            if gone.value:
                 raise StorageUnavailable(f"fsspec: {self._shown_url} is gone: make it again")
         return verdicts
 

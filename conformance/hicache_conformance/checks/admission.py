@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
@@ -61,19 +62,22 @@ def what_is_refused_is_counted(case: Case) -> None:
     """Pages that a full store refuses are counted in `stats()`, under a name that says why."""
     room = small_room(case)
     room.filled()
-    before = dict(room.probe.storage.stats().counters)
-    pages = case.contents(room.space, case.hashes(2 * _LEAST_REFUSED))
-    refused = 0
-    for page_hash, data in pages.items():
-        refused += room.probe.set_once(room.space, {page_hash: data}) == [False]
-    if refused < _LEAST_REFUSED:
+    probe, space = room.probe, room.space
+    before = dict(probe.storage.stats().counters)
+    pages = case.contents(space, case.hashes(2 * _LEAST_REFUSED))
+    refused = [one for one, data in pages.items() if probe.set_once(space, {one: data}) == [False]]
+    if len(refused) < _LEAST_REFUSED:
         raise NotVerified("the store refuses no pages when it is full: it makes room by itself")
-    after = room.probe.storage.stats().counters
-    grown = {name: count - before.get(name, 0) for name, count in after.items()}
+    after = dict(probe.storage.stats().counters)
+    for page_hash in refused:  # as the probe has done: what counts misses is no count of refusals
+        probe.exists(space, [page_hash])
+        probe.get(space, [page_hash])
+    looked = _grown(after, probe.storage.stats().counters)
+    grown = {name: count - looked[name] for name, count in _grown(before, after).items()}
     case.evidence["counted"] = ", ".join(f"{name} {n}" for name, n in grown.items() if n) or "-"
-    if max(grown.values(), default=0) < refused:
-        raise room.probe.violation(
-            f"{refused} pages were refused, and no counter of stats() has grown by as many",
+    if max(grown.values(), default=0) < len(refused):
+        raise probe.violation(
+            f"{len(refused)} pages were refused, and no counter of stats() has grown by as many",
             expected="StorageStats(counters={...}) with refusals by reason",
             got=_told(grown),
         )
@@ -95,6 +99,10 @@ def _batches(max_batch: int) -> Iterator[int]:
             left -= step
             if step:
                 yield step
+
+
+def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> Counter[str]:
+    return Counter({name: count - before.get(name, 0) for name, count in after.items()})
 
 
 def _told(grown: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hicache_conformance.controls import caught_by
@@ -10,7 +11,7 @@ from hicache_conformance.stores.slow import SlowStore
 from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from hicache_storage.keys import KeySpace
 
@@ -65,3 +66,20 @@ class RefusesInSilence(DictStore):
         return StorageStats(
             pages=stats.pages, nbytes=stats.nbytes, capacity_nbytes=stats.capacity_nbytes
         )
+
+
+@caught_by("KV-009", check="what_is_refused_is_counted")
+class CountsMissesAndNoRefusals(RefusesInSilence):
+    """A page that has no room is refused in silence; lookups that find nothing are counted."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._misses = 0
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        there = super()._present(space, hashes)
+        self._misses += there.count(False)
+        return there
+
+    def stats(self) -> StorageStats:
+        return replace(super().stats(), counters={"misses": self._misses})

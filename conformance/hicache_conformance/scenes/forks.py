@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
 from hicache_conformance.instruments.content import content, diagnose
-from hicache_conformance.outcomes import Violation
+from hicache_conformance.outcomes import NotVerified, Violation
 from hicache_conformance.scenes.attempts import Caller
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Retention
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CALL_LIMIT_S = 15.0
 _ANSWER_LIMIT_S = 60.0
 _ROUNDS = 12
+_ROUNDS_LIMIT_S = 8.0
+"""A slow store has fewer rounds: many calls that are each in time are no hang."""
 _ROUND_PAGES = 3
 
 
@@ -100,18 +102,28 @@ class _Side:
         self._keeps = caller.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
 
     def set_all(self, pages: Mapping[str, bytes]) -> None:
+        """Set pages that are to be there from then on.
+
+        Raises:
+            NotVerified: The store does not take them.
+        """
         for page_hash, data in pages.items():
-            self.caller.set({page_hash: data})
+            made = self.caller.set({page_hash: data})
+            if self._keeps and made.answer != [True]:
+                raise NotVerified(f"the store takes no page before the fork: {made.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for so long, at least a few times; stop at what is wrong."""
-        until_s = time.monotonic() + limit_s
-        turn = 0
-        while not self.report.wrong and (turn < _ROUNDS or time.monotonic() < until_s):
+        """Set, read and look up pages for so long, and some rounds at least; stop at what is wrong."""
+        began_s = time.monotonic()
+        elapsed_s, turn = 0.0, 0
+        while not self.report.wrong and (
+            turn == 0 or elapsed_s < limit_s or (turn < _ROUNDS and elapsed_s < _ROUNDS_LIMIT_S)
+        ):
             turn += 1
             for problem in self._problems():
                 self.report.wrong = problem
                 break
+            elapsed_s = time.monotonic() - began_s
 
     def close(self) -> None:
         self.report.wrong = self.report.wrong or self._foreign(self.caller.close())

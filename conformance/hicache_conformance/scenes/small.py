@@ -115,7 +115,8 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
     if not _is_own(case):
         raise NotVerified(
             "the store was not made small: its config names one that is not the test's alone (use"
-            " {scratch} or {prefix}), and what is in it might be evicted"
+            " {scratch}, or {prefix} and a store that says that it is empty), and what is in it might be"
+            " evicted"
         )
     name = next((one for one in _FIELDS if case.config.get(one) is not None), _FIELDS[0])
     try:
@@ -129,10 +130,19 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
 
 
 def _is_own(case: Case) -> bool:
-    """Whether no pages but the test's can be in the store."""
+    """Whether no pages but the test's can be in the store.
+
+    A prefix may be that of a store, or that of names in a store which others fill, too.
+    """
     dies_with_us = not case.claims.shared and case.claims.durability < Durability.CRASH
     named = str(case.config)
-    return dies_with_us or str(case.scratch.path) in named or case.scratch.prefix in named
+    if dies_with_us or str(case.scratch.path) in named:
+        return True
+    if case.scratch.prefix not in named:
+        return False
+    with case.open_storage() as storage:
+        stats = storage.stats()
+    return 0 in (stats.pages, stats.nbytes)
 
 
 def _capacity_nbytes(case: Case) -> int | None:

@@ -26,12 +26,14 @@ logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
 _LEAST_NBYTES = 1 << 20
-# Overdue calls may keep so many buffers, of 256 MiB and a page's headers each; then nothing is begun.
+_STEPS_BITS = 4
+"""Sizes are rounded up by an eighth at most: every page of a buffer is real memory."""
+# Overdue calls may keep so many buffers, of 256 MiB and headers each; then nothing is begun.
 _MOST_OVERDUE = 4
 
 
 class Bounce:
-    """Buffers that are used again. Thread-safe."""
+    """Buffers of one direction, which are used again. Thread-safe."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
@@ -45,12 +47,14 @@ class Bounce:
         with self._lock:
             if self._overdue >= _MOST_OVERDUE:
                 return None
-            fitting = [buffer for buffer in self._free if buffer.nbytes >= nbytes]
-            if fitting:
-                smallest = min(fitting, key=len)
-                self._free = [buffer for buffer in self._free if buffer is not smallest]
-                return smallest
-        buffer = mapped(max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length()), "none")
+            outgrown = self._free.pop() if self._free else None
+        if outgrown is not None:
+            if outgrown.nbytes >= nbytes:
+                return outgrown
+            self._unregister(outgrown)  # it goes: there are as many buffers as calls at once
+            del outgrown
+        unit = max(_LEAST_NBYTES, 1 << max(0, nbytes.bit_length() - _STEPS_BITS))
+        buffer = mapped(-(-nbytes // unit) * unit, "none")
         try:
             self._store.register_buffer(buffer)
         except Exception:
@@ -78,15 +82,19 @@ class Bounce:
             self._closed = True
             buffers, self._free = self._free, []
         for buffer in buffers:
-            try:
-                self._store.unregister_buffer(buffer)
-            except Exception:
-                logger.debug("a buffer was not registered", exc_info=True)
+            self._unregister(buffer)
+
+    def _unregister(self, buffer: memoryview) -> None:
+        try:
+            self._store.unregister_buffer(buffer)
+        except Exception:
+            logger.debug("a buffer was not registered", exc_info=True)
 
     def _free_again(self, buffer: memoryview) -> None:
         with self._lock:
             if not self._closed:
                 self._free.append(buffer)
+                self._free.sort(key=len)  # the largest goes first, and few are ever outgrown
 
 
 def nbytes_of(transfers: Sequence[Transfer]) -> int:

@@ -154,9 +154,10 @@ class Launch:
             yield f"lora={','.join(sorted(seen))}"
 
     def _fingerprint(self, path: str, revision: str | None) -> str:
-        if path not in self._fingerprints:
-            self._fingerprints[path] = self._seen(path, revision)
-        return self._fingerprints[path]
+        place = f"{path}@{revision}"
+        if place not in self._fingerprints:
+            self._fingerprints[place] = self._seen(path, revision)
+        return self._fingerprints[place]
 
     def _seen(self, path: str, revision: str | None) -> str:
         try:

@@ -56,7 +56,8 @@ class Transport:
         self.lends = store.storage.capabilities.bounded
         """SGLang's memory goes to the store itself."""
         self._timeout_s = timeout_s
-        self._bounce = Bounce(store)
+        # Overdue writes are to hold up no reads.
+        self._bounces = {"prefetch": Bounce(store), "backup": Bounce(store)}
 
     def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> Moved:
         """Read pages into the host pool, and tell which of them hold what was asked for."""
@@ -98,7 +99,8 @@ class Transport:
 
     def close(self) -> None:
         """Give up the buffers."""
-        self._bounce.close()
+        for bounce in self._bounces.values():
+            bounce.close()
 
     def _run(
         self,
@@ -114,9 +116,10 @@ class Transport:
             outcome = move(transfers, timeout_s=timeout_s)
             outcome.settled.result()  # the store is bounded: this is now, or soon
         else:
-            buffer = self._bounce.take(nbytes_of(transfers))
+            bounce = self._bounces[direction]
+            buffer = bounce.take(nbytes_of(transfers))
             if buffer is None:
-                logger.warning("pool %r: too many overdue calls of the store", pool.name)
+                logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
                 return Moved([False] * len(transfers[0].hashes), answered=False)
             copies = mirrored(transfers, buffer)
             if direction == "backup":
@@ -124,7 +127,7 @@ class Transport:
             outcome = move(copies, timeout_s=timeout_s)  # raises: who knows who has the buffer now
             if direction == "prefetch":
                 copy_in(transfers, copies, outcome.whole())
-            self._bounce.give_back(buffer, outcome.settled)
+            bounce.give_back(buffer, outcome.settled)
         whole = outcome.whole()
         if self.traffic is not None:
             done = whole.count(True)

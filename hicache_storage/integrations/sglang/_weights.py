@@ -3,8 +3,9 @@
 The fingerprint covers the model's configuration, and of every file of weights its name, its size
 and samples of its bytes: the header of a safetensors file (256 KiB of it) and 4 KiB from the middle
 of up to 128 of its tensors, or 64 evenly spaced blocks of any other file. Fine-tuning changes
-nearly every value of the tensors that it trains, so samples tell two sets of weights apart. Times
-and paths are left out, so copies are equal.
+nearly every value of the tensors that it trains, so samples tell two sets of weights apart. What
+changes a few rows or tensors alone may escape them, and needs a name. Times and paths are left out,
+so copies are equal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import importlib
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +33,8 @@ _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
 _BLOCKS = 64
+_FILES_AT_ONCE = 8
+"""Small reads wait for a file system of the network, and for little else."""
 _MOST_HEADER_NBYTES = 256 << 20
 
 
@@ -68,12 +72,15 @@ def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path
     """Return where huggingface_hub keeps the model on this machine; nothing is downloaded."""
     try:
         hub: Any = importlib.import_module("huggingface_hub")
-        found = hub.try_to_load_from_cache(
-            name, "config.json", cache_dir=download_dir, revision=revision
-        )
+        for config in _CONFIGS:  # of a model, or of an adapter
+            found = hub.try_to_load_from_cache(
+                name, config, cache_dir=download_dir, revision=revision
+            )
+            if isinstance(found, str):
+                return Path(found).parent
     except (ImportError, ValueError):  # not installed; or the name is no repository's
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return None
 
 
 def _weight_files(place: Path) -> list[Path]:
@@ -100,14 +107,22 @@ def _digest(files: list[Path], configs: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in configs:
         _add(digest, path.name.encode(), path.read_bytes())
-    for path in files:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            _add(digest, path.name.encode(), struct.pack("<Q", size))
-            for start in _sampled(file, size):
-                file.seek(start)
-                _add(digest, struct.pack("<Q", start), file.read(_SAMPLE_NBYTES))
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as readers:
+        for path, seen in zip(files, readers.map(_seen, files), strict=True):
+            _add(digest, path.name.encode(), seen)
     return digest.hexdigest()[:_DIGITS]
+
+
+def _seen(path: Path) -> bytes:
+    """Return a digest of the size and the samples of one file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        _add(digest, struct.pack("<Q", size))
+        for start in _sampled(file, size):
+            file.seek(start)
+            _add(digest, struct.pack("<Q", start), file.read(_SAMPLE_NBYTES))
+    return digest.digest()
 
 
 def _add(digest: Any, *parts: bytes) -> None:
