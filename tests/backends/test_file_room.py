@@ -397,6 +397,11 @@ def nothing_more() -> tuple[list[Victim], bool]:
     return [], False
 
 
+def nothing_sampled(_: Deadline) -> list[Victim]:
+    """The sample of a store without pages."""
+    return []
+
+
 class TestVictims:
     def test_waiting_for_the_first_survey_asks_for_no_second(self) -> None:
         """A survey in the middle of the first batch would see its head only, and evict that."""
@@ -407,7 +412,7 @@ class TestVictims:
             surveys.append(may_end.wait(20))
             return []
 
-        victims = Victims(survey, nothing_more, sample=list)
+        victims = Victims(survey, nothing_more, nothing_sampled)
         first = victims.want()
         assert not victims.await_survey(first, 0.01)
         may_end.set()
@@ -418,7 +423,7 @@ class TestVictims:
 
     def test_new_pages_end_the_rest_that_follows_a_survey_without_victims(self) -> None:
         found: list[Victim] = []
-        victims = Victims(lambda: list(found), nothing_more, sample=list)
+        victims = Victims(lambda: list(found), nothing_more, nothing_sampled)
         assert victims.next(Deadline(20)) is None
         found.append(Victim(1, 4096, "page"))
         assert victims.next(Deadline(20)) is None

@@ -139,6 +139,91 @@ def test_a_full_store_takes_writes_while_its_first_survey_runs(
         gate.set()
 
 
+class SlowlyLookedAt:
+    """An entry of a directory whose file system takes its time for each file."""
+
+    looks = 0
+
+    def __init__(self, entry: os.DirEntry[str]) -> None:
+        self._entry = entry
+        self.path = entry.path
+
+    def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+        SlowlyLookedAt.looks += 1
+        time.sleep(0.02)
+        return self._entry.stat(follow_symlinks=follow_symlinks)
+
+
+def test_a_sample_of_a_slow_file_system_is_part_of_the_sets_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    """To look at all 400 pages of the directory would take 8 s."""
+    with opened(tmp_path, None) as filling:
+        put(filling, range(400))
+
+    def one_directory(layout: Layout, _: str) -> Iterator[SlowlyLookedAt]:
+        for entries in layout.pages(SPACE.id):
+            yield from map(SlowlyLookedAt, entries)
+
+    monkeypatch.setattr(Layout, "pages_in", one_directory)
+    monkeypatch.setattr(SlowlyLookedAt, "looks", 0)
+    with opened(tmp_path, 400, timeout_s=4) as storage:
+        assert [True] == put(storage, range(1000, 1001))
+        assert 1 <= SlowlyLookedAt.looks <= 200
+        gate.set()
+
+
+def test_a_sample_of_a_large_store_looks_at_a_part_of_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    with opened(tmp_path, None) as filling:
+        put(filling, range(400))
+    looked_at = 0
+    seen = _survey.Surveyor._seen
+
+    def seeing(self: _survey.Surveyor, *args: Any) -> Iterator[PageFile]:
+        nonlocal looked_at
+        for one in seen(self, *args):
+            looked_at += 1
+            yield one
+
+    def one_directory(layout: Layout, _: str) -> Iterator[os.DirEntry[str]]:
+        for entries in layout.pages(SPACE.id):
+            yield from entries
+
+    monkeypatch.setattr(_survey, "_MOST_SAMPLE", 80)
+    monkeypatch.setattr(_survey.Surveyor, "_seen", seeing)
+    monkeypatch.setattr(Layout, "pages_in", one_directory)
+    with opened(tmp_path, 400, timeout_s=LIMIT_S) as storage:
+        assert [True] == put(storage, range(1000, 1001))
+        assert looked_at == 80
+        gate.set()
+
+
+def test_a_batch_that_evicts_slowly_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To evict all 200 pages would take 10 s."""
+    with opened(tmp_path, None) as filling:
+        put(filling, range(200))
+    claims = 0
+    claim = Room._claim
+
+    def slowly(self: Room, *args: Any) -> bool:
+        nonlocal claims
+        claims += 1
+        time.sleep(0.05)
+        return claim(self, *args)
+
+    monkeypatch.setattr(Room, "_claim", slowly)
+    with opened(tmp_path, 200, timeout_s=4) as storage:
+        stored = put(storage, range(1000, 1200))
+        assert any(stored)
+        assert claims <= 100
+        assert storage.stats().counters["timeouts"] == stored.count(False) >= 100
+        assert storage.stats().counters["evicted"] == claims
+
+
 def test_a_lost_usage_does_not_delay_opening_where_nothing_is_limited(
     tmp_path: Path, gate: threading.Event
 ) -> None:

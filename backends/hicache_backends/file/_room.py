@@ -94,7 +94,11 @@ class Room:
             self._victims.want()
 
     def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
-        """Room for up to `pages` files of `page_nbytes`. `settle` ends it, whatever was written."""
+        """Room for up to `pages` files of `page_nbytes`. `settle` ends it, whatever was written.
+
+        It is made in half the time that is left: what has room is still to be written.
+        """
+        patience = Deadline(deadline.remaining_s() / 2)
         capacity = self.limits.capacity_nbytes
         most = pages if capacity is None else min(pages, capacity // page_nbytes)
         grant = Grant(most, page_nbytes)
@@ -102,13 +106,13 @@ class Room:
             self._writer.pend(most * page_nbytes, deadline)
             self._ledger.add(most * page_nbytes, deadline)
             try:
-                granted = self._granted(grant, deadline)
+                granted = self._granted(grant, patience)
             except BaseException:
                 self.settle(grant, 0, deadline)
                 raise
             grant.pages = granted
             self._give_back((most - granted) * page_nbytes, deadline)
-        reason = "timeouts" if deadline.passed() else "refused_no_space"
+        reason = "timeouts" if patience.passed() else "refused_no_space"
         self._counters.add(reason, pages - grant.pages)
         return grant
 

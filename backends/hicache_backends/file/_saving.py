@@ -94,7 +94,10 @@ class Saving:
         todo = iter(absent.items())
         try:
             for tried, (page_hash, page) in enumerate(itertools.islice(todo, grant.pages)):
-                if self._refusal is not None or self._is_late():
+                if self._refusal is not None or self._presence.closing:
+                    break
+                if self._deadline.passed():
+                    self._presence.counters.add("timeouts", grant.pages - tried)
                     break
                 if self._store(page_hash, page, grant, self._now_ns - tried):
                     written.append(page_hash)
@@ -109,11 +112,6 @@ class Saving:
         if self._refusal in _FULL:
             room.relieve(missed * grant.page_nbytes, self._deadline)
         return written
-
-    def _is_late(self) -> bool:
-        late = self._deadline.passed()
-        self._presence.counters.add("timeouts", late)
-        return late or self._presence.closing
 
     def _store(self, page_hash: str, page: Page, grant: Grant, modified_ns: int) -> bool:
         """Write one page aside and publish it; where that fails nothing is left of it."""

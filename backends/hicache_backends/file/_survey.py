@@ -33,6 +33,7 @@ LEAST_LISTED = 1 << 16
 MOST_LISTED = 1 << 17
 _LISTED_SHARE = 8
 _LEAST_SAMPLE = 64
+_MOST_SAMPLE = 1 << 10
 _SORTED_AT_ONCE = 1 << 11
 _MOST_STUCK = 1 << 16
 # Processes that start together share the survey of the first.
@@ -129,13 +130,19 @@ class Surveyor:
     def _removable(self, victims: list[Victim]) -> list[Victim]:
         return [one for one in victims if one.path not in self._stuck]
 
-    def sample(self) -> list[Victim]:
-        """The oldest of some pages."""
+    def sample(self, deadline: Deadline) -> list[Victim]:
+        """Return the oldest of some pages, of fewer where the file system is slow."""
+        patience = Deadline(deadline.remaining_s() / 2)  # they are still to be evicted
         seen: list[PageFile] = []
         start = random.randrange(len(FANS))
         for fan in FANS[start:] + FANS[:start]:
-            seen.extend(self._seen(self._layout.pages_in(fan), Census()))
-            if len(seen) >= _LEAST_SAMPLE:
+            entries = list(self._layout.pages_in(fan))
+            some = random.sample(entries, min(len(entries), _MOST_SAMPLE))
+            for one in self._seen(some, Census()):
+                seen.append(one)
+                if patience.passed():
+                    break
+            if len(seen) >= _LEAST_SAMPLE or patience.passed():
                 break
         seen.sort()
         return [Victim(*one) for one in seen[: len(seen) // _LISTED_SHARE + 1]]

@@ -30,14 +30,15 @@ class Victims:
     """Victims in the order of their age. Thread-safe; its lock is never held while a file is touched.
 
     `survey` runs in a thread of its own and returns the first victims of a new list; `more` returns the
-    next ones, and whether a new list is needed soon; `sample` returns some while there is no list.
+    next ones, and whether a new list is needed soon; `sample` returns some in
+    time, while there is no list.
     """
 
     def __init__(
         self,
         survey: Callable[[], list[Victim]],
         more: Callable[[], tuple[list[Victim], bool]],
-        sample: Callable[[], list[Victim]],
+        sample: Callable[[Deadline], list[Victim]],
     ) -> None:
         self._survey, self._more, self._sample = survey, more, sample
         self._changed = threading.Condition()
@@ -58,7 +59,7 @@ class Victims:
         self._await(number, min(grace_s, deadline.remaining_s()))
         victim = self._poll()
         if victim is None and self._ended < number:
-            self._put(self._sample())
+            self._put(self._sample(deadline))
             victim = self._poll()
         if victim is None:
             self._await(number, deadline.remaining_s())
