@@ -327,7 +327,7 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
 ) -> None:
     """A container's limit of threads is reached, for a while."""
     victim = Victim(1, 2, "path")
-    victims = Victims(lambda: [victim], lambda: ([], False), list)
+    victims = Victims(lambda: [victim], lambda: ([], False), lambda _: [])
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -338,7 +338,7 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
             victims.next(Deadline(1))
         victims.close(Deadline(1))
 
-    victims = Victims(lambda: [victim], lambda: ([], False), list)
+    victims = Victims(lambda: [victim], lambda: ([], False), lambda _: [])
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):
