@@ -92,7 +92,7 @@ class CacheController:
         self._left_behind: list[Tier] = []
         """Stores that were detached while a call of theirs was running."""
         self._whole = True
-        """Nothing that was to be written was lost when it was closed."""
+        """Nothing that was to be written was lost when the last store was let go of."""
         self._switching = threading.Lock()
         self._started = self._closed = False
         if store is not None:
@@ -217,7 +217,7 @@ class CacheController:
             tier = self._made_tier(store)
             if self._started:
                 tier.start()
-            self._tier = tier
+            self._tier, self._whole = tier, True
 
     def detach(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
         """Use the store no more; requests go on with L2 alone. Idempotent.
@@ -226,7 +226,8 @@ class CacheController:
         written first, and True says that the store has all of them. False where one was dropped for want
         of time or not taken by the store, or where a call still runs after `timeout_s`: a store that
         hangs. Until that call returns the host pools stay registered with that store, and the pages of
-        the call pinned; calling this again waits for it.
+        the call pinned; calling this again waits for it. Pages that were lost stay so: the answer is
+        False until another store is attached.
         """
         deadline = Deadline(min(timeout_s, LONGEST_S))
         with self._switching:
@@ -261,7 +262,7 @@ class CacheController:
             if not self._closed:
                 self._closed = True
                 self._prefetcher.stop()
-                self._whole = self._detach(deadline, drain=drain)
+                self._detach(deadline, drain=drain)
             ended = self._calls_ended(deadline)
         joined = self._prefetcher.join(max(_TO_END_S, deadline.remaining_s()))
         return self._whole and ended and joined
@@ -280,12 +281,13 @@ class CacheController:
         """Let go of the store; False where `drain` has lost pages that were to be written."""
         tier = self._tier
         if tier is None:
-            return True
+            return self._whole
         # While evictions still go there too.
         owed = self.cache.unwritten() if drain and self._writes_back else []
         self._tier = None
         self._left_behind.append(tier)
-        return tier.end(deadline, drain=drain, owed=owed)
+        self._whole = tier.end(deadline, drain=drain, owed=owed)
+        return self._whole
 
     def _calls_ended(self, deadline: Deadline) -> bool:
         """Wait for the calls of stores that were detached; False where one still runs."""

@@ -199,6 +199,17 @@ class TestDetach:
             assert engine.stats()["unwritten_pages"] == 16
             assert not leaked(engine)
 
+    def test_asking_again_makes_no_page_that_was_lost_a_stored_one(self, stack: ExitStack) -> None:
+        storage = HookedStorage()
+        storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
+        store = stack.enter_context(page_store(HookedStorage()))
+        with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
+            compute(engine, PROMPT)
+            assert [False, False] == [engine.detach(), engine.detach()]
+
+            engine.attach(store)
+            assert [True, True] == [engine.detach(), engine.close()]
+
     def test_a_controller_that_never_started_closes_at_once(self, stack: ExitStack) -> None:
         store = stack.enter_context(page_store(HookedStorage()))
         engine = CacheController(store, cache_pools())
