@@ -205,6 +205,11 @@ class Case(Oracle):
         if left:
             self.evidence[LEFT_IN_STORE] = "; ".join(left)
 
+    def give_up(self) -> None:
+        """Note in `evidence` that the pages stay: the check does not end, and nobody removes them."""
+        if self._outliving_configs():
+            self.evidence[LEFT_IN_STORE] = f"pages of {self.scratch.prefix}: it did not end"
+
     def _outliving_configs(self) -> list[Mapping[str, Any]]:
         """Return the configs of the stores whose pages neither a directory nor a server takes along."""
         if self._server_has_gone or self._config is None:

@@ -64,8 +64,11 @@ def _watched(
         thread.join(_POLL_S)
         case = run.case
         if case is not None and case.trace.longest_s() > options.call_limit_s:
+            case.give_up()
             return case, _hang(case, thread, options.call_limit_s)
         if time.monotonic() > deadline_s:
+            if case is not None:
+                case.give_up()
             return case, Unknown(
                 f"not done after {options.check_limit_s:.0f} s; {_where(thread) or 'no call hangs'}"
             )

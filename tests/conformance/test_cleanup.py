@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ import pytest
 from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance.case import LEFT_IN_STORE, Case
+from hicache_conformance.checks import all_checks
 from hicache_conformance.cleanup import remove_pages
 from hicache_conformance.operator import DeployedStore
+from hicache_conformance.runner import RunOptions, run_check
 from hicache_conformance.scenes.neighbours import known_look_alikes
 
 from hicache_storage.errors import StorageUnavailable
@@ -138,3 +141,22 @@ def test_a_store_that_no_longer_opens_is_evidence(tmp_path: Path) -> None:
         Gone.gone = True
 
     assert "the directory has gone" in case.evidence[LEFT_IN_STORE]
+
+
+def test_a_check_that_does_not_end_says_what_it_has_left(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    class Hangs(FileStorage):
+        def batch_get(
+            self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+        ) -> list[bool]:
+            go_on.wait(60)
+            return super().batch_get(space, hashes, pages)
+
+    check = next(one for one in all_checks() if one.run.__name__ == "what_was_set_is_there")
+    record = run_check(
+        lambda: DeployedStore(Hangs, {"path": str(tmp_path)}), check, RunOptions(call_limit_s=0.5)
+    )
+    go_on.set()
+
+    assert "it did not end" in record.evidence[LEFT_IN_STORE]

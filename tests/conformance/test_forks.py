@@ -19,7 +19,11 @@ def test_a_page_that_was_refused_before_the_fork_is_missed_by_nobody(
         store, space = case.open(), case.space(64)
         store.open_space(space)
         side = forks._Side(Caller(store, space, 60.0), {}, "parent")
-        monkeypatch.setattr(store.storage, "batch_set", lambda *_: [False])
+
+        def refused(*_: object) -> list[bool]:
+            return [False]
+
+        monkeypatch.setattr(store.storage, "batch_set", refused)
 
         with pytest.raises(NotVerified, match="takes no page"):
             side.set_all(case.contents(space, case.hashes(1)))

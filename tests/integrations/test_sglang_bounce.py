@@ -9,6 +9,7 @@ import pytest
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.integrations.sglang._bounce import Bounce
+from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ class _Counting(PageStore):
         self.registered: list[int] = []
 
     def register_buffer(self, buffer: HostBuffer) -> None:
-        self.registered.append(memoryview(buffer).nbytes)
+        self.registered.append(Page(buffer).nbytes)
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
-        self.registered.remove(memoryview(buffer).nbytes)
+        self.registered.remove(Page(buffer).nbytes)
 
 
 @pytest.fixture
