@@ -128,8 +128,9 @@ class LMCacheStorage(PeerStorage):
         """As the storage manager stops: its controllers first, then the adapter."""
         if not self._closed:
             super().close()
-            self._tasks.close()
-            self._adapter.close()
+            if not self.is_forked_copy:  # the event descriptors are its parent's, too
+                self._tasks.close()
+                self._adapter.close()
 
     def object_keys(self, space: KeySpace, hashes: Sequence[str]) -> list[Any]:
         """LMCache's `ObjectKey` of each page."""

@@ -96,7 +96,7 @@ class SGLangStorage(PeerStorage):
         """As the controller detaches a backend: `close` where it has one."""
         if not self._closed:
             super().close()
-            for rank in self.ranks():
+            for rank in [] if self.is_forked_copy else self.ranks():
                 if hasattr(rank, "close"):
                     rank.close()
 

@@ -134,7 +134,7 @@ class SGLangHF3FS(PeerStorage):
     def close(self) -> None:
         if not self._closed:
             super().close()
-            for server in self._servers.values():
+            for server in () if self.is_forked_copy else self._servers.values():
                 server.backend.close()
 
     def _rank(self, space: KeySpace) -> _Rank:
