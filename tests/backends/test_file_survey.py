@@ -388,6 +388,7 @@ class TestList:
             b"1 2 ../../../etc/passwd\n",
             b"1 2 " + SPACE.id.encode() + b"/ab/" + b"cd" * 32 + b"\n",
             b"99999999999999999999999 2 x\n",
+            b"1 9999999999999999999 " + SPACE.id.encode() + b"/cd/" + b"cd" * 32 + b"\n",
         ],
     )
     def test_what_is_no_page_is_never_a_victim(

@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<8sQQQ")
 _MAGIC = b"HiVictim"
 _TAKEN_OFFSET = 8
 _LINE = re.compile(
-    rb"(-?[0-9]{1,19}) ([0-9]{1,19}) ([0-9a-f]{32}/([0-9a-f]{2})/\4(?:[0-9a-f]{2}){15,63})\n"
+    rb"(-?[0-9]{1,19}) ([0-9]{1,15}) ([0-9a-f]{32}/([0-9a-f]{2})/\4(?:[0-9a-f]{2}){15,63})\n"
 )
 _MOST_LINE_NBYTES = 256
 _LINES_A_WRITE = 1024
