@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -91,11 +90,14 @@ def soaked(
     turn = 0
     while any(thread.is_alive() for thread in threads):
         turn += 1
+        lost_before = lost_pages(engine)
         with page_store(stores[turn % len(stores)], TIMEOUT_S) as store:
-            with suppress(StorageTimeout):  # a busy machine: no store this time
+            try:
                 engine.attach(store)
+            except StorageTimeout:  # a busy machine: no store this time
+                threads[0].join(0.3)
+                continue
             threads[0].join(0.3)
-            lost_before = lost_pages(engine)
             whole = engine.detach(drain=bool(turn % 2), timeout_s=30)
             wrong += [] if whole or lost_pages(engine) > lost_before else ["no detach"]
             seen.update(store.stats())
