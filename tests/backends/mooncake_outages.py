@@ -352,5 +352,4 @@ def test_a_forked_child_is_refused_and_its_end_takes_nothing_from_its_parent(
         repr(master.config(timeout_s=5, global_segment_size="32mb", extra_backend_tag="forked")),
     )
     assert status == 0, said
-    assert said.count("which forked this one") == 2
-    assert said.count("spawn") == 1
+    assert said.count("spawn") == 3
