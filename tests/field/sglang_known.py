@@ -59,7 +59,7 @@ class HF3FSAsTold(HF3FS):
         (File, "KV-101:a_page_is_not_seen_from_a_neighbour", "differs in dtype only"),
         (File, "KV-103:clear_spares_look_alikes", "after a key space was cleared"),
         (File, "KV-103:clear_spares_other_programs_files", "removed or changed a file"),
-        (File, "KV-105:every_model_name_works", "batch_set refused"),
+        (File, "KV-105:every_model_name_works", "batch_get raised OSError"),
         (File, "KV-105:no_model_name_aliases_another", "/a-b/c"),
         (File, "KV-106:ranks_of_a_sharded_draft_share_nothing", "set by other ranks"),
         (File, "KV-402:killed_writers_leave_nothing_that_grows", "grow"),
