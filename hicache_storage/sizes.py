@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from hicache_storage.whole_numbers import MOST
+
 _GRAMMAR = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([kmgtpe]i?b?|b)?", re.IGNORECASE)
 _PREFIXES = "kmgtpe"
-_MOST_NBYTES = 2**63 - 1
 
 EXPECTED = "a number of bytes, such as 1073741824 or '1GiB'"
 
@@ -26,8 +27,8 @@ def parse_nbytes(given: object) -> int:
         ValueError: `given` is no size. The message does not repeat text, which may be a secret.
     """
     nbytes = _of_text(given) if isinstance(given, str) else _of_number(given)
-    if not 0 <= nbytes <= _MOST_NBYTES:
-        raise ValueError(f"a size is at least 0 and at most {_MOST_NBYTES} bytes")
+    if not 0 <= nbytes <= MOST:
+        raise ValueError(f"a size is at least 0 and at most {MOST} bytes")
     return nbytes
 
 

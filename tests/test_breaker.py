@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
+from clocks import Clock
 
 from hicache_storage.breaker import Admission, Breakers, CircuitBreaker
 
@@ -11,19 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock.monotonic)
-    return clock
+    return Clock(monkeypatch)
 
 
 def admitted(breaker: CircuitBreaker) -> Admission:

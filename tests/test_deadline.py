@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from clocks import Clock
 
 from hicache_storage.deadline import Deadline
 from hicache_storage.errors import StorageTimeout
 
 
-class _Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 100.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
-
-
 def test_what_remains_shrinks_with_the_clock_and_stops_at_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = _Clock(monkeypatch)
+    clock = Clock(monkeypatch)
     deadline = Deadline(2.0)
     clock.now_s += 0.5
     half = deadline.remaining_s()
@@ -29,7 +22,7 @@ def test_what_remains_shrinks_with_the_clock_and_stops_at_zero(
 
 
 def test_it_has_passed_at_its_very_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Clock(monkeypatch)
+    clock = Clock(monkeypatch)
     deadline = Deadline(2.0)
     before = deadline.passed()
     clock.now_s += 2.0
@@ -38,7 +31,7 @@ def test_it_has_passed_at_its_very_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_without_time_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Clock(monkeypatch)
+    clock = Clock(monkeypatch)
     deadline = Deadline(2.5)
     deadline.check("the name look-up")
     clock.now_s += 3

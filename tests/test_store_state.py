@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from typing import TYPE_CHECKING
 
 import pytest
+from clocks import Clock
 from framed import HASHES, TARGET, empty, filled, transfer
 from stores import HookedStorage, failing
 
@@ -19,19 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock.monotonic)
-    return clock
+    return Clock(monkeypatch)
 
 
 class Log:

@@ -1,0 +1,20 @@
+"""A clock that tests set."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Clock:
+    """Stands in for `time.monotonic` until the test ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(time, "monotonic", self.monotonic)
+
+    def monotonic(self) -> float:
+        return self.now_s
