@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
-from hicache_conformance.cli.run import _lanes
+from hicache_conformance.case import LEFT_IN_STORE
+from hicache_conformance.cli.run import _lanes, _left_behind
+from hicache_conformance.outcomes import Outcome
+from hicache_conformance.report.redact import Redactor
+from report_samples import check_of, record_of, rule_of
 
 from hicache_storage.config import StorageChoice
 
@@ -240,3 +244,14 @@ def test_a_dynamic_store_is_called_by_its_class() -> None:
 
     assert "Undeleting: " in shown
     assert "dynamic" not in shown
+
+
+def test_what_a_run_has_left_is_told_without_the_secrets_of_the_config() -> None:
+    told = {LEFT_IN_STORE: "pages of hc0: RuntimeError: hunter2-do-not-tell"}
+    rule = rule_of("KV-001", Outcome.PASSED, check_of("KV-001", evidence=told))
+    record = Redactor.of({"password": "hunter2-do-not-tell"}).record(record_of(rule))
+
+    lines = list(_left_behind(record, own_store=False))
+
+    assert "pages of hc0: RuntimeError: ***" in lines[0]
+    assert "hunter2" not in "".join(lines)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hicache_conformance.checks import Check
-    from hicache_conformance.report.record import CheckRecord
+    from hicache_conformance.report.record import CheckRecord, Record
     from hicache_conformance.waivers import Waiver
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     record = judged(facts, rules, records, waivers)
     print_summary(record)
-    for line in _left_behind(records, own_store=_is_own(choice, claims)):
+    for line in _left_behind(record, own_store=_is_own(choice, claims)):
         sys.stdout.write(f"{line}\n")
     if arguments.report is not None:
         for path in write_report(record, arguments.report):
@@ -150,10 +150,14 @@ def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
     return private or "{scratch}" in str(choice.config)
 
 
-def _left_behind(records: Sequence[CheckRecord], *, own_store: bool) -> Iterator[str]:
-    """Yield lines that say what the run has left in a store that outlives it."""
+def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
+    """Yield lines that say what the run has left in a store that outlives it.
+
+    They come from the judged record, whose texts hold no secret of the config any more.
+    """
     from hicache_conformance.case import LEFT_IN_STORE  # noqa: PLC0415 - `--help` is quick
 
+    records = [check for rule in record.rules for check in rule.checks]
     if own_store or not records:
         return
     left = [check for check in records if LEFT_IN_STORE in check.evidence]
