@@ -9,8 +9,8 @@ SGLANG := $(VENV)-sglang-engine
 SGLANG_BEFORE := 0.5.22
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,redis,s3,fsspec,conformance
-MOONCAKE_TESTS := tests/backends/mooncake_settings.py tests/backends/mooncake_store.py \
-  tests/backends/mooncake_writers.py tests/backends/mooncake_outages.py tests/replay/mooncake_replay.py tests/backends/mooncake_conformance.py
+MOONCAKE_TESTS := tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
+  tests/backends/mooncake/writers.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py tests/backends/mooncake/conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
 FETCHED_LIBRARIES = $(subst $() ,:,$(wildcard $(CURDIR)/.servers/usr/lib/*-linux-gnu $(CURDIR)/.servers/lib/*-linux-gnu))
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -81,7 +81,7 @@ $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@touch $@
 
 test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
-	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/test_fsspec_s3.py
+	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/fsspec/test_over_s3.py
 
 lint: $(VENV)/.all ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
@@ -103,25 +103,25 @@ rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and t
 conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake ## the whole kit on all of these
 
 conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
-	@$(BIN)/python -m pytest tests/backends/test_redis_conformance.py \
+	@$(BIN)/python -m pytest tests/backends/redis/test_conformance.py \
 	  --hicache-report artifacts/redis
 
 conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec
-	@$(BIN)/python -m pytest -q tests/backends/test_fsspec_conformance.py \
+	@$(BIN)/python -m pytest -q tests/backends/fsspec/test_conformance.py \
 	  --hicache-report artifacts/fsspec
-	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/test_fsspec_s3.py -k TestS3 \
+	@$(VENV)-s3fs/bin/python -m pytest -q tests/backends/fsspec/test_over_s3.py -k TestS3 \
 	  --hicache-report artifacts/fsspec-s3
 
 conformance-hf3fs: $(VENV)/.all .servers/.done ## the whole kit on hf3fs, by both indexes
-	@$(BIN)/python -m pytest tests/backends/test_hf3fs_conformance.py --hicache-report artifacts/hf3fs
+	@$(BIN)/python -m pytest tests/backends/hf3fs/test_conformance.py --hicache-report artifacts/hf3fs
 
 conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
-	@$(BIN)/python -m pytest tests/backends/test_s3_conformance.py \
+	@$(BIN)/python -m pytest tests/backends/s3/test_conformance.py \
 	  --hicache-report artifacts/s3
 
 test-rgw: $(VENV)/.all ## the whole kit on s3 over Ceph RGW, fetched from Debian
 	@tests/get_ceph.sh
-	@$(BIN)/python -m pytest tests/backends/s3_rgw.py --hicache-report artifacts/s3-rgw
+	@$(BIN)/python -m pytest tests/backends/s3/rgw_conformance.py --hicache-report artifacts/s3-rgw
 
 $(VENV)/.mooncake: $(VENV)/.all .servers/.done tests/requirements-mooncake.txt
 	@$(PIP) install -r tests/requirements-mooncake.txt
@@ -133,7 +133,7 @@ test-mooncake: $(VENV)/.mooncake ## the mooncake backend on a real master, in a 
 	  $(MOONCAKE_TESTS) $(BY_LINE)
 
 conformance-mooncake: $(VENV)/.mooncake ## the whole kit on mooncake
-	@$(BIN)/python -m pytest tests/backends/mooncake_conformance.py --hicache-report artifacts/mooncake
+	@$(BIN)/python -m pytest tests/backends/mooncake/conformance.py --hicache-report artifacts/mooncake
 
 $(SGLANG)/.done: tests/requirements-sglang.txt pyproject.toml constraints.txt | .servers/.done
 	@echo "setting up $(SGLANG)"
@@ -147,7 +147,7 @@ $(SGLANG)/.before/.done: $(SGLANG)/.done
 	  sglang==$(SGLANG_BEFORE)
 	@touch $@
 
-SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang_*.py
+SGLANG_TESTS = $(SGLANG)/bin/python -m pytest -q -W default tests/integrations/sglang/engine/*.py
 
 test-sglang: $(SGLANG)/.done ## the adapter in SGLang's own cache controller and radix tree
 	@$(SGLANG_TESTS) $(BY_LINE)
@@ -192,7 +192,7 @@ $(SGLANG)/.bench: $(SGLANG)/.done
 	@touch $@
 
 bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its cache controller
-	@PYTHONPATH=tests $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
+	@PYTHONPATH=tests/support $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
@@ -225,25 +225,25 @@ FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default -
 field: $(FIELD) ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
-	@$(FIELD_SGLANG)/sglang-file tests/field/sglang_file.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-file conformance/field/tests/sglang_file.py; test $$? -le 1
 
 field-sglang-seaweedfs: $(SGLANG)/.field ## the whole kit on SGLang's S3 backend
-	@$(FIELD_SGLANG)/sglang-seaweedfs tests/field/sglang_seaweedfs.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-seaweedfs conformance/field/tests/sglang_seaweedfs.py; test $$? -le 1
 
 field-sglang-nixl: $(SGLANG)/.field ## the whole kit on SGLang's NIXL backend, over files
-	@$(FIELD_SGLANG)/sglang-nixl tests/field/sglang_nixl.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-nixl conformance/field/tests/sglang_nixl.py; test $$? -le 1
 
 field-sglang-mooncake: $(SGLANG)/.field .servers/.done ## the whole kit on SGLang's Mooncake backend
-	@$(FIELD_SGLANG)/sglang-mooncake tests/field/sglang_mooncake.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-mooncake conformance/field/tests/sglang_mooncake.py; test $$? -le 1
 
 field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
-	@$(FIELD_SGLANG)/sglang-hf3fs tests/field/sglang_hf3fs.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-hf3fs conformance/field/tests/sglang_hf3fs.py; test $$? -le 1
 
 field-known: field-sglang-known field-lmcache-known ## that the kit finds what is known to be wrong with stores of other engines
 
 field-sglang-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
-	@$(SGLANG)/bin/python -m pytest -q -W default tests/field/sglang_adapters.py tests/field/sglang_host_pool.py \
-	  tests/field/sglang_known.py
+	@$(SGLANG)/bin/python -m pytest -q -W default conformance/field/tests/sglang_adapters.py conformance/field/tests/sglang_host_pool.py \
+	  conformance/field/tests/sglang_known.py
 
 field-records: ## keep the records of the last runs in docs/field, and write the table
 	@for store in $(FIELD:field-%=%); do \
@@ -265,17 +265,17 @@ FIELD_LMCACHE = timeout -k 10 3600 $(VENV)-lmcache/bin/python -m pytest -q -W de
   --hicache-report artifacts/field
 
 field-lmcache-fs: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs adapter
-	@$(FIELD_LMCACHE)/lmcache-fs tests/field/lmcache_fs.py::TestLMCacheFs; test $$? -le 1
+	@$(FIELD_LMCACHE)/lmcache-fs conformance/field/tests/lmcache_fs.py::TestLMCacheFs; test $$? -le 1
 
 field-lmcache-fs-native: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs_native adapter
-	@$(FIELD_LMCACHE)/lmcache-fs-native tests/field/lmcache_fs.py::TestLMCacheFsNative; test $$? -le 1
+	@$(FIELD_LMCACHE)/lmcache-fs-native conformance/field/tests/lmcache_fs.py::TestLMCacheFsNative; test $$? -le 1
 
 field-lmcache-resp: $(VENV)-lmcache/.field ## the whole kit on LMCache's resp adapter, over Redis
-	@$(FIELD_LMCACHE)/lmcache-resp tests/field/lmcache_resp.py; test $$? -le 1
+	@$(FIELD_LMCACHE)/lmcache-resp conformance/field/tests/lmcache_resp.py; test $$? -le 1
 
 field-lmcache-known: $(VENV)-lmcache/.field ## that the kit finds what is known to be wrong with LMCache's adapters
 	@$(VENV)-lmcache/bin/python -m pytest -q -W default --show-capture no \
-	  tests/field/lmcache_adapters.py tests/field/lmcache_known.py
+	  conformance/field/tests/lmcache_adapters.py conformance/field/tests/lmcache_known.py
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

@@ -18,18 +18,18 @@ from hicache_storage.controller import (
     ControllerSettings,
     PrefetchPolicy,
 )
-from hicache_storage.frame import FRAME_NBYTES
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.frame import FRAME_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from hicache_storage.transfer import Outcome, Transfer
+    from hicache_storage.page_store.results import Outcome, Transfer
 
 TIMEOUT_S = 600.0
 PAGE_TOKENS = 64

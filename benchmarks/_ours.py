@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from _store import Memory, Store
 
-from hicache_storage.frame import FramedPage
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.registry import open_storage
-from hicache_storage.transfer import Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,11 +13,11 @@ from _s3_servers import BUCKET
 from _store import Memory, Store
 from hicache_backends.s3 import S3Storage
 
-from hicache_storage.frame import FramedPage
 from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.transfer import Transfer, Verdict
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.results import Transfer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

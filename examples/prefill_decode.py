@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage import KeySpace, Shard, open_storage, page_hashes
 from hicache_storage.controller import CacheController, CachePool, ControllerSettings
-from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
+from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore
 

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from hicache_storage.durations import LONGEST_S
 from hicache_storage.errors import ConfigError
-from hicache_storage.seconds import LONGEST_S
 from hicache_storage.whole_numbers import MOST, shown
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from hicache_storage.errors import HiCacheError
+from hicache_storage.page_store.results import Verdict
 from hicache_storage.storage import StorageStats
-from hicache_storage.transfer import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hicache_storage.controller import CacheController
-    from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
+    from hicache_storage.handoff import HandoffReceiver, HandoffSender
     from hicache_storage.page_store import PageStore
 
 _BREAKER_STATES = ("closed", "open", "half_open")

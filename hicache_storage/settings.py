@@ -24,9 +24,9 @@ from pydantic import (
     field_validator,
 )
 
+from hicache_storage.durations import LONGEST_S
 from hicache_storage.errors import ConfigError, did_you_mean
 from hicache_storage.plain_values import parse_decimal, parse_flag, parse_whole
-from hicache_storage.seconds import LONGEST_S
 from hicache_storage.sizes import parse_nbytes
 from hicache_storage.whole_numbers import shown
 

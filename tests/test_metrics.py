@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from stores import HookedStorage, failing
 
 from hicache_storage.controller import CacheController
-from hicache_storage.controller.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.metrics import CacheCollector
 from hicache_storage.page_store import PageStore, PageStoreSettings
 

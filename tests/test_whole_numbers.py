@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from pages import space
 
-from hicache_storage.hit_policy import Pool
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStoreSettings
+from hicache_storage.page_store.hit_policy import PoolSpec
 from hicache_storage.whole_numbers import MOST, check_whole, shown
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_a_number_that_python_would_not_write_has_its_bits_told() -> None:
         (partial(HostPool, SHAPE), "slots"),
         (partial(PageShape.mla, page_tokens=1, kv_dim=1, dtype="uint8"), "layers"),
         (partial(PageShape.mla, layers=1, kv_dim=1, dtype="uint8"), "page_tokens"),
-        (partial(Pool, space=space()), "window_pages"),
+        (partial(PoolSpec, space=space()), "window_pages"),
     ],
 )
 def test_a_count_or_a_size_is_a_whole_number_wherever_it_is_set(

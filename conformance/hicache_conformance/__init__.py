@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hicache_conformance.author import StorageConformance
-    from hicache_conformance.faults import Fault, FaultyStorage, Odds, Strike
-    from hicache_conformance.instruments.proxy import FaultProxy
-    from hicache_conformance.subject import Scratch, Server
+    from hicache_conformance.run.subject import Scratch, Server
+    from hicache_conformance.tools.network.proxy import FaultProxy
+    from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
 
 _HOMES = {
-    "author": ("StorageConformance",),
-    "faults": ("Fault", "FaultyStorage", "Odds", "Strike"),
-    "instruments.proxy": ("FaultProxy",),
-    "subject": ("Scratch", "Server"),
+    "hicache_conformance.author": ("StorageConformance",),
+    "hicache_conformance.run.subject": ("Scratch", "Server"),
+    "hicache_conformance.tools.network.proxy": ("FaultProxy",),
+    "hicache_storage.testing": ("Fault", "FaultyStorage", "Odds", "Strike"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -46,7 +46,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 

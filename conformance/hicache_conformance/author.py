@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from hicache_conformance.checks import Check, all_checks
-from hicache_conformance.outcomes import Outcome
 from hicache_conformance.plugin import CHECK_PROPERTY, run_options
-from hicache_conformance.runner import run_check
-from hicache_conformance.subject import Subject
-from hicache_conformance.waivers import Waiver, read_waivers
+from hicache_conformance.run.outcomes import Outcome
+from hicache_conformance.run.runner import run_check
+from hicache_conformance.run.subject import Subject
+from hicache_conformance.run.waivers import Waiver, read_waivers
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:

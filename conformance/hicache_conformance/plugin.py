@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from hicache_conformance.author import StorageConformance
     from hicache_conformance.report.record import Record
-    from hicache_conformance.runner import RunOptions
+    from hicache_conformance.run.runner import RunOptions
 
 CHECK_PROPERTY = "hicache_check"
 """Under this name a test's report carries the JSON of its `CheckRecord`."""
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def run_options(config: pytest.Config) -> RunOptions:
     """What the command line says about how checks are run."""
-    from hicache_conformance.runner import RunOptions  # noqa: PLC0415 - only where the kit is used
+    from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415 - only where the kit is used
 
     options = config.option
     return RunOptions(seed=options.hicache_seed, quick=options.hicache_quick)
@@ -140,9 +140,9 @@ class _Conformance:
     def _judged(
         self, cls: type[StorageConformance], checks: list[str], *, deselected: bool
     ) -> Record:
-        from hicache_conformance.judge import RunFacts, judged  # noqa: PLC0415
         from hicache_conformance.report.record import CheckRecord  # noqa: PLC0415
         from hicache_conformance.rules import selected  # noqa: PLC0415
+        from hicache_conformance.run.judge import RunFacts, judged  # noqa: PLC0415
 
         facts = RunFacts(
             name=cls.storage_class.__name__,

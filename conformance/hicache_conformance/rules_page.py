@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from hicache_conformance.checks import Check, all_checks
-from hicache_conformance.controls import Control, all_controls
 from hicache_conformance.rules import CLAIMS, FAMILIES, RULES, SPEC, Rule
+from hicache_conformance.selftest.mutants import Mutant, all_mutants
 
 _HEAD = f"""# The rules
 
@@ -28,8 +28,8 @@ def rules_page() -> str:
     checks: defaultdict[str, list[Check]] = defaultdict(list)
     for check in all_checks():
         checks[check.rule.id].append(check)
-    controls: defaultdict[str, list[Control]] = defaultdict(list)
-    for control in all_controls():
+    controls: defaultdict[str, list[Mutant]] = defaultdict(list)
+    for control in all_mutants():
         for rule_id in control.rule_ids:
             controls[rule_id].append(control)
     parts = [_HEAD]
@@ -43,7 +43,7 @@ def rules_page() -> str:
     return "".join(parts)
 
 
-def _section(rule: Rule, checks: list[Check], controls: list[Control]) -> str:
+def _section(rule: Rule, checks: list[Check], controls: list[Mutant]) -> str:
     needs = [f"{'claim' if need in CLAIMS else 'back door'}: {need}" for need in rule.needs]
     facts = [f"**Level** {rule.level}", f"**since** {rule.since}"]
     facts += [f"**needs** {', '.join(needs)}"] if needs else []

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_storage import config
-from hicache_storage.cli.here import find_here
+from hicache_storage.cli.module_path import add_cwd_to_path
 from hicache_storage.errors import ConfigError
-from hicache_storage.replay import trouble
+from hicache_storage.replay import disruptions
 from hicache_storage.replay.models import (
     PRESETS,
     PoolShape,
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_trace_arguments(parser)
     _add_cache_arguments(parser)
     _add_rank_arguments(parser)
-    trouble.add_arguments(parser)
+    disruptions.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
 
 
@@ -147,13 +147,13 @@ def run(arguments: argparse.Namespace) -> int:
     _check_output(arguments.json)
     requests = _requests(arguments)
     settings = _settings(arguments, choice)
-    troubles = trouble.Trouble.from_arguments(arguments, len(requests))
+    troubles = disruptions.Trouble.from_arguments(arguments, len(requests))
     for storage in filter(None, (choice, troubles.swap)):
-        find_here(storage.backend, storage.config)
-    from hicache_storage.replay.play import Play, play  # noqa: PLC0415 - wrong flags are refused at once
+        add_cwd_to_path(storage.backend, storage.config)
+    from hicache_storage.replay.job import ReplayJob, play  # noqa: PLC0415 - wrong flags are refused at once
     from hicache_storage.replay.ranks import play_ranks  # noqa: PLC0415
 
-    piece = Play(choice, settings, troubles, requests)
+    piece = ReplayJob(choice, settings, troubles, requests)
     with _warnings(), _Stop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         played = (play if arguments.ranks == 1 else play_ranks)(

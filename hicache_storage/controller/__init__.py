@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.controller import CacheController
 from hicache_storage.controller.coverage import Coverage
 from hicache_storage.controller.explain import Explanation, Reason
-from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.lease import Lease, Reservation
-from hicache_storage.controller.policies import (
+from hicache_storage.controller.pools import CachePool
+from hicache_storage.controller.prefetch import Prefetch
+from hicache_storage.controller.ranks import Channel, Ranks, RanksLost, SingleRank
+from hicache_storage.controller.settings import (
     ControllerSettings,
     DropPolicy,
     PartialHits,
     PrefetchPolicy,
     WritePolicy,
 )
-from hicache_storage.controller.pools import CachePool
-from hicache_storage.controller.prefetch import Prefetch
-from hicache_storage.controller.ranks import Channel, Ranks, RanksLost, SingleRank
-from hicache_storage.controller.torch_ranks import TorchRanks
+from hicache_storage.controller.torch_consensus import TorchRanks
 
 __all__ = [
     "CacheController",

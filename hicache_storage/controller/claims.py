@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
+    from hicache_storage.controller.cache import HostCache
     from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.host_cache import HostCache
     from hicache_storage.controller.pool_set import Bits, PageSlots
 
     Ask: TypeAlias = Callable[[str, Sequence[int]], Sequence[int]]

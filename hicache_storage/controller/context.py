@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_storage.controller.agreement import Agreement
+    from hicache_storage.backend_support.counters import Counters
+    from hicache_storage.controller.admission import PrefetchQuota
+    from hicache_storage.controller.attached_store import AttachedStore
+    from hicache_storage.controller.cache import HostCache
+    from hicache_storage.controller.consensus import Agreement
     from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.explain import Explanations
-    from hicache_storage.controller.host_cache import HostCache
-    from hicache_storage.controller.limits import Occupancy
-    from hicache_storage.controller.policies import ControllerSettings
     from hicache_storage.controller.pool_set import Bits
-    from hicache_storage.controller.tier import Tier
-    from hicache_storage.counters import Counters
+    from hicache_storage.controller.settings import ControllerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class Context:
     counters: Counters
     agreement: Agreement
     explanations: Explanations
-    occupancy: Occupancy
-    tier: Callable[[], Tier | None]
+    occupancy: PrefetchQuota
+    tier: Callable[[], AttachedStore | None]
     """The store that is attached now."""
     consider: Callable[[Sequence[Entry]], None]
     """Offers pages to the write policy."""

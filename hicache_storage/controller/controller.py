@@ -5,22 +5,22 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Self
 
-from hicache_storage.controller.agreement import Agreement
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.controller.admission import PrefetchQuota
+from hicache_storage.controller.attached_store import AttachedStore
+from hicache_storage.controller.cache import HostCache
+from hicache_storage.controller.consensus import Agreement
 from hicache_storage.controller.context import Context
 from hicache_storage.controller.explain import Explanations
-from hicache_storage.controller.host_cache import HostCache
 from hicache_storage.controller.lease import Reservation
-from hicache_storage.controller.limits import Occupancy
-from hicache_storage.controller.policies import ControllerSettings, PartialHits, WritePolicy
 from hicache_storage.controller.prefetch import Prefetch
-from hicache_storage.controller.prefetcher import Prefetcher
+from hicache_storage.controller.prefetch_worker import Prefetcher
 from hicache_storage.controller.ranks import SingleRank
-from hicache_storage.controller.tier import Tier
-from hicache_storage.counters import Counters
-from hicache_storage.deadline import Deadline
+from hicache_storage.controller.settings import ControllerSettings, PartialHits, WritePolicy
+from hicache_storage.durations import LONGEST_S
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
-from hicache_storage.seconds import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -82,14 +82,14 @@ class CacheController:
             counters=self._counters,
             agreement=self.agreement,
             explanations=self._explanations,
-            occupancy=Occupancy(self.settings.prefetch_capacity * pool_set.capacity_pages),
+            occupancy=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
             tier=lambda: self._tier,
             consider=self._consider,
             vital=vital,
         )
         self._prefetcher = Prefetcher(self._context)
-        self._tier: Tier | None = None
-        self._left_behind: list[Tier] = []
+        self._tier: AttachedStore | None = None
+        self._left_behind: list[AttachedStore] = []
         """Stores that were detached while a call of theirs was running."""
         self._whole = True
         """Nothing that was to be written was lost when the last store was let go of."""
@@ -274,8 +274,8 @@ class CacheController:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _made_tier(self, store: PageStore) -> Tier:
-        return Tier(store, self.cache, self.settings, self._counters)
+    def _made_tier(self, store: PageStore) -> AttachedStore:
+        return AttachedStore(store, self.cache, self.settings, self._counters)
 
     def _detach(self, deadline: Deadline, *, drain: bool) -> bool:
         """Let go of the store; False where `drain` has lost pages that were to be written."""

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from hicache_storage.controller.topic import shown
-from hicache_storage.transfer import Verdict
+from hicache_storage.page_store.results import Verdict
 
 
 class Reason(enum.Enum):

@@ -12,10 +12,10 @@ from hicache_storage.controller.coverage import Coverage, coverage, verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.controller.agreement import Taken
+    from hicache_storage.controller.cache import HostCache
     from hicache_storage.controller.claims import Ask
+    from hicache_storage.controller.consensus import Taken
     from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.host_cache import HostCache
     from hicache_storage.controller.pool_set import PageSlots
 
 

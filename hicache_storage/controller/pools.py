@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hicache_storage.hit_policy import HitPolicy, Pool
 from hicache_storage.host_pool.tiles import tile_nbytes
-from hicache_storage.transfer import Transfer
+from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class CachePool:
     """No prefix is usable without it. A draft's pools may be optional, by the controller's settings."""
     writes: bool = True
     """This rank writes the pool's pages to L3: of ranks that hold the same bytes, one does."""
-    stored: tuple[Pool, ...] = field(init=False, repr=False, compare=False)
+    stored: tuple[PoolSpec, ...] = field(init=False, repr=False, compare=False)
     """As the page store sees it: a page of this pool is in storage when it is in all of these, one for
     each tile of the host pool. A tile goes by its own rectangle: ranks that have it share it."""
 
@@ -48,7 +48,7 @@ class CachePool:
         if len(self.host.tiles) > 1:
             self._check_cut()
         stored = tuple(
-            Pool(
+            PoolSpec(
                 space=self._tile_space(tile),
                 hit_policy=self.hit_policy,
                 window_pages=self.window_pages,

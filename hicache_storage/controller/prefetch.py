@@ -7,19 +7,19 @@ import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.agreement import Holdings
+from hicache_storage.controller.consensus import Holdings
+from hicache_storage.controller.diagnostics import PrefetchDiagnostics
 from hicache_storage.controller.explain import Explanation, Reason
-from hicache_storage.controller.findings import Findings
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
 from hicache_storage.controller.topic import Topic
-from hicache_storage.hit_policy import longest
-from hicache_storage.seconds import LONGEST_S
+from hicache_storage.durations import LONGEST_S
+from hicache_storage.page_store.hit_policy import longest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_storage.controller.agreement import Taken
+    from hicache_storage.controller.consensus import Taken
     from hicache_storage.controller.context import Context
     from hicache_storage.controller.entry import Entry
     from hicache_storage.controller.pool_set import Bits
@@ -40,7 +40,7 @@ class Prefetch:
     ) -> None:
         self.request_id = request_id
         self.hashes = hashes
-        self.findings = Findings()
+        self.findings = PrefetchDiagnostics()
         self._context = context
         self._cache = context.cache
         self._began_s = time.monotonic()

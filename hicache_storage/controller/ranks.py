@@ -42,7 +42,7 @@ class Ranks(Protocol):
         """How many there are."""
         ...
 
-    def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+    def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
         """The smallest of all ranks' answers, one by one. Blocks until all have answered.
 
         Raises:
@@ -61,7 +61,7 @@ class SingleRank:
     rank = 0
     size = 1
 
-    def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:  # noqa: ARG002 - the protocol's
+    def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:  # noqa: ARG002 - the protocol's
         """Its own answer."""
         return list(values)
 

@@ -7,19 +7,19 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.policies import DropPolicy
-from hicache_storage.controller.traffic import PoolTraffic
+from hicache_storage.controller.settings import DropPolicy
+from hicache_storage.controller.transfer_batch import TransferBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
+    from hicache_storage.backend_support.counters import Counters
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.controller.cache import HostCache
     from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.host_cache import HostCache
-    from hicache_storage.controller.policies import ControllerSettings
-    from hicache_storage.counters import Counters
-    from hicache_storage.deadline import Deadline
+    from hicache_storage.controller.settings import ControllerSettings
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class Writeback:
     def _write(self, batch: list[Entry]) -> list[Entry]:
         """Write what is due of each page; those of which more is due now."""
         cache = self._cache
-        traffic = PoolTraffic(cache.pool_set)
+        traffic = TransferBatch(cache.pool_set)
         wanted = cache.due(batch)
         for entry, bits in zip(batch, wanted, strict=True):
             traffic.add(entry.page_hash, entry.slots, bits)

@@ -9,11 +9,11 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.device_pool.routes import routes
 from hicache_storage.device_pool.streams import Pages, stream_for
 from hicache_storage.device_pool.transfer import LayerTransfer, LayerTransferFailed
 from hicache_storage.host_pool.memory import load_torch
-from hicache_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -81,8 +81,8 @@ class LayerCopier:
         self.pools = tuple(pools)
         self.slots = min(pool.slots for pool in pools)
         load_stream, store_stream = stream_for(pools[0].device), stream_for(pools[0].device)
-        self._loading = (Workers("hicache-l1-load", 1), load_stream)
-        self._storing = (Workers("hicache-l1-store", 1), store_stream)
+        self._loading = (DaemonExecutor("hicache-l1-load", 1), load_stream)
+        self._storing = (DaemonExecutor("hicache-l1-store", 1), store_stream)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -142,7 +142,7 @@ class LayerCopier:
         self.close()
 
     def _submit(
-        self, lane: tuple[Workers, CopyStream], move: Move, found: Sequence[Route]
+        self, lane: tuple[DaemonExecutor, CopyStream], move: Move, found: Sequence[Route]
     ) -> LayerTransfer:
         workers, stream = lane
         transfer = LayerTransfer([pool.layers for pool in self.pools])

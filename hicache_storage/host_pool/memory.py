@@ -8,7 +8,7 @@ import mmap
 import sys
 from typing import Any, Literal, get_args
 
-from hicache_storage.host_pool.room import room
+from hicache_storage.host_pool.memory_limits import room
 from hicache_storage.page import address_of
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from hicache_storage.frame import FramedPage
 from hicache_storage.host_pool.memory import (
     cuda_runtime,
     load_torch,
@@ -21,6 +20,7 @@ from hicache_storage.host_pool.shape import (
 )
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
 from hicache_storage.page import Page
+from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.slots import Slots
 from hicache_storage.whole_numbers import check_whole
 

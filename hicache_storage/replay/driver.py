@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from hicache_storage.controller import CacheController, Channel, ControllerSettings
+from hicache_storage.durations import LONGEST_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.keys import page_hashes
 from hicache_storage.page_store import PageStoreSettings
@@ -18,7 +19,6 @@ from hicache_storage.replay.report import Flow, Tally, figures
 from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.timed_store import TimedPageStore
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
-from hicache_storage.seconds import LONGEST_S
 from hicache_storage.topology import Grid, Topology
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Replay:
         if self._unsettled_pages > self.settings.slots:
             self._controller.drain(_DRAIN_TIMEOUT_S)
             if self._ranks is not None:  # a rank may need what another is writing
-                self._ranks.minimum(Channel.RESULT, [0])
+                self._ranks.all_reduce_min(Channel.RESULT, [0])
             self._unsettled_pages = pages
 
     def _verify(self, hashes: Sequence[str], lease: Lease) -> None:

@@ -23,7 +23,7 @@ from hicache_storage.controller import Channel, RanksLost
 from hicache_storage.errors import ConfigError, HiCacheError
 from hicache_storage.replay.pools import extent_of
 from hicache_storage.replay.rank_report import combined
-from hicache_storage.replay.relay import Relay, replayed_warning
+from hicache_storage.replay.relay import RankReporter, replayed_warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from hicache_storage.controller import Ranks
-    from hicache_storage.replay.play import Play
+    from hicache_storage.replay.job import ReplayJob
 
 # Longer than any request may take on the slowest rank; those who die are noticed at once.
 _RANKS_TIMEOUT_S = 120.0
 _POLL_S = 0.2
 _END_TIMEOUT_S = 5.0
-_PRELOADED = ["torch.distributed", "hicache_storage.replay.play"]
+_PRELOADED = ["torch.distributed", "hicache_storage.replay.job"]
 
 
-def check(piece: Play) -> None:
+def check(piece: ReplayJob) -> None:
     """Refuse what cannot be run by several ranks, before any process is started.
 
     Raises:
@@ -64,7 +64,7 @@ def check(piece: Play) -> None:
 
 
 def play_ranks(
-    piece: Play, *, stop: threading.Event, progress: Callable[[int], None]
+    piece: ReplayJob, *, stop: threading.Event, progress: Callable[[int], None]
 ) -> dict[str, Any]:
     """Replay it by all ranks at once; their figures in one.
 
@@ -116,7 +116,7 @@ class _Rank:
 
 
 @contextmanager
-def _processes(piece: Play, meeting: str) -> Generator[list[_Rank], None, None]:
+def _processes(piece: ReplayJob, meeting: str) -> Generator[list[_Rank], None, None]:
     """All ranks, started; none of them is left afterwards."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)  # torch takes seconds: once, not once a rank
@@ -184,7 +184,7 @@ class _AgreedStop:
 
     def is_set(self) -> bool:
         """Whether any rank was. Every rank asks as often."""
-        (going_on,) = self._ranks.minimum(Channel.RESULT, [not self._told.is_set()])
+        (going_on,) = self._ranks.all_reduce_min(Channel.RESULT, [not self._told.is_set()])
         return not going_on
 
     def wait(self, timeout_s: float) -> bool:
@@ -192,14 +192,14 @@ class _AgreedStop:
         return self._told.wait(timeout_s)
 
 
-def _run(piece: Play, meeting: str, connection: Connection) -> None:
+def _run(piece: ReplayJob, meeting: str, connection: Connection) -> None:
     """One rank's life."""
-    from hicache_storage.controller.torch_ranks import TorchRanks  # noqa: PLC0415 - imports torch
-    from hicache_storage.replay.play import play  # noqa: PLC0415 - its own process's
+    from hicache_storage.controller.torch_consensus import TorchRanks  # noqa: PLC0415 - imports torch
+    from hicache_storage.replay.job import play  # noqa: PLC0415 - its own process's
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to hear
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    relay = Relay(connection)
+    relay = RankReporter(connection)
     settings = piece.settings
     try:
         ranks = TorchRanks.connect(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-class Relay:
+class RankReporter:
     """The rank's end. Thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
@@ -41,7 +41,7 @@ class Relay:
 
 
 class _Sender(logging.Handler):
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: RankReporter) -> None:
         super().__init__(logging.WARNING)
         self._relay = relay
         self.addFilter(WithoutRepeats())

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_storage.page_store import PageStore
-from hicache_storage.transfer import Verdict
+from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from hicache_storage.page_store import PageStoreSettings
+    from hicache_storage.page_store.results import Outcome, Transfer
     from hicache_storage.storage import HiCacheStorage
-    from hicache_storage.transfer import Outcome, Transfer
 
 
 class BusyTime:

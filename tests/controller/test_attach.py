@@ -23,7 +23,7 @@ from pages import hash_of
 from stores import Gate, HookedStorage
 
 from hicache_storage.controller import CacheController, Reason, WritePolicy
-from hicache_storage.controller.tier import Tier
+from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.errors import StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import Capabilities
 
@@ -183,13 +183,13 @@ class TestDetach:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The writer is quicker than the thread that detaches, and waits for it only then."""
-        storage, end = HookedStorage(), Tier.end
+        storage, end = HookedStorage(), AttachedStore.end
 
-        def end_once_idle(self: Tier, *args: Any, **how: Any) -> bool:
+        def end_once_idle(self: AttachedStore, *args: Any, **how: Any) -> bool:
             until(self.writeback._is_idle)
             return end(self, *args, **how)
 
-        monkeypatch.setattr(Tier, "end", end_once_idle)
+        monkeypatch.setattr(AttachedStore, "end", end_once_idle)
         storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
         with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
             compute(engine, PROMPT)

@@ -13,8 +13,8 @@ from hicache_storage.controller import CachePool
 from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape, Tile
 from hicache_storage.keys import Shard
 from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.results import Verdict
 from hicache_storage.topology import Extent, Grid, Topology
-from hicache_storage.transfer import Verdict
 
 HASHES = [hash_of(number) for number in range(3)]
 ALONE = Topology()

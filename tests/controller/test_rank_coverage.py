@@ -40,9 +40,9 @@ class CountingRanks(ThreadRanks):
 
     calls = 0
 
-    def minimum(self, channel: Channel, values: Sequence[int]) -> list[int]:
+    def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
         self.calls += 1
-        return super().minimum(channel, values)
+        return super().all_reduce_min(channel, values)
 
 
 def at_once(act: Callable[[int], Any], size: int) -> list[Any]:

@@ -20,7 +20,11 @@ from engines import (
 )
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance import Fault, FaultyStorage, Strike
-from hicache_conformance.instruments.census import Census, left_after, resident_nbytes
+from hicache_conformance.tools.processes.resources import (
+    ProcessResources,
+    left_after,
+    resident_nbytes,
+)
 from pages import hash_of
 
 from hicache_storage.controller import PartialHits, PrefetchPolicy
@@ -110,7 +114,7 @@ def soaked(
 def test_a_soak_leaves_nothing_behind(requests: int) -> None:
     stores = [flapping_storage(seed) for seed in range(2)]
     seen: Counter[str] = Counter()
-    before = Census.taken()
+    before = ProcessResources.taken()
     with engine_on(
         None,
         windowed(40, window_slots=12),

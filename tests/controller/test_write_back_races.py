@@ -13,8 +13,8 @@ from pages import blank, hash_of
 from stores import HookedStorage
 
 from hicache_storage.controller import CacheController, ControllerSettings, WritePolicy
-from hicache_storage.controller.host_cache import HostCache
-from hicache_storage.frame import FRAME_NBYTES
+from hicache_storage.controller.cache import HostCache
+from hicache_storage.page_store.frame import FRAME_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable

@@ -18,11 +18,11 @@ from device_groups import (
     same,
 )
 
+from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.device_pool import LayerCopier, LayeredPool, LayerTransferFailed
 from hicache_storage.device_pool.copier import LAYERS_AHEAD
 from hicache_storage.device_pool.streams import HostStream
 from hicache_storage.host_pool import LAYOUTS, PageShape
-from hicache_storage.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -405,13 +405,13 @@ def test_closing_has_one_time_for_both_directions(monkeypatch: pytest.MonkeyPatc
     copier = LayerCopier([pool.layered])
     copier.load([[0]], [0])
     given: list[float] = []
-    close = Workers.close
+    close = DaemonExecutor.close
 
-    def noted(workers: Workers, timeout_s: float) -> bool:
+    def noted(workers: DaemonExecutor, timeout_s: float) -> bool:
         given.append(timeout_s)
         return close(workers, timeout_s)
 
-    monkeypatch.setattr(Workers, "close", noted)
+    monkeypatch.setattr(DaemonExecutor, "close", noted)
     assert not copier.close(timeout_s=0.1)
     go_on.set()
     assert copier.close(TIMEOUT_S)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hicache_conformance.checks import Check
     from hicache_conformance.report.record import CheckRecord, Record
-    from hicache_conformance.waivers import Waiver
+    from hicache_conformance.run.waivers import Waiver
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
 _LANES = 4
@@ -69,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Judge; the verdict's exit code."""
     choice = config.StorageChoice.from_arguments(arguments)
     from hicache_conformance.checks import all_checks  # noqa: PLC0415 - `--help` is quick
-    from hicache_conformance.isolated import asked_claims  # noqa: PLC0415
-    from hicache_conformance.judge import RunFacts, judged  # noqa: PLC0415
-    from hicache_conformance.operator import deployed_store  # noqa: PLC0415
     from hicache_conformance.report.terminal import print_summary  # noqa: PLC0415
     from hicache_conformance.report.write import write_report  # noqa: PLC0415
     from hicache_conformance.rules import SPEC, selected  # noqa: PLC0415
+    from hicache_conformance.run.isolation import asked_claims  # noqa: PLC0415
+    from hicache_conformance.run.judge import RunFacts, judged  # noqa: PLC0415
+    from hicache_conformance.run.operator import deployed_store  # noqa: PLC0415
 
     rules = selected(arguments.rules, arguments.spec or SPEC)
     waivers = _waivers(arguments.waivers)
@@ -121,9 +121,9 @@ def _outcomes(
     arguments: argparse.Namespace,
     lanes: int,
 ) -> list[CheckRecord]:
-    from hicache_conformance.isolated import run_isolated  # noqa: PLC0415
     from hicache_conformance.report.terminal import Progress  # noqa: PLC0415
-    from hicache_conformance.runner import RunOptions  # noqa: PLC0415
+    from hicache_conformance.run.isolation import run_isolated  # noqa: PLC0415
+    from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415
 
     options = RunOptions(seed=arguments.seed, quick=arguments.quick)
     records: list[CheckRecord] = []
@@ -155,7 +155,7 @@ def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
 
     They come from the judged record, whose texts hold no secret of the config any more.
     """
-    from hicache_conformance.case import LEFT_IN_STORE  # noqa: PLC0415 - `--help` is quick
+    from hicache_conformance.case.case import LEFT_IN_STORE  # noqa: PLC0415 - `--help` is quick
 
     records = [check for rule in record.rules for check in rule.checks]
     if own_store or not records:
@@ -178,7 +178,7 @@ def _store_name(backend: str, storage_class: type[HiCacheStorage]) -> str:
 def _waivers(path: Path | None) -> Mapping[str, Waiver]:
     if path is None:
         return {}
-    from hicache_conformance.waivers import read_waivers  # noqa: PLC0415
+    from hicache_conformance.run.waivers import read_waivers  # noqa: PLC0415
 
     return read_waivers(path)
 

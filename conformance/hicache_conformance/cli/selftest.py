@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from hicache_conformance.selftest import Finding
+    from hicache_conformance.selftest.selftest import Finding
 
 SUMMARY = "Test the kit: each wrong store must be caught by its rule, each right one must pass."
 _CALL_LIMIT_S = 10.0
@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the matrix; 1 where a wrong store survives, a right one fails, a rule has no control."""
     from rich.console import Console  # noqa: PLC0415 - `--help` is quick
 
-    from hicache_conformance.runner import RunOptions  # noqa: PLC0415
-    from hicache_conformance.selftest import findings, survivors, uncontrolled_rules  # noqa: PLC0415
+    from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415
+    from hicache_conformance.selftest.selftest import findings, rules_without_mutants, survivors  # noqa: PLC0415
 
     options = RunOptions(seed=arguments.seed, quick=arguments.quick, call_limit_s=_CALL_LIMIT_S)
     console = Console(highlight=False, soft_wrap=True)
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     for one in findings(options, rights=not arguments.wrong_only):
         found.append(one)
         console.print(_line(one), markup=False)
-    wrong, bare = survivors(found), uncontrolled_rules()
+    wrong, bare = survivors(found), rules_without_mutants()
     for one in wrong:
         console.print(f"NOT AS IT SHOULD BE  {_line(one)}", markup=False)
     if bare:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hicache_conformance.outcomes import Verdict
+from hicache_conformance.run.outcomes import Verdict
 
 if TYPE_CHECKING:
     from hicache_conformance.report.record import Record

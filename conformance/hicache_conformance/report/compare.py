@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hicache_conformance.outcomes import Outcome, Verdict
 from hicache_conformance.report.terminal import show
 from hicache_conformance.report.words import label, printable
+from hicache_conformance.run.outcomes import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

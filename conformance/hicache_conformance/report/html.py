@@ -10,7 +10,6 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING
 
-from hicache_conformance.outcomes import Outcome, Verdict
 from hicache_conformance.report.markup import (
     Child,
     element,
@@ -32,6 +31,7 @@ from hicache_conformance.report.words import (
     printable,
     remedies,
 )
+from hicache_conformance.run.outcomes import Outcome, Verdict
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from hicache_conformance.outcomes import Outcome
 from hicache_conformance.report.words import families, is_on_trial, label, printable, weighed
+from hicache_conformance.run.outcomes import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hicache_conformance.outcomes import Outcome
 from hicache_conformance.report.markup import Child, element, icon, link, prose, sentence
 from hicache_conformance.report.words import (
     MUST_ACT,
@@ -16,6 +15,7 @@ from hicache_conformance.report.words import (
     tally,
     weighed,
 )
+from hicache_conformance.run.outcomes import Outcome
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hicache_conformance.outcomes import Outcome, Verdict
+from hicache_conformance.run.outcomes import Outcome, Verdict
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from hicache_conformance.outcomes import Outcome, Verdict
 from hicache_conformance.report.words import (
     MUST_ACT,
     SHOWN_ORDER,
@@ -29,6 +28,7 @@ from hicache_conformance.report.words import (
     weighed,
 )
 from hicache_conformance.rules import RULES
+from hicache_conformance.run.outcomes import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

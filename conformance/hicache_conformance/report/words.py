@@ -7,7 +7,7 @@ import shlex
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from hicache_conformance.outcomes import Outcome, Verdict
+from hicache_conformance.run.outcomes import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,14 +7,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-from hicache_storage.hit_policy import HitPolicy, usable_prefix
 from hicache_storage.integrations.sglang._arguments import WATCHED
 from hicache_storage.integrations.sglang._launch import Launch
 from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
-from hicache_storage.integrations.sglang._traffic import Traffic
+from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
 from hicache_storage.integrations.sglang._transport import Moved, Transport
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.hit_policy import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Adapter:
                 parallelism=settings.parallelism,
             ),
         )
-        traffic = Traffic() if storage_config.enable_storage_metrics else None
+        traffic = TransferMetrics() if storage_config.enable_storage_metrics else None
         self._transport = Transport(self._store, traffic, settings.timeout_s)
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
 

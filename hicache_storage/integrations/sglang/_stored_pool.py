@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.frame import FramedPage
-from hicache_storage.hit_policy import HitPolicy, Pool
 from hicache_storage.host_pool.memory import mapped
 from hicache_storage.integrations.sglang._host_pages import flat_parts, host_pages
 from hicache_storage.integrations.sglang._identity import holds_nothing
-from hicache_storage.transfer import Transfer
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,10 +51,13 @@ class StoredPool:
         """How many pages go into one call of the page store."""
         return max(1, min(_BATCH_PAGES, _BATCH_NBYTES // self.page_nbytes))
 
-    def asked(self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1) -> list[Pool]:
+    def asked(
+        self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1
+    ) -> list[PoolSpec]:
         """What the page store matches a prefix against: every part must have its page."""
         return [
-            Pool(space=space, hit_policy=policy, window_pages=window_pages) for space in self.spaces
+            PoolSpec(space=space, hit_policy=policy, window_pages=window_pages)
+            for space in self.spaces
         ]
 
     def transfers(

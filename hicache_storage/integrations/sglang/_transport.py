@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hicache_storage.deadline import Deadline
-from hicache_storage.integrations.sglang._bounce import (
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.integrations.sglang._bounce_buffers import (
     Bounce,
     copy_in,
     copy_out,
@@ -15,16 +15,16 @@ from hicache_storage.integrations.sglang._bounce import (
     nbytes_of,
 )
 from hicache_storage.page import Page
-from hicache_storage.transfer import Verdict
+from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.integrations.sglang._engine import Indices
     from hicache_storage.integrations.sglang._stored_pool import StoredPool
-    from hicache_storage.integrations.sglang._traffic import Traffic
+    from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
     from hicache_storage.page_store import PageStore
-    from hicache_storage.transfer import Outcome, Transfer
+    from hicache_storage.page_store.results import Outcome, Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Transport:
     store gets buffers of ours, which an overdue call keeps.
     """
 
-    def __init__(self, store: PageStore, traffic: Traffic | None, timeout_s: float) -> None:
+    def __init__(self, store: PageStore, traffic: TransferMetrics | None, timeout_s: float) -> None:
         self.store = store
         self.traffic = traffic
         self.writes_replicated = True

@@ -1,0 +1,345 @@
+"""The index of many hosts, in a Redis server. It holds no pages."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hicache_backends.hf3fs.index import redis_scripts as scripts
+from hicache_backends.hf3fs.index.base import Index, View, lease_s
+from hicache_backends.hf3fs.index.redis_client import RedisClient
+from hicache_backends.hf3fs.index.redis_epoch import Epoch
+from hicache_backends.hf3fs.slots import STAMP_NBYTES, Place
+from hicache_backends.hf3fs.writer import is_dead, tokens
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from hicache_backends.hf3fs.index.base import Entry, Limits
+    from hicache_backends.hf3fs.index.redis_epoch import Trusted
+    from hicache_backends.hf3fs.layout import Layout
+    from hicache_backends.hf3fs.slot_files import SlotFiles
+    from hicache_backends.hf3fs.writer import Writer
+
+_STEP = 500
+_MOST_SLOTS = 1 << 40
+
+
+class RedisIndex(Index):
+    """Shared by all hosts that mount the root. Slots of dead writers come back when a lease ends."""
+
+    def __init__(
+        self, url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float
+    ) -> None:
+        self._limits = limits
+        self._writer = writer
+        self._timeout_s = timeout_s
+        self._lease_ms = int(1000 * lease_s(timeout_s))
+        self._prefix = f"hicache:hf3fs:{{{layout.root_id()}}}"
+        self._unsettled: list[tuple[str, Place]] = []
+        self._unsettled_lock = threading.Lock()
+        self._client = RedisClient(url, timeout_s)
+        self._epoch = Epoch(self._client, self._prefix, layout, self._lease_ms)
+        deadline = Deadline(timeout_s)
+        try:
+            self._epoch.require(deadline, at_open=True)
+            self.used_nbytes = int(self._run(Deadline(timeout_s), scripts.USED))
+            for token in tokens(layout.writers) - {writer.token}:
+                is_dead(layout.writers, token, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
+        trusted = self._epoch.require(deadline)
+        name = f"{self._prefix}:pages:{files.geometry.space.id}"
+        yield _RedisView(self._client, name, trusted, deadline)
+
+    @contextmanager
+    def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
+        with self.view(files, deadline) as view:
+            yield view
+
+    def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
+        stamps = [self._writer.stamp() for _ in range(count)]
+        limits, geometry = self._limits, files.geometry
+        arguments = [
+            *(geometry.space.id, geometry.slot_nbytes, count),
+            -1 if limits.capacity_nbytes is None else limits.capacity_nbytes,
+            *(limits.high_watermark, limits.low_watermark, self._lease_ms),
+            *(stamp.hex() for stamp in stamps),
+        ]
+        self._release_unsettled(deadline)
+        trusted = self._epoch.require(deadline)
+        with (
+            self._client.call(deadline) as client,
+            client.pipeline(transaction=True) as pipe,
+        ):
+            pipe.eval(scripts.RESERVE, 1, self._prefix, *arguments)
+            pipe.info("server")
+            (slots, before, fresh, evicted, used), info = pipe.execute()
+            _require_same(info["run_id"], trusted.run)
+            places = [Place(slot, stamp) for slot, stamp in zip(slots, stamps, strict=False)]
+        self.evicted += evicted
+        self.used_nbytes = used
+        if fresh:
+            try:
+                files.grow(before, fresh, limits.room(used))
+            except BaseException:
+                self._left_unsettled(geometry.space.id, places)
+                raise
+        return places
+
+    def settle(
+        self,
+        files: SlotFiles,
+        entries: Sequence[Entry],
+        unused: Sequence[Place],
+        deadline: Deadline,
+    ) -> None:
+        space_id = files.geometry.space.id
+        arguments = [
+            field
+            for page_hash, (slot, stamp), used_ns in entries
+            for field in (page_hash, slot, stamp.hex(), used_ns // 1000)
+        ]
+        until = self._lease_half()
+        try:
+            doubles, lost = self._run(
+                deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments
+            )
+            self._relinquish(files, _places(doubles), files.spoil, until, deadline)
+            self._release(space_id, unused, deadline)
+        except BaseException:
+            self._left_unsettled(space_id, [*(entry.place for entry in entries), *unused])
+            raise
+        if lost:
+            raise StorageUnavailable(
+                f"hf3fs: {lost} pages took longer than a lease of {self._lease_ms / 1000:.0f} s:"
+                " raise timeout_s"
+            )
+
+    def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
+        """Leave slots to the end of their leases, which is when they may be reclaimed."""
+
+    def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
+        arguments = [
+            field for h, place in wrong.items() for field in (h, place.slot, place.stamp.hex())
+        ]
+        self._run(deadline, scripts.FORGET, files.geometry.space.id, *arguments)
+
+    def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
+        trusted = self._epoch.require(deadline)
+        for start in range(0, len(hashes), _STEP):
+            part = hashes[start : start + _STEP]
+            self._removed(files, part, files.spoil, trusted, deadline)
+
+    def clear(self, files: SlotFiles) -> int:
+        trusted = self._epoch.require(Deadline(self._timeout_s))
+        removed = 0
+        for part in self._listed(files):
+            for start in range(0, len(part), _STEP):
+                hashes = part[start : start + _STEP]
+                removed += self._removed(files, hashes, files.give_back, trusted, None)
+        self._give_free_slots_back(files)
+        if self._epoch.require(Deadline(self._timeout_s)) != trusted:
+            raise _replaced()
+        return removed
+
+    def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
+        times = {f"{space} {page_hash}": ns // 1000 for (space, page_hash), ns in used.items()}
+        with self._client.call(deadline) as client:
+            client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
+
+    def pages(self, files: SlotFiles) -> Iterator[str]:
+        for part in self._listed(files):
+            yield from part
+
+    def close(self) -> None:
+        self._epoch.close()
+        self._client.close()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _run(self, deadline: Deadline, script: str, *arguments: object) -> Any:
+        return self._client.run(deadline, script, self._prefix, *arguments)
+
+    def _lease_half(self) -> Deadline:
+        """Return the time by which a lease is renewed, or given up, that is taken after this."""
+        return Deadline(self._lease_ms / 2000)
+
+    def _listed(self, files: SlotFiles) -> Iterator[list[str]]:
+        """Yield every page of the key space, step by step, each once."""
+        name = f"{self._prefix}:pages:{files.geometry.space.id}"
+        trusted = self._epoch.require(Deadline(self._timeout_s))
+        seen: set[str] = set()
+        cursor = 0
+        while True:
+            with (
+                self._client.call(Deadline(self._timeout_s)) as client,
+                client.pipeline(transaction=True) as pipe,
+            ):
+                pipe.hscan(name, cursor, count=_STEP)
+                pipe.info("server")
+                pipe.hget(f"{self._prefix}:state", "maker")
+                (cursor, found), info, maker = pipe.execute()
+                _require_same((info["run_id"], maker or b""), trusted)
+                fresh = [h for h in (each.decode() for each in found) if h not in seen]
+            yield fresh
+            seen.update(fresh)
+            if not cursor:
+                return
+
+    def _removed(
+        self,
+        files: SlotFiles,
+        hashes: Sequence[str],
+        act: Callable[[Sequence[int], Deadline], int],
+        trusted: Trusted,
+        deadline: Deadline | None,
+    ) -> int:
+        """Remove pages, and `act` on their slots before anybody else gets one; return how many.
+
+        Without a deadline each step has one of its own.
+        """
+        until = self._lease_half()
+        arguments = (files.geometry.space.id, self._lease_ms, trusted.maker, *hashes)
+        found = self._run(deadline or Deadline(self._timeout_s), scripts.DETACH, *arguments)
+        if found is None:
+            raise _replaced()
+        places = _places(found)
+        self._relinquish(files, places, act, until, deadline)
+        return len(places)
+
+    def _relinquish(
+        self,
+        files: SlotFiles,
+        places: Sequence[Place],
+        act: Callable[[Sequence[int], Deadline], int],
+        until: Deadline,
+        deadline: Deadline | None,
+    ) -> None:
+        """Act on leased slots and release them; renew leases whose time is half over.
+
+        A process that was stopped does not act on a slot whose lease has ended meanwhile.
+
+        Raises:
+            StorageUnavailable: A lease had ended. Its slot may be another page's by now.
+        """
+        space_id = files.geometry.space.id
+        while places:
+            done = act([place.slot for place in places], until)
+            self._release(space_id, places[:done], deadline or Deadline(self._timeout_s))
+            places = places[done:]
+            if not places:
+                return
+            until = self._lease_half()
+            values = [f"{place.slot} {place.stamp.hex()}" for place in places]
+            step = deadline or Deadline(self._timeout_s)
+            kept: list[bytes] = self._run(step, scripts.RENEW, space_id, self._lease_ms, *values)
+            if len(kept) < len(places):
+                raise StorageUnavailable(
+                    f"hf3fs: slots were held for longer than a lease of {self._lease_ms / 1000:.0f}"
+                    " s: try again, and raise timeout_s"
+                )
+
+    def _give_free_slots_back(self, files: SlotFiles) -> None:
+        space_id, last = files.geometry.space.id, -1
+        while True:
+            until = self._lease_half()
+            stamp = self._writer.stamp()
+            arguments = (space_id, self._lease_ms, _STEP, stamp.hex(), last)
+            slots: list[int] = self._run(Deadline(self._timeout_s), scripts.LEASE_FREE, *arguments)
+            if not slots:
+                return
+            leased = [Place(slot, stamp) for slot in slots]
+            self._relinquish(files, leased, files.give_back, until, None)
+            last = slots[-1]
+
+    def _release(self, space_id: str, places: Sequence[Place], deadline: Deadline) -> None:
+        for start in range(0, len(places), _STEP):
+            part = places[start : start + _STEP]
+            arguments = [field for place in part for field in (place.slot, place.stamp.hex())]
+            self.used_nbytes = int(self._run(deadline, scripts.RELEASE, space_id, *arguments))
+
+    def _left_unsettled(self, space_id: str, places: Sequence[Place]) -> None:
+        with self._unsettled_lock:
+            self._unsettled += [(space_id, place) for place in places]
+
+    def _release_unsettled(self, deadline: Deadline) -> None:
+        """Release slots that could not be settled when they should have been."""
+        with self._unsettled_lock:
+            unsettled, self._unsettled = self._unsettled, []
+        while unsettled:
+            space_id, place = unsettled[-1]
+            try:
+                self._release(space_id, [place], deadline)
+            except BaseException:
+                with self._unsettled_lock:
+                    self._unsettled += unsettled
+                raise
+            unsettled.pop()
+
+
+class _RedisView(View):
+    def __init__(
+        self, client: RedisClient, name: str, trusted: Trusted, deadline: Deadline
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._trusted = trusted
+        self._deadline = deadline
+
+    def find(self, hashes: Sequence[str]) -> dict[str, Place]:
+        return self._find(hashes, self._deadline)
+
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
+        now = self._find(list(places), deadline)
+        return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
+
+    def _find(self, hashes: Sequence[str], deadline: Deadline) -> dict[str, Place]:
+        if not hashes:
+            return {}
+        with (
+            self._client.call(deadline) as client,
+            client.pipeline(transaction=True) as pipe,
+        ):
+            pipe.hmget(self._name, hashes)
+            pipe.info("server")
+            found, info = pipe.execute()
+            _require_same(info["run_id"], self._trusted.run)
+            return {
+                page_hash: _place(place)
+                for page_hash, place in zip(hashes, found, strict=True)
+                if place is not None
+            }
+
+
+def _require_same(now: object, before: object) -> None:
+    if now != before:
+        raise StorageUnavailable("hf3fs: the Redis server of the index was restarted")
+
+
+def _replaced() -> StorageUnavailable:
+    return StorageUnavailable("hf3fs: the index was lost and made anew meanwhile: try again")
+
+
+def _places(values: Sequence[bytes]) -> list[Place]:
+    return [_place(value) for value in values]
+
+
+def _place(value: bytes) -> Place:
+    """Return the place that `value` names.
+
+    Raises:
+        ValueError: It names none.
+    """
+    slot, _, stamp = value.decode("ascii").partition(" ")
+    place = Place(int(slot), bytes.fromhex(stamp))
+    if not 0 <= place.slot < _MOST_SLOTS or len(place.stamp) != STAMP_NBYTES:
+        raise ValueError("an index of another program")
+    return place

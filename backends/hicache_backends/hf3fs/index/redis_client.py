@@ -1,0 +1,200 @@
+"""The client of the Redis index: redis-py, with one deadline for all that a call does.
+
+redis-py's time limits are those of one read and of one address, and a name look-up has none. Here every
+step of a call, in the thread that makes it, gets what is left of the call's deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis import connection as redis_connection
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.retry import Retry
+
+from hicache_storage.backend_support.resolver import RESOLVER
+from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout, StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_storage.backend_support.deadline import Deadline
+
+_call = threading.local()
+
+
+class RedisClient:
+    """Commands to one server. Thread-safe; belongs to the process that made it."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._pool = _pool(url, timeout_s)
+        client_class: Any = redis.Redis
+        self._client: Any = client_class(connection_pool=self._pool)
+        self._scripts: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def call(self, deadline: Deadline) -> Generator[Any, None, None]:
+        """Lend the client of redis-py to a step that ends by the deadline.
+
+        Raises:
+            StorageTimeout, StorageUnavailable: For everything that redis-py raises.
+        """
+        outer, _call.deadline = getattr(_call, "deadline", None), deadline
+        try:
+            deadline.check("hf3fs: what the Redis index was asked for")
+            yield self._client
+        except redis.TimeoutError:
+            raise StorageTimeout(
+                "hf3fs: the Redis server of the index did not answer within"
+                f" {deadline.timeout_s:g} s"
+            ) from None
+        except redis.AuthenticationError:
+            raise StorageUnavailable(
+                "hf3fs: index: the Redis server refuses the user or the password"
+            ) from None
+        except redis.RedisError as error:
+            # What a server says may repeat a command with its password; what redis-py says does not.
+            said = f": {error}" if type(error) is redis.ConnectionError else ""
+            raise StorageUnavailable(
+                "hf3fs: the Redis server of the index cannot be used"
+                f" ({type(error).__name__}{said})"
+            ) from None
+        except HiCacheError:
+            raise
+        except OSError as error:
+            raise StorageUnavailable(f"hf3fs: {error.strerror or error}") from error
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise StorageUnavailable(
+                "hf3fs: the Redis server of the index gave an answer that is none of an index"
+                f" ({type(error).__name__})"
+            ) from error
+        finally:
+            _call.deadline = outer
+
+    def run(self, deadline: Deadline, script: str, prefix: str, *arguments: object) -> Any:
+        """Run a Lua script; its text is sent to a server that does not have it."""
+        with self.call(deadline) as client:
+            registered = self._scripts.get(script)
+            if registered is None:
+                registered = self._scripts[script] = client.register_script(script)
+            return registered(keys=[prefix], args=arguments)
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._client.close()
+        self._pool.disconnect()
+
+
+class _Dialled(Connection):
+    """A connection over TCP: the look-up and all addresses share the time that is left."""
+
+    def _connect(self) -> Any:
+        addresses = RESOLVER.addresses(self.host, int(self.port), _deadline())
+        refused: OSError = OSError(f"the name {self.host} has no address")
+        for tried, (family, address) in enumerate(addresses):
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(_remaining_s() / (len(addresses) - tried))
+                connection.connect(address)
+                connection.settimeout(_remaining_s())
+            except OSError as error:
+                connection.close()
+                refused = error
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return connection
+        raise refused
+
+
+class _Plain(_Dialled):
+    def _connect(self) -> Any:
+        untyped: Any = super()
+        return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
+
+
+class _Tls(SSLConnection, _Dialled):
+    def _connect(self) -> Any:
+        untyped: Any = super()
+        return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
+
+
+class _Unix(UnixDomainSocketConnection):
+    def _connect(self) -> Any:
+        self.socket_connect_timeout = _remaining_s()
+        untyped: Any = super()
+        return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
+
+
+class _BoundedSocket:
+    """A socket whose every step ends by the deadline of the call that it belongs to."""
+
+    def __init__(self, connection: Any) -> None:
+        self._socket = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv(self, *arguments: Any) -> Any:
+        return self._within(self._socket.recv, *arguments)
+
+    def recv_into(self, *arguments: Any) -> Any:
+        return self._within(self._socket.recv_into, *arguments)
+
+    def sendall(self, *arguments: Any) -> Any:
+        return self._within(self._socket.sendall, *arguments)
+
+    def _within(self, step: Any, *arguments: Any) -> Any:
+        usual_s = self._socket.gettimeout()
+        if usual_s == 0:
+            return step(*arguments)
+        self._socket.settimeout(_remaining_s())
+        try:
+            return step(*arguments)
+        finally:
+            self._socket.settimeout(usual_s)
+
+
+def _deadline() -> Deadline:
+    """Return the deadline of the call of this thread."""
+    deadline: Deadline = _call.deadline
+    return deadline
+
+
+def _remaining_s() -> float:
+    """Return the seconds that the call of this thread has left.
+
+    Raises:
+        TimeoutError: None are left.
+    """
+    remaining_s = _deadline().remaining_s()
+    if not remaining_s:
+        raise TimeoutError("the deadline of the call has passed")
+    return remaining_s
+
+
+def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
+    try:
+        untyped: Any = redis_connection
+        options: dict[str, Any] = untyped.parse_url(url)
+        options.update(
+            socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
+        )
+        kind = options.pop("connection_class", Connection)
+        if kind is SSLConnection and str(options.get("ssl_cert_reqs", "")).lower() != "none":
+            # Releases before 6 verify the certificate, and for any host, unless they are told.
+            options["ssl_check_hostname"] = True
+        ours: Any = {SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}.get(kind, _Plain)
+        pool = redis.ConnectionPool(connection_class=ours, **options)
+        pool.make_connection()  # no I/O: it says what is wrong with the options
+    except (ValueError, TypeError, redis.RedisError):
+        raise ConfigError('hf3fs: index: must be "sqlite" or a URL such as redis://host') from None
+    else:
+        return pool

@@ -1,0 +1,267 @@
+"""The files of one key space's slots: opened, made larger, read for their marks, and given back."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from hicache_backends.hf3fs.slots import MARK_NBYTES, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from hicache_backends.hf3fs.layout import Layout
+    from hicache_backends.hf3fs.slots import Found, Geometry
+    from hicache_storage.backend_support.deadline import Deadline
+
+DIRECT: int = getattr(os, "O_DIRECT", 0)
+
+_FILE_NAME = re.compile(r"slots-([0-9]{4,})")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_LEAST_STEP_NBYTES = 1 << 20
+_MOST_STEP_NBYTES = 256 << 20
+_LEFT_FREE_NBYTES = 16 << 20
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV})
+_NO_MARK = bytes(MARK_NBYTES)
+
+
+class SlotFiles:
+    """The files of one key space. Immutable; everything raises OSError."""
+
+    __slots__ = ("_layout", "directory", "geometry")
+
+    def __init__(self, layout: Layout, geometry: Geometry) -> None:
+        self._layout = layout
+        self.geometry = geometry
+        self.directory = layout.space_dir(geometry.space.id)
+
+    def path(self, number: int) -> str:
+        """Of the file with this number."""
+        return f"{self.directory}/{_file_name(number)}"
+
+    @contextmanager
+    def opened(self, *, writing: bool) -> Generator[OpenFiles, None, None]:
+        """Files for the time of one call."""
+        files = OpenFiles(self, writing=writing)
+        try:
+            yield files
+        finally:
+            files.close()
+
+    def grow(self, allocated: int, missing: int, most: int | None) -> int:
+        """Make room for `missing` slots behind the first `allocated`; how many there are then.
+
+        As many again are made as there are, within bounds, but no more than `most`. Where the file
+        system has no more room there may be fewer.
+        """
+        slot_nbytes = self.geometry.slot_nbytes
+        least = -(-_LEAST_STEP_NBYTES // slot_nbytes)
+        step = max(least, min(allocated, _MOST_STEP_NBYTES // slot_nbytes), missing)
+        for wanted in (step if most is None else max(missing, min(step, most)), missing):
+            try:
+                self._extend(allocated, allocated + wanted)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+            else:
+                return allocated + wanted
+        return allocated
+
+    def held(self, places: Mapping[str, Place]) -> set[str]:
+        """Those of the pages whose slots have the right marks."""
+        held: set[str] = set()
+        with self.opened(writing=False) as files:
+            for page_hash, place in places.items():
+                mark = self.geometry.mark(page_hash, place.stamp)
+                with suppress(OSError):
+                    if self._marks(files, place.slot) == (mark, mark):
+                        held.add(page_hash)
+        return held
+
+    def spoil(self, slots: Sequence[int], until: Deadline | None = None) -> int:
+        """Take the first mark off these slots, so that no index made anew finds a page there.
+
+        None is begun after `until`; return how many were.
+        """
+        return self._each(slots, until, _spoil)
+
+    def give_back(self, slots: Sequence[int], until: Deadline | None = None) -> int:
+        """Spoil these slots, and give their blocks back to the file system where that can be done.
+
+        None is begun after `until`; return how many were.
+        """
+        return self._each(slots, until, self._punch)
+
+    def allocated(self) -> int:
+        """How many slots there are, going by the sizes of the files."""
+        numbers = self._numbers()
+        if not numbers:
+            return 0
+        nbytes = os.stat(self.path(numbers[-1])).st_size
+        whole = min(nbytes // self.geometry.slot_nbytes, self.geometry.slots_per_file)
+        return numbers[-1] * self.geometry.slots_per_file + whole
+
+    def newest(self, at_work: Callable[[], None] = lambda: None) -> dict[str, Place]:
+        """Return every page that some slot holds whole, going by the marks; the latest write of each.
+
+        `at_work` is called now and then.
+        """
+        newest: dict[str, Place] = {}
+        for slot, found in self._whole(at_work):
+            place = newest.get(found.page_hash)
+            if place is None or place.stamp < found.stamp:
+                newest[found.page_hash] = Place(slot, found.stamp)
+        return newest
+
+    def make_directory(self) -> None:
+        """Make the key space's directory where it has vanished."""
+        self._layout.make_space(self.geometry.space)
+
+    def _each(
+        self, slots: Sequence[int], until: Deadline | None, act: Callable[[int, int], None]
+    ) -> int:
+        with self.opened(writing=True) as files:
+            for done, slot in enumerate(slots):
+                number, offset = self.geometry.position(slot)
+                descriptor = files.descriptor(number)
+                if until is not None and until.passed():
+                    return done
+                act(descriptor, offset)
+        return len(slots)
+
+    def _punch(self, descriptor: int, offset: int) -> None:
+        try:
+            _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, self.geometry.slot_nbytes)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            _spoil(descriptor, offset)
+
+    def _whole(self, at_work: Callable[[], None]) -> Iterator[tuple[int, Found]]:
+        """Yield the slots whose marks are equal, and what they say."""
+        with self.opened(writing=False) as files:
+            for number in self._numbers():
+                first = number * self.geometry.slots_per_file
+                nbytes = os.stat(self.path(number)).st_size
+                for slot in range(first, first + nbytes // self.geometry.slot_nbytes):
+                    at_work()
+                    head, tail = self._marks(files, slot)
+                    found = self.geometry.read_mark(head) if head == tail else None
+                    if found is not None:
+                        yield slot, found
+
+    def _marks(self, files: OpenFiles, slot: int) -> tuple[bytes, bytes]:
+        number, offset = self.geometry.position(slot)
+        descriptor = files.descriptor(number)
+        head = os.pread(descriptor, MARK_NBYTES, offset)
+        if not head.strip(b"\0"):
+            return head, b""
+        return head, os.pread(descriptor, MARK_NBYTES, offset + self.geometry.last_mark_offset)
+
+    def _extend(self, start: int, stop: int) -> None:
+        """Make the slots from `start` to `stop`, in one file after the other."""
+        _require_room(self._layout.root, (stop - start) * self.geometry.slot_nbytes)
+        with self.opened(writing=True) as files:
+            while start < stop:
+                number, offset = self.geometry.position(start)
+                end = min(stop, (number + 1) * self.geometry.slots_per_file)
+                nbytes = (end - start) * self.geometry.slot_nbytes
+                _preallocate(files.descriptor(number), offset, nbytes)
+                start = end
+
+    def _numbers(self) -> list[int]:
+        try:
+            with os.scandir(self.directory) as entries:
+                found = [_FILE_NAME.fullmatch(entry.name) for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for match in found if match)
+
+
+class OpenFiles:
+    """Descriptors of one call, each opened when it is first wanted. Not thread-safe."""
+
+    def __init__(self, files: SlotFiles, *, writing: bool) -> None:
+        self._files = files
+        self._writing = writing
+        self._descriptors: dict[tuple[int, bool], int] = {}
+        self._directory_fd = -1
+
+    def descriptor(self, number: int, *, direct: bool = False) -> int:
+        """Of the file with this number; with `direct` around the page cache."""
+        key = number, direct
+        if key not in self._descriptors:
+            flags = (_WRITE if self._writing else _READ) | (DIRECT if direct else 0)
+            self._descriptors[key] = self._opened(_file_name(number), flags)
+        return self._descriptors[key]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._close_directory()
+
+    def _opened(self, name: str, flags: int) -> int:
+        try:
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
+        except FileNotFoundError:
+            if not self._writing:
+                raise
+            self._files.make_directory()
+            self._close_directory()
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
+
+    def _directory(self) -> int:
+        """Return a descriptor of the key space's directory, which is no link to another."""
+        if self._directory_fd < 0:
+            self._directory_fd = os.open(self._files.directory, _DIRECTORY)
+        return self._directory_fd
+
+    def _close_directory(self) -> None:
+        descriptor, self._directory_fd = self._directory_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _file_name(number: int) -> str:
+    return f"slots-{number:04d}"
+
+
+def _spoil(descriptor: int, offset: int) -> None:
+    os.pwrite(descriptor, _NO_MARK, offset)
+
+
+def _require_room(root: str, nbytes: int) -> None:
+    """Leave room for the log of an index, which must be able to say that slots are free again."""
+    status = os.statvfs(root)
+    if status.f_bavail * status.f_frsize < nbytes + _LEFT_FREE_NBYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), root)
+
+
+def _preallocate(descriptor: int, offset: int, nbytes: int) -> None:
+    try:
+        _fallocate(descriptor, 0, offset, nbytes)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if os.fstat(descriptor).st_size < offset + nbytes:
+            os.ftruncate(descriptor, offset + nbytes)
+
+
+def _fallocate(descriptor: int, mode: int, offset: int, nbytes: int) -> None:
+    """fallocate(2). Where it is missing posix_fallocate would write to every block instead."""
+    if _libc.fallocate(descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

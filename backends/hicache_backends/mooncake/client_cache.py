@@ -1,0 +1,80 @@
+"""One native client a process and config: several take bandwidth from one another."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hicache_backends.mooncake.client import Client
+from hicache_storage.backend_support.deadline import Deadline
+
+if TYPE_CHECKING:
+    from hicache_backends.mooncake.settings import MooncakeSettings
+
+_FIELDS = (
+    "master_server_address",
+    "local_hostname",
+    "metadata_server",
+    "global_segment_size",
+    "local_buffer_size",
+    "protocol",
+    "device_name",
+    "enable_ssd_offload",
+    "ssd_offload_path",
+    "tenant_id",
+)
+"""What a native client depends on."""
+
+
+class _Shelf:
+    """The clients that are open, and by how many storages each is used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[Any, ...], tuple[Client, int]] = {}
+
+    def take(self, module: Any, settings: MooncakeSettings) -> Client:
+        """A connected client for `settings`."""
+        key = _key(settings)
+        with self._lock:
+            if key in self._open:
+                client, users = self._open[key]
+                self._open[key] = client, users + 1
+                return client
+        client = Client(module, settings)
+        client.connect(Deadline(settings.timeout_s))
+        with self._lock:
+            other = self._open.get(key)
+            if other is None:
+                self._open[key] = client, 1
+                return client
+            self._open[key] = other[0], other[1] + 1
+        client.close()
+        return other[0]
+
+    def forget(self) -> None:
+        """In a forked child: the lock may be held there for ever, and the clients are the parent's."""
+        self._lock = threading.Lock()
+        self._open = {}
+
+    def give_back(self, settings: MooncakeSettings, client: Client) -> None:
+        """The end of `take`: the last one closes it."""
+        key = _key(settings)
+        with self._lock:
+            held, users = self._open.get(key, (client, 1))
+            if held is not client:
+                return
+            if users > 1:
+                self._open[key] = client, users - 1
+                return
+            self._open.pop(key, None)
+        client.close()
+
+
+def _key(settings: MooncakeSettings) -> tuple[Any, ...]:
+    return (os.getpid(), *(getattr(settings, field) for field in _FIELDS))
+
+
+CLIENT_CACHE = _Shelf()
+os.register_at_fork(after_in_child=CLIENT_CACHE.forget)

@@ -1,0 +1,167 @@
+"""The connections of one process, and the batches that go over them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hicache_backends.redis.address import Address
+from hicache_backends.redis.batch import Router
+from hicache_backends.redis.cluster import ClusterMap, OneServer
+from hicache_backends.redis.index import delete_pages
+from hicache_backends.redis.layout import SpaceKeys
+from hicache_backends.redis.listing import Listing
+from hicache_backends.redis.nodes import Nodes
+from hicache_backends.redis.page_io import PageRequest
+from hicache_backends.redis.replies import UNANSWERED, ErrorReply
+from hicache_backends.redis.sentinels import SentinelMaster
+from hicache_backends.redis.server_facts import facts_of
+from hicache_storage.backend_support.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_backends.redis.access import Access
+    from hicache_backends.redis.cluster import Topology
+    from hicache_backends.redis.replies import Reply
+    from hicache_backends.redis.server_facts import ServerFacts
+    from hicache_backends.redis.settings import RedisSettings
+    from hicache_storage.backend_support.counters import Counters
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+_CLOSE_LIMIT_S = 10.0
+_MS = 1000
+_DIRECTIONS = 2
+"""Gets need not wait for sets: each have as many connections as may be in use at once."""
+
+
+class Session:
+    """Everything of a storage that a forked child must not use. Thread-safe.
+
+    Raises (every method): OSError, RedisError.
+    """
+
+    def __init__(
+        self,
+        settings: RedisSettings,
+        servers: Access,
+        sentinels: Access,
+        counters: Counters,
+        *,
+        is_cluster: bool,
+    ) -> None:
+        self._settings = settings
+        self._counters = counters
+        self.nodes = Nodes(servers, _DIRECTIONS * settings.parallelism)
+        self._sentinels = Nodes(sentinels, 1)
+        self._topology = self._chosen(is_cluster=is_cluster)
+        self._router = Router(self.nodes, self._topology, counters, settings.depth)
+        self.listing = Listing(self._router, settings.prefix, settings.timeout_s)
+
+    def facts(self, deadline: Deadline) -> list[ServerFacts]:
+        """What each server says of itself."""
+        return [facts_of(node, deadline) for node in self._topology.all_nodes(deadline)]
+
+    def exists(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
+        lengths = self._lengths(self._keys(space).pages(hashes), deadline)
+        return [length == space.stored_nbytes for length in lengths]
+
+    def get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        replies = self._router.get(self._keys(space).pages(hashes), pages, deadline)
+        return [reply is True for reply in replies]
+
+    def set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        keys = self._keys(space)
+        self.listing.register(space, deadline)
+        verdicts = self._set(keys, hashes, pages, deadline)
+        self.listing.register(space, deadline)  # a new connection may have found an empty server
+        if self._settings.ttl_s is not None:
+            self.listing.trim(keys, hashes, deadline)
+        return verdicts
+
+    def delete(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
+        return delete_pages(self._router, self._keys(space), hashes, deadline)
+
+    def close(self) -> None:
+        """End everything, then wait for the calls that have met their end."""
+        everything = (self.nodes, self._sentinels)
+        for nodes in everything:
+            nodes.end()
+        deadline = Deadline(_CLOSE_LIMIT_S)
+        for nodes in everything:
+            nodes.await_end(deadline)
+
+    def abandon(self) -> None:
+        """End a forked child's copies of everything."""
+        self.nodes.abandon()
+        self._sentinels.abandon()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _set(
+        self, keys: SpaceKeys, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
+    ) -> list[bool]:
+        """Send what is not there. What another writer was quicker with stays; what is damaged goes."""
+        nbytes = keys.space.stored_nbytes
+        verdicts = [False] * len(hashes)
+        todo = [index for index, page in enumerate(pages) if page.nbytes == nbytes]
+        for keep in (True, False):
+            lengths = self._lengths(keys.pages([hashes[index] for index in todo]), deadline)
+            requests: dict[int, PageRequest] = {}
+            for index, length in zip(todo, lengths, strict=True):
+                verdicts[index] = length == nbytes
+                if not verdicts[index] and length is not UNANSWERED:
+                    kept = keep and length == 0
+                    requests[index] = self._request(keys, hashes[index], keep=kept)
+            asked = [pages[index] for index in requests]
+            replies = self._router.set([*requests.values()], asked, deadline)
+            todo.clear()
+            for index, reply in zip(requests, replies, strict=True):
+                verdicts[index] = reply is True
+                if reply is None:
+                    todo.append(index)
+                elif isinstance(reply, ErrorReply) and reply.is_full:
+                    self._counters.add("refused_no_space")
+            if not todo:
+                break
+        return verdicts
+
+    def _request(self, keys: SpaceKeys, page_hash: str, *, keep: bool) -> PageRequest:
+        ttl_s = self._settings.ttl_s
+        expires_s = b"+inf" if ttl_s is None else b"%.3f" % (time.time() + ttl_s)
+        expiry = () if ttl_s is None else (b"PX", b"%d" % (ttl_s * _MS))
+        return PageRequest(
+            key=keys.page(page_hash),
+            nbytes=keys.space.stored_nbytes,
+            options=(*((b"NX",) if keep else ()), *expiry),
+            # GT: another process may have set it to stay longer.
+            listing=(b"ZADD", keys.index(page_hash[:2]), b"GT", expires_s, page_hash.encode()),
+        )
+
+    def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
+        """The length of what lies under each key; None where that is no string."""
+        replies = self._router.ask(page_keys, [("STRLEN", key) for key in page_keys], deadline)
+        return [_length(reply) for reply in replies]
+
+    def _keys(self, space: KeySpace) -> SpaceKeys:
+        return SpaceKeys(self._settings.prefix, space)
+
+    def _chosen(self, *, is_cluster: bool) -> Topology:
+        settings = self._settings
+        if settings.sentinel_master is not None:
+            addresses = [Address.parse(text) for text in settings.sentinels]
+            return SentinelMaster(self.nodes, self._sentinels, addresses, settings.sentinel_master)
+        if is_cluster:
+            return ClusterMap(self.nodes, settings.address)
+        return OneServer(self.nodes.at(settings.address))
+
+
+def _length(reply: Reply) -> Reply:
+    if not isinstance(reply, ErrorReply):
+        return reply
+    return None if reply.is_about_the_key else UNANSWERED

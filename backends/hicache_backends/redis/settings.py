@@ -1,0 +1,224 @@
+"""The config of `redis`, and what redis-py is given of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import redis.connection
+from pydantic import field_validator, model_validator
+
+from hicache_backends.redis.access import Access
+from hicache_backends.redis.address import PORT, Address
+from hicache_backends.redis.tls import URL_OPTIONS, tls_context
+from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+_connection: Any = redis.connection  # untyped
+_parse_url: Callable[[str], dict[str, Any]] = _connection.parse_url
+# Timeouts, retries and encodings are this backend's own; redis-py's would break its promises.
+_URL_OPTIONS = ("db", "client_name")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+"""A name that nobody would choose for a password: it may be shown."""
+
+
+class RedisSettings(Settings):
+    """The config of `redis`."""
+
+    url: SecretStr
+    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it; of a cluster: any server."""
+    username: str | None = None
+    password: SecretStr | None = None
+    password_file: str | None = None
+    """The file that holds the password; white space around it is dropped. Read once, when opened."""
+    password_env: str | None = None
+    """The environment variable that holds the password."""
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_verify: bool = True
+    """False: the server may have any certificate."""
+    cluster: bool | None = None
+    """Whether the server is one of a cluster. None: it is asked."""
+    sentinels: tuple[str, ...] = ()
+    """`host:port` of each sentinel; `url` then gives everything but the server's address."""
+    sentinel_master: str | None = None
+    """What the sentinels call the server."""
+    sentinel_username: str | None = None
+    sentinel_password: SecretStr | None = None
+    sentinel_tls: bool | None = None
+    """Whether sentinels speak TLS, with the certificates of `url`. None: if `url` says so."""
+    prefix: str = Field(default="hicache:", pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
+    """What all keys begin with. Everything that shares it shares its pages."""
+    ttl_s: float | None = Field(default=None, ge=0.001, allow_inf_nan=False)
+    """Pages go so long after they were set. None: never."""
+    parallelism: int = Field(default=4, ge=1, le=64)
+    """Calls that the page store makes at once in each direction; each needs a connection."""
+    depth: int = Field(default=4, ge=1, le=16)
+    """Large pages under way at once on a connection, in gets half as many; of small ones more."""
+    max_batch: int = Field(default=1024, ge=1, le=16384)
+    timeout_s: PositiveSeconds = 10.0
+    """For each call as a whole, connecting and every further try included."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_understood(cls, url: SecretStr) -> SecretStr:
+        try:
+            options = _parse_url(url.get_secret_value())
+        except ValueError:
+            raise ValueError(
+                "must be redis://, rediss:// or unix://, with a number as port"
+            ) from None
+        known = {"host", "port", "path", "username", "password", "connection_class", *_URL_OPTIONS}
+        if url.get_secret_value().startswith("rediss://"):
+            known |= URL_OPTIONS
+        for name in options:
+            if name not in known:
+                raise ValueError(f"takes no option {name!r}: there is a field for it, or no need")
+        return url
+
+    @field_validator("sentinels")
+    @classmethod
+    def _are_addresses(cls, sentinels: tuple[str, ...]) -> tuple[str, ...]:
+        for text in sentinels:
+            Address.parse(text)
+        return sentinels
+
+    @model_validator(mode="after")
+    def _agree(self) -> RedisSettings:
+        given = [name for name in ("password", "password_file", "password_env") if vars(self)[name]]
+        if "password" in self.url_options:
+            given.append("url")
+        if given[1:]:
+            raise ValueError(f"{given[0]}: the password is given twice, here and in {given[1]}")
+        if bool(self.sentinels) != bool(self.sentinel_master):
+            raise ValueError("sentinel_master: it and sentinels are needed together")
+        for name in ("sentinel_username", "sentinel_password", "sentinel_tls"):
+            if vars(self)[name] is not None and not self.sentinels:
+                raise ValueError(f"{name}: needs sentinels")
+        if self.sentinels and self.cluster:
+            raise ValueError("cluster: a cluster has no sentinels")
+        if self.is_tls and self.sentinel_password and self.sentinel_tls is False:
+            raise ValueError("sentinel_tls: without it sentinel_password would be sent in clear")
+        for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+            if vars(self)[name] is not None and not (self.is_tls or self.sentinel_tls):
+                raise ValueError(f"{name}: needs a url that begins with rediss://")
+        return self
+
+    @property
+    def url_options(self) -> dict[str, Any]:
+        """What redis-py makes of the URL."""
+        return _parse_url(self.url.get_secret_value())
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether the URL asks for TLS."""
+        return self.url.get_secret_value().startswith("rediss://")
+
+    @property
+    def address(self) -> Address:
+        """The server that the URL names."""
+        options = self.url_options
+        return Address(
+            options.get("host", "localhost"), int(options.get("port", PORT)), options.get("path")
+        )
+
+    @property
+    def place(self) -> str:
+        """The server for people: never a secret."""
+        if self.sentinel_master is not None:
+            return f"{self.sentinel_master}, by sentinels {', '.join(self.sentinels)}"
+        return str(self.address)
+
+    def secret(self) -> str | None:
+        """Return the password, wherever it is.
+
+        Raises:
+            ValueError: Names the field whose file or variable cannot be read.
+        """
+        if self.password is not None:
+            return self.password.get_secret_value()
+        if self.password_file is not None:
+            return _of_file(self.password_file)
+        if self.password_env is not None:
+            return _of_variable(self.password_env)
+        return self.url_options.get("password")
+
+    def access(self) -> Access:
+        """Return what opens a server, but for its address. Files are read once, here.
+
+        Raises:
+            ValueError: Names the field whose file or variable cannot be read.
+        """
+        url_options = self.url_options
+        options = {name: url_options.get(name) for name in _URL_OPTIONS} | {
+            "username": self.username or url_options.get("username"),
+            "password": self.secret(),
+        }
+        return Access(_given(options), self._tls_context() if self.is_tls else None)
+
+    def sentinel_access(self, context: ssl.SSLContext | None) -> Access:
+        """Return what opens a sentinel; `context` is that of the servers, if they speak TLS.
+
+        Raises:
+            ValueError: Names the field whose file cannot be read.
+        """
+        password = self.sentinel_password
+        options = {
+            "username": self.sentinel_username,
+            "password": password.get_secret_value() if password else None,
+        }
+        if self.sentinel_tls is False:
+            context = None
+        elif self.sentinel_tls:
+            context = context or self._tls_context()
+        return Access(_given(options), context)
+
+    def secrets(self, password: str | None) -> list[str]:
+        """Return everything that no message may show, as it is and as it stands in a URL."""
+        key_password = self.url_options.get("ssl_password")
+        held = [password, key_password, *(one.get_secret_value() for one in self._held())]
+        told = {text for one in held if one for text in (one, quote(one, safe=""))}
+        return sorted(told, key=len, reverse=True)
+
+    def _held(self) -> list[SecretStr]:
+        return [one for one in (self.password, self.sentinel_password) if one is not None]
+
+    def _tls_context(self) -> ssl.SSLContext:
+        return tls_context(
+            self.url_options,
+            ca_file=self.tls_ca_file,
+            cert_file=self.tls_cert_file,
+            key_file=self.tls_key_file,
+            verify=self.tls_verify,
+        )
+
+
+def _of_file(path: str) -> str:
+    shown = repr(path) if os.sep in path else "the file (a name without a path is not shown)"
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it holds no text"
+        raise ValueError(f"password_file: {shown} cannot be read: {reason}") from None
+    if not secret:
+        raise ValueError(f"password_file: {shown} is empty")
+    return secret
+
+
+def _of_variable(name: str) -> str:
+    """Return a variable's value. A name that may be the password itself is not shown."""
+    shown = repr(name) if _VARIABLE.fullmatch(name) else "of the name that is given"
+    if not os.environ.get(name):
+        raise ValueError(f"password_env: there is no environment variable {shown}, or it is empty")
+    return os.environ[name]
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

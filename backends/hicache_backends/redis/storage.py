@@ -1,0 +1,215 @@
+"""`redis`: one string a page in Redis or Valkey: one server, sentinels or a cluster.
+
+`_dial` and `_tls` make connections; redis-py greets, and sends what carries no page. Pages
+go past it: `_pages` is their path, `_wire` the socket under both. `_router` sends a batch to servers,
+and again where that is safe; `_topology` and `_sentinels` find them. `_listing` knows what is there,
+`_index` takes out what has gone.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from redis import exceptions
+
+from hicache_backends.redis.layout import SpaceKeys
+from hicache_backends.redis.replies import FAILURES, TIMEOUTS
+from hicache_backends.redis.session import Session
+from hicache_backends.redis.settings import RedisSettings
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
+from hicache_storage.storage import (
+    Capabilities,
+    Durability,
+    HiCacheStorage,
+    PageInfo,
+    Retention,
+    StorageStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from hicache_backends.redis.server_facts import ServerFacts
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+__all__ = ["RedisSettings", "RedisStorage"]
+
+_MAX_PAGE_NBYTES = 512 << 20
+"""Of a string, unless the server's proto-max-bulk-len says otherwise."""
+
+
+class RedisStorage(HiCacheStorage):
+    """Pages as strings of a server. Shared by everything that reaches it."""
+
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        enumerable=True,
+        overwrites=False,
+        parallelism=4,
+        max_page_nbytes=_MAX_PAGE_NBYTES,
+        bounded=True,
+    )
+    usable_after_fork = True
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._is_cluster = settings.cluster
+        try:  # once: a forked child need not find the files again
+            self._servers = settings.access()
+            self._sentinels = settings.sentinel_access(self._servers.context)
+        except ValueError as error:
+            raise ConfigError(f"redis: {error}") from None
+        self._secrets = settings.secrets(self._servers.options.get("password"))
+        self._sessions = ForkLocal(self._new_session, close=Session.close, abandon=Session.abandon)
+        try:
+            self._declare(self._facts(Deadline(settings.timeout_s)))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(RedisSettings.parse("redis", config))
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        with self._calling() as (session, deadline):
+            session.listing.register(space, deadline)
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.exists(space, hashes, deadline)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.get(space, hashes, pages, deadline)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.set(space, hashes, pages, deadline) if hashes else []
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        with self._calling() as (session, deadline):
+            return session.delete(space, hashes, deadline)
+
+    def spaces(self) -> Iterator[KeySpace]:
+        with self._calling() as (session, _):
+            return iter(session.listing.known())
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return (
+            PageInfo(page_hash, space.stored_nbytes)
+            for part in self._listed(space)
+            for page_hash, nbytes in part
+            if nbytes == space.stored_nbytes
+        )
+
+    def clear(self, space: KeySpace) -> int:
+        """Everything that lies where pages of `space` do goes; what was damaged is not counted.
+
+        Raises:
+            StorageUnavailable, StorageTimeout: A part is not known to be gone. Each step of the work has
+                a deadline of its own.
+        """
+        self.ensure_open()
+        removed = 0
+        for part in self._listed(space):
+            gone = self.batch_delete(space, [page_hash for page_hash, _ in part])
+            if not all(gone):
+                raise StorageUnavailable(
+                    f"redis: {self._settings.place}: {removed} pages are gone, and"
+                    f" {gone.count(False)} of the next {len(gone)} are not: clear again when all"
+                    " servers answer"
+                )
+            whole = (nbytes == space.stored_nbytes for _, nbytes in part)
+            removed += sum(map(min, gone, whole))
+        return removed
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        return StorageStats(counters=self._counters.snapshot())
+
+    def close(self) -> None:
+        super().close()
+        self._sessions.close()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _calling(
+        self, deadline: Deadline | None = None
+    ) -> Generator[tuple[Session, Deadline], None, None]:
+        """One call: what it needs, and its failures in the contract's words."""
+        deadline = deadline or Deadline(self._settings.timeout_s)
+        self.ensure_open()
+        try:
+            yield self._sessions.get(), deadline
+        except FAILURES as error:
+            self.ensure_open()  # `close` ends calls that run
+            self._counters.add("timeouts" if isinstance(error, TIMEOUTS) else "unavailable")
+            kind = StorageTimeout if isinstance(error, TIMEOUTS) else StorageUnavailable
+            told = self._without_secrets(str(error))
+            raised = kind(f"redis: {self._settings.place}: {told}")
+            raise raised from (error if told == str(error) else None)
+
+    def _without_secrets(self, text: str) -> str:
+        """What a server says may repeat what it was sent."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def _listed(self, space: KeySpace) -> Iterator[list[tuple[str, int | None]]]:
+        with self._calling() as (session, _):
+            yield from session.listing.pages(SpaceKeys(self._settings.prefix, space))
+
+    def _new_session(self) -> Session:
+        self._counters = Counters()
+        return Session(
+            self._settings,
+            self._servers,
+            self._sentinels,
+            self._counters,
+            is_cluster=bool(self._is_cluster),
+        )
+
+    def _facts(self, deadline: Deadline) -> list[ServerFacts]:
+        """Ask the servers, and find out whether they are a cluster."""
+        try:
+            with self._calling(deadline) as (session, _):
+                facts = session.facts(deadline)
+        except StorageUnavailable as error:
+            if isinstance(error.__context__, exceptions.AuthenticationError):
+                raise ConfigError(f"redis: {self._password_advice()}") from None
+            raise
+        if self._is_cluster is None and facts[0].is_cluster:
+            self._is_cluster = True
+            self._sessions.renew()
+            return self._facts(deadline)
+        return facts
+
+    def _password_advice(self) -> str:
+        if "password" not in self._servers.options:
+            return (
+                "password: the server asks for one and none is given: set password, password_file or"
+                " password_env"
+            )
+        return "password: the server does not take it, with this username: change one"
+
+    def _declare(self, facts: Sequence[ServerFacts]) -> None:
+        self.narrow(parallelism=self._settings.parallelism, max_batch=self._settings.max_batch)
+        if self._settings.ttl_s is not None or any(one.policy is None for one in facts):
+            self.narrow(retention=Retention.BEST_EFFORT)
+        elif any(one.may_evict_anything for one in facts):
+            self.narrow(retention=Retention.UNTIL_PRESSURE)

@@ -1,0 +1,176 @@
+"""What boto3 knows: the configuration, the endpoint, and where the credentials are."""
+
+from __future__ import annotations
+
+import functools
+import ssl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.exceptions
+import botocore.httpsession
+import botocore.session
+from botocore import UNSIGNED
+from botocore.config import Config
+
+from hicache_backends.s3.client import Target
+from hicache_backends.s3.keyring import Keyring
+from hicache_backends.s3.signing import Keys
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_backends.s3.keyring import Credentials
+    from hicache_backends.s3.settings import S3Settings
+
+_NAME_THAT_NEEDS_NO_ESCAPE = "name"
+_DEFAULT_REGION = "us-east-1"
+_OF_FILES = (
+    botocore.exceptions.ProfileNotFound,
+    botocore.exceptions.ConfigNotFound,
+    botocore.exceptions.ConfigParseError,
+    botocore.exceptions.InfiniteLoopConfigError,
+    botocore.exceptions.PartialCredentialsError,
+)
+"""Errors whose text names files, profiles and fields, and nothing else."""
+
+
+class Access:
+    """A boto3 client that signs nothing itself, and what it was made of."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        self._settings = settings
+        with _config_errors():
+            session = _session(settings)
+            self.client: Any = _client(session, settings)
+            self.target = _target(self.client, settings)
+            self._ca_file: str | None = settings.ca_file or _ca_file(session)
+
+    def keyring(self) -> Keyring:
+        """Return a keyring for one process. It has no keys yet, unless they came with the config."""
+        wanted = self._settings
+        if wanted.anonymous:
+            return Keyring(None)
+        if wanted.access_key_id is None or wanted.secret_access_key is None:
+            return Keyring(self._found)
+        token = wanted.session_token.get_secret_value() if wanted.session_token else None
+        secret_key = wanted.secret_access_key.get_secret_value()
+        return Keyring(None, Keys(wanted.access_key_id, secret_key, token))
+
+    def _found(self) -> Credentials:
+        """Find the credentials in a session of its own: one remembers for ever what it has found.
+
+        Raises what botocore raises where whoever issues them fails.
+        """
+        try:
+            return _credentials(_session(self._settings), self._settings)
+        except _OF_FILES as error:
+            raise _told(error) from None
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For connections to the target.
+
+        Raises:
+            ConfigError: The file of certificates can't be read.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ConfigError(f"s3: ca_file: {self._ca_file} can't be used: {reason}") from None
+        if not self._settings.tls_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+@contextmanager
+def _config_errors() -> Generator[None, None, None]:
+    """Translate what botocore says of a configuration. What it quotes beside names may be secret."""
+    try:
+        yield
+    except _OF_FILES as error:
+        raise _told(error) from None
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"s3: the AWS configuration is wrong ({type(error).__name__}): check region, endpoint_url,"
+            " the variables AWS_* and ~/.aws/config"
+        ) from None
+
+
+def _told(error: Exception) -> ConfigError:
+    is_profile = isinstance(error, botocore.exceptions.ProfileNotFound)
+    field = "profile" if is_profile else "the AWS configuration is wrong"
+    return ConfigError(f"s3: {field}: {error}")
+
+
+@functools.cache
+def _models() -> Any:
+    """botocore's loader of service models, which remembers them: made once, as it reads megabytes."""
+    return botocore.session.Session().get_component("data_loader")
+
+
+def _session(settings: S3Settings) -> Any:
+    session = botocore.session.Session(profile=settings.profile)
+    session.register_component("data_loader", _models())
+    if settings.credentials_file is not None:
+        session.set_config_variable("credentials_file", settings.credentials_file)
+    return session
+
+
+def _credentials(session: Any, settings: S3Settings) -> Credentials:
+    found: Credentials | None = session.get_credentials()
+    if found is None:
+        where = f" in profile {settings.profile}" if settings.profile else ""
+        raise ConfigError(
+            f"s3: no credentials were found{where}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
+            " credentials_file or profile, or anonymous to true"
+        )
+    return found
+
+
+def _client(session: Any, settings: S3Settings) -> Any:
+    """Signing is ours, as is sending (`_bucket`): a deadline holds for all of a call."""
+    config = Config(
+        signature_version=UNSIGNED,
+        retries={"total_max_attempts": 1},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": settings.addressing_style},
+    )
+    region = settings.region or session.get_config_variable("region") or _DEFAULT_REGION
+    made: Any = boto3.session.Session(botocore_session=session, region_name=region)
+    return made.client("s3", endpoint_url=settings.endpoint_url, config=config)
+
+
+def _target(client: Any, settings: S3Settings) -> Target:
+    """The parts of the URL that boto3 would use for an object."""
+    signed: str = client.generate_presigned_url(
+        "get_object", Params={"Bucket": settings.bucket, "Key": _NAME_THAT_NEEDS_NO_ESCAPE}
+    )
+    url = urlsplit(signed)
+    assert url.hostname is not None
+    if "@" in url.netloc:  # of an endpoint in the environment; ours was looked at
+        raise ConfigError(
+            f"s3: endpoint_url: {url.hostname} is given with a user, which S3 has not"
+        )
+    is_tls = url.scheme == "https"
+    return Target(
+        host=url.hostname,
+        port=url.port or (443 if is_tls else 80),
+        authority=url.netloc,
+        is_tls=is_tls,
+        root=url.path.removesuffix(_NAME_THAT_NEEDS_NO_ESCAPE),
+        region=client.meta.region_name,
+    )
+
+
+def _ca_file(session: Any) -> str | None:
+    named: str | None = session.get_config_variable("ca_bundle")
+    return named or botocore.httpsession.get_cert_path(True)

@@ -1,0 +1,223 @@
+"""The bucket as a whole, through boto3: checks, listings, deletion in batches.
+
+boto3 prepares requests and reads answers; they travel over the connections, and within the deadlines, of
+everything else.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import botocore.exceptions
+from botocore.awsrequest import AWSResponse
+
+from hicache_backends.s3.client import is_denied
+from hicache_backends.s3.exchange import Failed
+from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from hicache_backends.s3.client import Client
+    from hicache_backends.s3.exchange import Call
+    from hicache_backends.s3.replies import Reply
+    from hicache_backends.s3.settings import S3Settings
+    from hicache_storage.backend_support.deadline import Deadline
+
+_DELETED_AT_ONCE = 1000
+"""As many as the protocol allows."""
+_GONE_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
+_CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object that a listing shows."""
+
+    name: str
+    nbytes: int
+
+
+class Bucket:
+    """Thread-safe."""
+
+    def __init__(self, boto: Any, client: Client, settings: S3Settings) -> None:
+        self._boto = boto
+        self._client = client
+        self._settings = settings
+        self._name = settings.bucket
+        self._threads = threading.local()
+        boto.meta.events.register("before-send.s3", self._send)
+
+    def check(self, deadline: Deadline) -> None:
+        """See to it that the bucket is there.
+
+        Raises:
+            ConfigError: It is not, or is not ours to use; the message says what to do.
+            StorageUnavailable, StorageTimeout: The store does not answer.
+        """
+        with self._asking(deadline):
+            try:
+                self._boto.head_bucket(Bucket=self._name)
+            except botocore.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise self._unusable(error) from None
+                if not self._settings.create_bucket:
+                    raise ConfigError(
+                        f"s3: bucket: {self._name} is not there: create it, or set create_bucket"
+                    ) from None
+                self._create()
+
+    def listed(
+        self, prefix: str, position: str, deadline: Deadline
+    ) -> tuple[list[Listed], str | None]:
+        """Return up to 1,000 objects whose name begins with `prefix`, and where the next ones are.
+
+        The first position is an empty string, the last one None.
+        """
+        more = {"ContinuationToken": position} if position else {}
+        with self._asking(deadline):
+            answer = self._boto.list_objects_v2(Bucket=self._name, Prefix=prefix, **more)
+            # An answer that does not say whether it is all of it is no listing.
+            following = answer["NextContinuationToken"] if answer["IsTruncated"] else None
+            found = [Listed(one["Key"], one["Size"]) for one in answer.get("Contents", ())]
+        if following is not None and following in ("", position):
+            raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
+        return found, following
+
+    def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
+        """Delete objects; return the names of those that are not gone, each with the reason.
+
+        Gone is what the store says is gone: what an answer leaves out is not, nor what it names as both.
+        """
+        kept: dict[str, str] = {}
+        for start in range(0, len(names), _DELETED_AT_ONCE):
+            part = names[start : start + _DELETED_AT_ONCE]
+            with self._asking(deadline):
+                answer = self._boto.delete_objects(
+                    Bucket=self._name, Delete={"Objects": [{"Key": name} for name in part]}
+                )
+                errors = {one["Key"]: str(one.get("Code")) for one in answer.get("Errors", ())}
+                gone = {one["Key"] for one in answer.get("Deleted", ())}
+            for name in part:
+                code = errors.get(name, "")
+                if code not in _GONE_CODES and (code or name not in gone):
+                    kept[name] = _word(code)
+        return kept
+
+    def _create(self) -> None:
+        region = self._client.target.region
+        placed: dict[str, Any] = {}
+        if region != "us-east-1":
+            placed = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        try:
+            self._boto.create_bucket(Bucket=self._name, **placed)
+        except botocore.exceptions.ClientError as error:
+            if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise
+
+    def _unusable(self, error: botocore.exceptions.ClientError) -> HiCacheError:
+        status = _status(error)
+        there = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        region = there.get("x-amz-bucket-region")
+        is_elsewhere = region is not None and region != self._client.target.region
+        if status in (301, 307) or (status == 400 and is_elsewhere):
+            return ConfigError(
+                f"s3: region: bucket {self._name} is not served there ({status}): set its region"
+                + (f", {region}" if is_elsewhere else "")
+            )
+        if status in (400, 401, 403) and self._settings.anonymous:
+            return ConfigError(
+                f"s3: anonymous: bucket {self._name} does not answer requests without a signature"
+                f" ({status}): give credentials, and leave anonymous false"
+            )
+        if status in (401, 403):
+            return ConfigError(
+                f"s3: bucket: {self._name} denies access ({status}): check the credentials, that their"
+                " policy has s3:ListBucket, and the clock"
+            )
+        if status == 400:
+            return ConfigError(
+                f"s3: bucket: the request for {self._name} is refused ({status}): check the region, that"
+                " the credentials have not expired, and addressing_style"
+            )
+        return StorageUnavailable(f"s3: the store of bucket {self._name} answers {status}")
+
+    # --- how boto3's requests travel -----------------------------------------------------------------
+
+    @contextmanager
+    def _asking(self, deadline: Deadline) -> Generator[None, None, None]:
+        """Let boto3 send under this deadline. Translate what it raises, whose text may hold secrets."""
+        self._threads.deadline = deadline
+        try:
+            yield
+        except HiCacheError:
+            raise
+        except botocore.exceptions.ClientError as error:
+            if is_denied(_status(error), _code(error)):
+                self._client.doubt_keys()
+            raise StorageUnavailable(
+                f"s3: the store refuses {error.operation_name}: {_code(error)}"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - botocore's parser raises what Python raises
+            raise StorageUnavailable(
+                f"s3: the store's answer can't be read: {type(error).__name__}"
+            ) from None
+
+    def _send(self, request: Any, **_: object) -> AWSResponse:
+        """Called by botocore in place of its own sending."""
+        address: str = request.url
+        url = urlsplit(address)
+        if url.netloc != self._client.target.authority:
+            raise ConfigError(
+                f"s3: region: bucket {self._name} is served at {url.hostname}: set its region"
+            )
+        headers = {
+            name.lower(): value.decode() if isinstance(value, bytes) else str(value)
+            for name, value in request.headers.items()
+        }
+        headers = {name: text for name, text in headers.items() if name != "content-length"}
+        body = request.body or b""
+        call = self._answered(request.method, f"{url.path}?{url.query}", headers, body)
+        (outcome,) = self._client.run([call], self._threads.deadline)
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        headers_read: Any = outcome.headers
+        return AWSResponse(address, outcome.status, headers_read, _Body(outcome.body))
+
+    def _answered(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> Call[Reply]:
+        target = target.removesuffix("?")
+        answer = yield from self._client.answered(
+            lambda: self._client.prepared(method, target, headers, body)
+        )
+        return answer.reply
+
+
+class _Body:
+    """As much of urllib3's response as botocore reads."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._body
+
+
+def _status(error: botocore.exceptions.ClientError) -> int:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
+def _code(error: botocore.exceptions.ClientError) -> str:
+    return _word(str(error.response.get("Error", {}).get("Code", "")))
+
+
+def _word(code: str) -> str:
+    """An error's name, if it looks like one."""
+    return code if _CODE.fullmatch(code) else "an error without a name"

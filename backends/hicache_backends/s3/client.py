@@ -1,0 +1,266 @@
+"""Requests to one bucket: made, signed, and made again where that may help."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from hicache_backends.s3.connection import Request
+from hicache_backends.s3.exchange import Call, Exchange, Failed, Loss, Lost, Pause
+from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_backends.s3.connections import Connections
+    from hicache_backends.s3.keyring import Keyring
+    from hicache_backends.s3.replies import Reply
+    from hicache_backends.s3.settings import S3Settings
+    from hicache_storage.backend_support.counters import Counters
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.backend_support.fork_local import ForkLocal
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+OVERLOADED = frozenset({429, 503})
+FAULTS = frozenset({500, 502, 504})
+_TRANSIENT_CODES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
+_GATEWAYS_GAVE_UP = frozenset({502, 504})
+"""The store may have the request all the same, and may work on it yet."""
+_ELSEWHERE = frozenset({301, 302, 307, 308})
+_TOKEN_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+
+
+class Answer(NamedTuple):
+    """What a request came to in the end."""
+
+    reply: Reply
+    in_doubt: bool
+    """An earlier attempt may have taken effect as well, or may yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a bucket is, as boto3 found out."""
+
+    host: str
+    """Of the connection, and the name in its certificate."""
+    port: int
+    authority: str
+    """Of the header `host`."""
+    is_tls: bool
+    root: str
+    """What the path of every object begins with."""
+    region: str
+
+
+class Client:
+    """Makes requests, and runs them. Thread-safe."""
+
+    def __init__(
+        self,
+        settings: S3Settings,
+        target: Target,
+        keyrings: ForkLocal[Keyring],
+        connections: ForkLocal[Connections],
+        counters: Counters,
+        *,
+        signs_payload: bool,
+    ) -> None:
+        self.target = target
+        self.counters = counters
+        self._settings = settings
+        self._keyrings = keyrings
+        self._signs_payload = signs_payload
+        self._signer = Signer(target.authority, target.region)
+        self._connections = connections
+
+    def run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | Failed]:
+        """Run the calls to their end, or to the deadline; return what each comes to.
+
+        Raises:
+            StorageClosed: The storage was closed.
+            StorageUnavailable, StorageTimeout, ConfigError: There are no keys to sign with.
+        """
+        self._keyrings.get().renew(deadline)
+        exchange = Exchange(
+            self._connections.get(),
+            deadline=deadline,
+            fan_out=self._settings.fan_out,
+            stall_s=self._settings.stall_s,
+        )
+        return exchange.run(calls)
+
+    def close(self) -> None:
+        """Have running calls end, and close all connections."""
+        self._connections.get().close()
+
+    def request(
+        self,
+        method: str,
+        name: str,
+        headers: Mapping[str, str],
+        *,
+        body: Sequence[memoryview] | None = None,
+        into: Sequence[memoryview] = (),
+        into_nbytes: int = 0,
+    ) -> Request:
+        """A request for an object, signed now."""
+        payload = EMPTY_SHA256
+        if body is not None:
+            payload = _sha256(body) if self._signs_payload else UNSIGNED_PAYLOAD
+        head = self._signer.head(
+            method,
+            f"{self.target.root}{name}",
+            headers,
+            keys=self._keyrings.get().keys,
+            payload_sha256=payload,
+            body_nbytes=None if body is None else sum(map(len, body)),
+        )
+        return Request(
+            head=head,
+            body=body or (),
+            has_reply_body=method != "HEAD",
+            into=into,
+            into_nbytes=into_nbytes,
+        )
+
+    def prepared(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Request:
+        """A request that boto3 prepared and did not sign."""
+        path, _, query = url.partition("?")
+        head = self._signer.head(
+            method,
+            path,
+            headers,
+            keys=self._keyrings.get().keys,
+            query=query,
+            payload_sha256=sha256(body).hexdigest(),
+            body_nbytes=len(body) if body or method in ("PUT", "POST") else None,
+        )
+        return Request(
+            head=head, body=[memoryview(body)] if body else (), has_reply_body=method != "HEAD"
+        )
+
+    def answered(self, make: Callable[[], Request]) -> Call[Answer]:
+        """The answer to a request, made up to `max_attempts` times, with full jitter between.
+
+        Raises:
+            Failed: None came.
+        """
+        in_doubt = False
+        pause_s = 0.0
+        refused: Lost | None = None
+        for attempt in range(1, self._settings.max_attempts + 1):
+            is_last = attempt == self._settings.max_attempts
+            try:
+                if attempt > 1:
+                    self.counters.add("retries")
+                    yield Pause(random.uniform(0, pause_s))
+                reply = yield from self._made(make)
+            except Lost as lost:
+                in_doubt = in_doubt or lost.was_sent
+                self.counters.add(lost.loss.value)
+                if is_last or lost.loss is Loss.LATE:
+                    raise Failed(
+                        self._error_of(_reason(lost, refused)), in_doubt=in_doubt
+                    ) from None
+                refused = lost if lost.loss is Loss.UNREACHABLE else None
+                pause_s = _pause_s(attempt)
+            else:
+                if not self._is_transient(reply) or is_last:
+                    return Answer(reply, in_doubt)
+                in_doubt = in_doubt or reply.status in _GATEWAYS_GAVE_UP
+                pause_s = _pause_s(attempt) * (4 if reply.status in OVERLOADED else 1)
+        raise AssertionError("max_attempts is at least 1")
+
+    def refusal(self, reply: Reply) -> Failed:
+        """What to raise for an answer that is neither a success nor a miss."""
+        status, code = reply.status, reply.code
+        shown = f"{status} {code}".strip()
+        bucket = self._settings.bucket
+        if status in _ELSEWHERE or code == "AuthorizationHeaderMalformed":
+            self.counters.add("redirects")
+            there = reply.headers.get("x-amz-bucket-region")
+            advice = f"set region to {there}" if there else "set region or endpoint_url"
+            text = f"s3: bucket {bucket} is served elsewhere ({shown}): {advice}"
+        elif is_denied(status, code):
+            self.counters.add("denied")
+            self.doubt_keys()
+            text = (
+                f"s3: bucket {bucket} denies access ({shown}): check the credentials, their policy,"
+                " and the clock"
+            )
+        elif code == "NoSuchBucket":
+            text = f"s3: bucket {bucket} is not there ({shown}): create it"
+        else:
+            text = f"s3: the store of bucket {bucket} answers {shown}"
+            if status not in OVERLOADED | FAULTS:
+                self.counters.add("refused")
+        return Failed(StorageUnavailable(text), in_doubt=status in _GATEWAYS_GAVE_UP)
+
+    def doubt_keys(self) -> None:
+        """Have the keys found anew: the store denies access with these."""
+        self._keyrings.get().doubt()
+
+    def _made(self, make: Callable[[], Request]) -> Call[Reply]:
+        """Once, or again at once where the connection turns out to have been closed long ago."""
+        while True:
+            try:
+                reply = yield make()
+            except Lost as lost:
+                if not lost.is_stale:
+                    raise
+                self.counters.add("reconnects")
+            else:
+                assert reply is not None
+                return reply
+
+    def _is_transient(self, reply: Reply) -> bool:
+        """Whether another attempt may help. Counts why."""
+        if reply.status in OVERLOADED:
+            self.counters.add("slow_downs")
+        elif reply.status in FAULTS or (reply.status == 400 and reply.code in _TRANSIENT_CODES):
+            self.counters.add("server_errors")
+        elif reply.status == 409:
+            self.counters.add("conflicts")
+        else:
+            return False
+        return True
+
+    def _error_of(self, lost: Lost) -> HiCacheError:
+        if lost.error is not None:
+            return lost.error
+        where = f"s3: {self.target.host}:{self.target.port}"
+        if lost.loss in (Loss.LATE, Loss.STALLED):
+            return StorageTimeout(f"{where} did not answer: {lost}")
+        if lost.loss is Loss.UNREACHABLE:
+            return StorageUnavailable(f"{where} cannot be reached: {lost}")
+        return StorageUnavailable(f"{where} broke off: {lost}")
+
+
+def is_denied(status: int, code: str) -> bool:
+    """Return True where other credentials might help."""
+    return status in (401, 403) or code in _TOKEN_CODES
+
+
+def _reason(lost: Lost, refused: Lost | None) -> Lost:
+    """What ended a call: a refusal, where the time was up before another attempt got through."""
+    if lost.loss is Loss.LATE and not lost.was_sent and refused is not None:
+        return refused
+    return lost
+
+
+def _pause_s(attempt: int) -> float:
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
+
+
+def _sha256(body: Sequence[memoryview]) -> str:
+    digest = sha256()
+    for part in body:
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,158 @@
+"""What the adapters of SGLang's zero-copy backends share.
+
+KV pages go the way of `_page_get_zero_copy` and `_page_set_zero_copy` of its cache controller
+(`batch_get_v1`, `batch_set_v1`), pages of other pools that of its sidecar pools (`batch_get_v2`,
+`batch_set_v2`). The host pool, that of the engine otherwise, is a bounce buffer here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from field.peer import (
+    CHECKS_NO_CONFIG,
+    CUTS_EQUALLY,
+    DELETES_NOTHING,
+    HANDS_PAGES_OVER_BARE,
+    LISTS_NOTHING,
+    verdicts_of_prefixes,
+)
+from field.sglang import (
+    BATCH_PAGES,
+    KV,
+    SGLangStorage,
+    module,
+    page_keys,
+)
+from field.sglang_host_pool import HostPool, host_pool
+from hicache_storage.storage import Capabilities, Durability, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class Rank:
+    """One process of an engine: an instance of the backend, and the engine's host pools."""
+
+    def __init__(self, backend: Any, space: KeySpace) -> None:
+        self.backend = backend
+        self._pools = {KV: _pool_for(space)}
+        self._telling = threading.Lock()
+        backend.register_mem_pool_host(self._pools[KV])
+
+    def pool(self, space: KeySpace) -> HostPool:
+        """The host pool of these pages; those beside KV are told of when they are first used."""
+        with self._telling:
+            if space.pool not in self._pools:
+                pool = _pool_for(space)
+                self.backend.register_mem_host_pool_v2(pool, pool_name(space))
+                self._pools[space.pool] = pool
+            return self._pools[space.pool]
+
+    def close(self) -> None:
+        """As the controller detaches a backend: `close` where it has one."""
+        if hasattr(self.backend, "close"):
+            self.backend.close()
+
+
+class ZeroCopyStorage(SGLangStorage):
+    """A backend that reads and writes the engine's host pool. Its `rank` gives a `Rank`."""
+
+    absent: ClassVar[Mapping[str, str]] = {
+        **CHECKS_NO_CONFIG,
+        **CUTS_EQUALLY,
+        **DELETES_NOTHING,
+        **HANDS_PAGES_OVER_BARE,
+        **LISTS_NOTHING,
+    }
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        scatter_gather=False,
+        max_batch=BATCH_PAGES,
+    )
+
+    def apart(self, space: KeySpace) -> int:
+        """The size of a page, of which an engine has one."""
+        return space.stored_nbytes
+
+    def close(self) -> None:
+        """As the controller detaches a backend: closed, it is forgotten; the calls that run go on."""
+        super().close()
+        with self._starting:
+            self._ranks.clear()
+
+    def begin(self, space: KeySpace, config: Any) -> Rank:
+        return Rank(self.start(config), space)
+
+    def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
+        """Whether pages of a pool beside KV are there.
+
+        `batch_exists_v2` tells it only of pages that have their KV page as well. So what it asks about
+        the pool is asked, without that.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no present(self, backend, space, keys)"
+        )
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        rank, keys = self.rank(space), page_keys(space, hashes)
+        if space.pool == KV:
+            return verdicts_of_prefixes(rank.backend.batch_exists, keys)
+        rank.pool(space)
+        return self.present(rank.backend, space, keys)
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        rank = self.rank(space)
+        pool = rank.pool(space)
+        with pool.lend(len(pages)) as slots:
+            found = _transferred(rank.backend, "get", space, page_keys(space, hashes), slots)
+            for hit, slot, page in zip(found, slots, pages, strict=False):
+                if hit:
+                    pool.read(slot, page)
+        return found
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        rank = self.rank(space)
+        pool = rank.pool(space)
+        with pool.lend(len(pages)) as slots:
+            for slot, page in zip(slots, pages, strict=True):
+                pool.fill(slot, page)
+            return _transferred(rank.backend, "set", space, page_keys(space, hashes), slots)
+
+
+def _pool_for(space: KeySpace) -> HostPool:
+    replicated = space.shard.heads is None
+    return host_pool(space.stored_nbytes, pool=space.pool, replicated=replicated)
+
+
+def pool_name(space: KeySpace) -> Any:
+    """The pool as SGLang names it: one of its `PoolName`, or text."""
+    names = module("mem_cache.hicache_storage").PoolName
+    return names(space.pool) if space.pool in {one.value for one in names} else space.pool
+
+
+def _transferred(
+    backend: Any, verb: str, space: KeySpace, keys: list[str], slots: list[int]
+) -> list[bool]:
+    """What `batch_{verb}_v1` or `_v2` says of each page."""
+    torch: Any = importlib.import_module("torch")
+    indices = torch.tensor(slots, dtype=torch.int64)
+    if space.pool == KV:
+        zero_copy: Callable[..., list[bool]] = getattr(backend, f"batch_{verb}_v1")
+        return zero_copy(keys, indices, None)
+    name = pool_name(space)
+    transfer = module("mem_cache.hicache_storage").PoolTransfer
+    wanted = transfer(name=name, host_indices=indices, keys=keys)
+    answers: dict[Any, list[bool]] = getattr(backend, f"batch_{verb}_v2")([wanted], extra_info=None)
+    return answers[name]

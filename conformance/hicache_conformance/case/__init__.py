@@ -1,0 +1,1 @@
+"""The resources and assertions of one check."""

@@ -1,0 +1,360 @@
+"""What a check is given: fresh storages, key spaces, pages, and the oracle that capabilities choose."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import secrets
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_conformance.case import retention_baseline
+from hicache_conformance.case.oracle import Forgot, Oracle
+from hicache_conformance.case.probe import Probe, ServerGone, Trace, require_present
+from hicache_conformance.rules import CLAIMS, Need
+from hicache_conformance.run.cleanup import remove_pages
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified
+from hicache_conformance.run.subject import Scratch
+from hicache_conformance.tools.content.content import content
+from hicache_conformance.tools.network.endpoints import endpoints_in
+from hicache_conformance.tools.observation.leftovers import remove_tree
+from hicache_conformance.tools.processes.child import Child
+from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.keys import KeySpace, Shard
+from hicache_storage.page import Page
+from hicache_storage.storage import Durability, HiCacheStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from hicache_conformance.run.subject import Server, Subject
+    from hicache_storage.storage import Capabilities
+
+
+__all__ = ["Case", "Forgot"]
+
+_MOST_DENIALS = 8
+"""So often may a check find out that its store does not refuse pages by habit."""
+
+
+_BELOW = ("s", "s")
+"""So deep in what a case removes are its scratches: stores that follow `..` stay in it."""
+
+
+LEFT_IN_STORE = "left in the store"
+"""The name of the evidence that says which pages of a check could not be removed."""
+
+
+class Case(Oracle):
+    """One run of one check. Not for reuse; closes and removes what it made.
+
+    `space`, `hashes` and `contents` are determined by the seed but for a token that keeps runs on one
+    deployed store apart.
+    """
+
+    def __init__(self, subject: Subject, *, seed: str = "0", quick: bool = False) -> None:
+        self.subject = subject
+        self.quick = quick
+        self.random = random.Random(seed)
+        self.trace = Trace()
+        self.evidence: dict[str, str] = {}
+        """What the report shows of a check that passed: counts and figures, for information."""
+        self.changed_fields: dict[str, Any] = {}
+        """What `reconfigure` has changed of the config."""
+        self._began_s = time.monotonic()
+        self._stack = ExitStack()
+        self._opened = 0
+        self._storages: list[HiCacheStorage] = []
+        self._probes: list[Probe] = []
+        self._forgetful = False
+        self._refused: set[int] = set()
+        self._denials = 0
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._room = self._made_room()
+        self.scratch = self.new_scratch()
+        self._config: dict[str, Any] | None = None
+        self._opened_configs: list[Mapping[str, Any]] = []
+        self._server_has_gone = False
+        self._stack.callback(self._remove_pages)  # runs after every handle is closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # --- the store ---------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of this case's store."""
+        if self._config is None:
+            self._config = dict(self.subject.config(self.scratch))
+        return self._config
+
+    def reconfigure(self, **fields: Any) -> None:
+        """Change fields of the config, for what is opened from now on: the store in another setting."""
+        self.changed_fields |= fields
+        self._config = {**self.config, **fields}
+        self._claims = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the check began."""
+        return time.monotonic() - self._began_s
+
+    def new_scratch(self) -> Scratch:
+        """Room for one more store that has nothing to do with this case's."""
+        path = self._room / f"{next(self._numbers)}"
+        path.mkdir()
+        return Scratch(path, f"hc{secrets.token_hex(6)}")
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Have it called after the check, before what was made until now is closed and removed."""
+        self._stack.callback(callback)
+
+    def open(self, config: Mapping[str, Any] | None = None, *, label: str = "") -> Probe:
+        """A handle on this case's store, or on the one that `config` names; closed after the check."""
+        storage = self.open_storage(config)
+        self._opened += 1
+        name = label or ("store" if self._opened == 1 else f"store{self._opened}")
+        probe = Probe(
+            storage, self.trace, name, alive=self.alive, reluctant=self.refuses, absent=self.absent
+        )
+        self._probes.append(probe)
+        return probe
+
+    def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
+        """The same, bare: for checks of calls that the contract lets fail.
+
+        Raises:
+            NotVerified: A store that claims not to be shared can't be opened beside an open handle.
+        """
+        fields = self.config if config is None else dict(config)
+        try:
+            storage = self.subject.storage_class.from_config(fields)
+        except StorageUnavailable as error:
+            if any(map(_is_open, self._storages)) and not self.claims.shared:
+                raise NotVerified(f"the store opens one handle at a time: {error}") from error
+            raise
+        self._storages.append(storage)
+        if config is not None:
+            self._opened_configs.append(fields)
+        if config is None and self._claims is None:
+            self._claims = storage.capabilities
+        self._stack.callback(_close, storage)
+        return storage
+
+    def look_again(self) -> None:
+        """At the end of a check that found nothing: what was refused must not show later either.
+
+        A handle that was closed, or whose server is gone by now, is not asked.
+        """
+        for probe in self._probes:
+            with suppress(ServerGone, StorageClosed):
+                if _is_open(probe.storage):
+                    probe.look_again()
+
+    def close_storages(self) -> None:
+        """Close what was opened so far, before that is taken away which it would say goodbye to."""
+        for storage in self._storages:
+            _close(storage)
+
+    def child(self, actor: Callable[..., None], *arguments: Any) -> Child:
+        """A process that runs `actor(link, *arguments)` on this case's store; killed after the check."""
+        return self._stack.enter_context(
+            Child(self.subject.storage_class, self.config, actor, *arguments, absent=self.absent)
+        )
+
+    def alive(self) -> bool:
+        """Whether a handle can be opened, and keeps a page. Where there is no server none has gone."""
+        if not endpoints_in(self.config):
+            return True
+        space = self.space(min(64, self.claims.max_page_nbytes or 64), tenant="alive")
+        pages = self.contents(space, self.hashes(1))
+        try:
+            with self.subject.storage_class.from_config(self.config) as storage:
+                storage.open_space(space)
+                return storage.batch_set(space, *_given(pages)) == [True]
+        except Exception:  # noqa: BLE001 - an answer, whatever its form
+            return False
+
+    def _made_room(self) -> Path:
+        """The directory of all scratches, side by side. Goes also if nobody ends the case: a hang."""
+        made = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
+        self._stack.callback(weakref.finalize(self, remove_tree, made))
+        room = made.joinpath(*_BELOW)
+        room.mkdir(parents=True)
+        return room
+
+    def _remove_pages(self) -> None:
+        """Leave a store that outlives the check as it was found; note in `evidence` what is left."""
+        left = [
+            remaining
+            for config in self._outliving_configs()
+            if (remaining := self._remaining(config))
+        ]
+        if left:
+            self.evidence[LEFT_IN_STORE] = "; ".join(left)
+
+    def give_up(self) -> None:
+        """Note in `evidence` that the pages stay: the check does not end, and nobody removes them."""
+        if self._outliving_configs():
+            self.evidence[LEFT_IN_STORE] = f"pages of {self.scratch.prefix}: it did not end"
+
+    def _outliving_configs(self) -> list[Mapping[str, Any]]:
+        """Return the configs of the stores whose pages neither a directory nor a server takes along."""
+        if self._server_has_gone or self._config is None:
+            return []
+        opened = [self._config, *self._opened_configs]
+        unique = [config for place, config in enumerate(opened) if config not in opened[:place]]
+        return [config for config in unique if str(self._room) not in str(config)]
+
+    def _remaining(self, config: Mapping[str, Any]) -> str:
+        """Remove the pages from one store. Return what is left, in words, or nothing."""
+        token = self.scratch.prefix
+        try:
+            with self.subject.storage_class.from_config(config) as storage:
+                return remove_pages(storage, self.trace.stored, token)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises when it is opened
+            if config != self._config:
+                return ""  # an address of the check's own, which has gone
+            return f"pages of {token}: {type(error).__name__}: {error}"[:300]
+
+    @contextmanager
+    def server(self) -> Generator[Server, None, None]:
+        """A real server of this case's own. To be entered before the first `open`."""
+        assert self._config is None, "the config is of a server that runs"
+        with self.subject.server() as server:
+            try:
+                yield server
+            finally:
+                self.close_storages()
+                self._server_has_gone = True
+
+    # --- what it claims ----------------------------------------------------------------------------
+
+    @property
+    def claims(self) -> Capabilities:
+        """Of an instance: it may have narrowed its class's."""
+        if self._claims is None:
+            storage = self.subject.storage_class.from_config(self.config)
+            self._claims = storage.capabilities
+            _close(storage)
+        return self._claims
+
+    _claims: Capabilities | None = None
+
+    def require(self, *needs: Need) -> None:
+        """End the check where the store does not claim, or the author not offer, what it needs."""
+        for need in sorted(
+            needs, key=lambda one: one in CLAIMS
+        ):  # a claim is asked of an open store
+            if not self._has(need):
+                kind = _CLAIM_WORDS.get(need)
+                if kind:
+                    raise NotDeclared(f"the store does not claim {kind}")
+                raise NotVerified(f"needs the back door `{need}`")
+
+    def _has(self, need: Need) -> bool:
+        match need:
+            case Need.DURABLE:
+                return self.claims.durability >= Durability.CRASH
+            case Need.SHARED | Need.ENUMERABLE | Need.BOUNDED:
+                return bool(getattr(self.claims, need.value))
+            case Need.PARALLEL:
+                return self.claims.parallelism > 1
+            case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
+                return self.subject.offers(need.value)
+            case Need.ENDPOINT:
+                return True  # seen from the config, by the checks themselves
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Operations that it has not."""
+        return self.subject.absent
+
+    def require_present(self, operation: str) -> None:
+        """End the check where the store was not written for what it needs."""
+        require_present(operation, self.absent)
+
+    # --- identities and bytes ----------------------------------------------------------------------
+
+    def space(self, page_nbytes: int = 1024, **changes: Any) -> KeySpace:
+        """A key space that no other case has, with `changes` to its fields."""
+        return replace(
+            KeySpace(
+                model=f"conformance/{self.scratch.prefix}",
+                dtype="bfloat16",
+                layout="page_first",
+                page_tokens=16,
+                page_nbytes=page_nbytes,
+                shard=Shard(layers=(0, 32), heads=(0, 8)),
+            ),
+            **changes,
+        )
+
+    def hashes(self, count: int) -> list[str]:
+        """Page hashes that this case has not had before."""
+        return [hashlib.sha256(self.random.randbytes(16)).hexdigest() for _ in range(count)]
+
+    def contents(
+        self, space: KeySpace, hashes: Sequence[str], version: int = 0
+    ) -> dict[str, bytes]:
+        """The bytes of pages: every cell of them names its page, its version and its offset."""
+        return {
+            page_hash: content(space.id, page_hash, space.stored_nbytes, version)
+            for page_hash in hashes
+        }
+
+    # --- habits ------------------------------------------------------------------------------------
+
+    def refuses(self, nbytes: int) -> bool:
+        """Whether it is the store's habit to refuse pages of this size, or so many pages."""
+        with self._lock:
+            if nbytes not in self._refused and self._denials < _MOST_DENIALS:
+                if retention_baseline.refuses(self, nbytes):
+                    self._refused.add(nbytes)
+                else:
+                    self._denials += 1
+            return nbytes in self._refused
+
+    def forgets(self, probe: Probe) -> bool:
+        """Whether it is the store's habit; if it was seen once, there are only more pages now."""
+        self._forgetful = self._forgetful or retention_baseline.forgets(self, probe)
+        return self._forgetful
+
+
+def _close(storage: HiCacheStorage) -> None:
+    """Close it after a check. What it raises is for the checks of close, and hides nothing of others."""
+    with suppress(Exception):
+        storage.close()
+
+
+def _is_open(storage: HiCacheStorage) -> bool:
+    try:
+        storage.ensure_open()
+    except StorageClosed:
+        return False
+    return True
+
+
+def _given(pages: Mapping[str, bytes]) -> tuple[list[str], list[Page]]:
+    return list(pages), [Page(bytearray(data)) for data in pages.values()]
+
+
+_CLAIM_WORDS = {
+    Need.DURABLE: "durability CRASH or more",
+    Need.SHARED: "shared",
+    Need.ENUMERABLE: "enumerable",
+    Need.PARALLEL: "parallelism above 1",
+    Need.BOUNDED: "bounded",
+}

@@ -1,0 +1,159 @@
+"""What a store does whatever happens to it: it forgets pages, or refuses them.
+
+Found out with pages of the kit's own, so that a check can tell a habit from a fault that shows only in
+the situation that it made.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING
+
+from hicache_conformance.case.probe import Probe, Trace
+from hicache_storage.storage import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_storage.keys import KeySpace
+
+TENANT = "forgetfulness"
+"""Of the key spaces that these pages are in."""
+_CHANCES = 48
+"""So often is a page set and read, of a store that may forget by chance: one in ten will show."""
+_REFUSAL_CHANCES = 12
+_MOST_LOOKED_UP = 3000
+_IN_USE = 16
+"""So many pages are looked up again and again."""
+_LONGEST_WAIT_S = 3.0
+_LOOKUP = 256
+
+
+def forgets(case: Case, probe: Probe) -> bool:
+    """Whether the store forgets without cause what it may forget.
+
+    For want of room: as many pages as the check has set, set and read one by one. Where it may forget at
+    any time, also by chance, or after as many lookups and as much time as the check has had.
+    """
+    pages = _Pages(case, probe)
+    try:
+        if pages.lost_for_room():
+            return True
+        if case.claims.retention is not Retention.BEST_EFFORT:
+            return False
+        return pages.lost_by_chance() or pages.lost_by_use() or pages.lost_with_age()
+    finally:
+        pages.delete()
+
+
+def refuses(case: Case, nbytes: int) -> bool:
+    """Whether a fresh store refuses pages as well: as many as the check has set, and some of `nbytes`.
+
+    Some have little room, and some refuse a set now and then.
+    """
+    fresh = copy.copy(case.subject).config(case.new_scratch())
+    storage = case.open_storage({**fresh, **case.changed_fields})
+    pages = _Pages(case, Probe(storage, Trace(), absent=case.absent))
+    try:
+        if not all(pages.set(size) for size in [*case.trace.footprint, nbytes]):
+            return True
+        return not all(pages.set(nbytes, brief=True) for _ in range(_REFUSAL_CHANCES))
+    finally:
+        pages.delete()
+        storage.close()
+
+
+class _Pages:
+    """Pages beside those of a check, on the same store or on another."""
+
+    def __init__(self, case: Case, probe: Probe) -> None:
+        self._case = case
+        self._probe = Probe(
+            probe.storage, Trace(), probe.label, absent=probe.absent
+        )  # its calls are not the check's
+        self._spaces: dict[int, KeySpace] = {}
+        self._set: list[tuple[KeySpace, str, bytes]] = []
+
+    def set(self, nbytes: int, *, brief: bool = False) -> bool:
+        """One more; `brief`: deleted at once."""
+        case = self._case
+        if nbytes not in self._spaces:
+            self._spaces[nbytes] = case.space(nbytes, tenant=TENANT)
+            self._probe.open_space(self._spaces[nbytes])
+        space = self._spaces[nbytes]
+        ((page_hash, data),) = case.contents(space, case.hashes(1)).items()
+        taken = self._probe.set(space, {page_hash: data}) == [True]
+        if brief and "batch_delete" not in self._probe.absent:
+            self._probe.delete(space, [page_hash])
+        elif taken:
+            self._set.append((space, page_hash, data))
+        return taken
+
+    def delete(self) -> None:
+        """Leave none of them behind, where the store deletes."""
+        if "batch_delete" in self._probe.absent:
+            self._set.clear()
+            return
+        for space in self._spaces.values():
+            self._probe.delete(space, [h for home, h, _ in self._set if home is space])
+        self._set.clear()
+
+    def lost_for_room(self) -> bool:
+        sizes = self._case.trace.footprint
+        done = 0
+        while done < len(sizes):  # few are told from many sooner
+            step = sizes[done : max(16, 4 * done)]
+            for nbytes in step:
+                self.set(nbytes)
+            done += len(step)
+            if self._lost():
+                return True
+        return False
+
+    def lost_by_chance(self) -> bool:
+        nbytes = self._smallest()
+        for _ in range(_CHANCES):
+            self.delete()
+            self.set(nbytes)
+            if self._lost():
+                return True
+        return False
+
+    def lost_by_use(self) -> bool:
+        """Whether one goes when they are looked up as often as the check has looked up pages."""
+        self.delete()
+        nbytes = self._smallest()
+        for _ in self._case.trace.footprint[:_IN_USE]:
+            self.set(nbytes)
+        hashes = [page_hash for _, page_hash, _ in self._set]
+        left = min(self._case.trace.pages_named, _MOST_LOOKED_UP) if hashes else 0
+        until_s = time.monotonic() + _LONGEST_WAIT_S
+        while left > 0 and time.monotonic() < until_s:
+            there = self._probe.exists(self._spaces[nbytes], hashes)
+            if not all(there) or None in self._probe.get(self._spaces[nbytes], hashes):
+                return True
+            left -= 2 * len(hashes)
+        return False
+
+    def lost_with_age(self) -> bool:
+        self.delete()
+        nbytes = self._smallest()
+        self.set(nbytes)
+        until_s = time.monotonic() + min(self._case.elapsed_s, _LONGEST_WAIT_S)
+        left = min(self._case.trace.pages_named, _MOST_LOOKED_UP)
+        while left > 0:
+            absent = self._case.hashes(min(left, _LOOKUP))
+            self._probe.exists(self._spaces[nbytes], absent)
+            self._probe.get(self._spaces[nbytes], absent)
+            left -= len(absent)
+        time.sleep(max(0.0, until_s - time.monotonic()))
+        return self._lost()
+
+    def _lost(self) -> bool:
+        return any(self._probe.get(space, [h]) != [data] for space, h, data in self._set)
+
+    def _smallest(self) -> int:
+        sizes: Sequence[int] = self._case.trace.footprint
+        return min(sizes, default=1)

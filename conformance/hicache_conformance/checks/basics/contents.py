@@ -1,0 +1,127 @@
+"""KV-003: a hit is exactly the bytes that were set under this hash, in this key space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.scenarios.edge_cases import alike_hashes, deceptive_bytes, nearly_equal
+from hicache_conformance.scenarios.planting import about, fitting, set_in
+from hicache_conformance.scenarios.time_budget import TimeBudget
+
+if TYPE_CHECKING:
+    from hicache_conformance.case.case import Case
+    from hicache_storage.keys import KeySpace
+
+_LIMIT_S = 4.0
+"""A slow store is asked for less."""
+
+
+@check("KV-003")
+def any_bytes_are_read_back(case: Case) -> None:
+    """Pages are bytes: zeros, text, line ends and file headers come back as they were set."""
+    store = case.open()
+    for nbytes in (8, 600, 2000):
+        space = case.space(fitting(case, nbytes))
+        store.open_space(space)
+        specimens = deceptive_bytes(space.stored_nbytes, case.random)
+        hashes = dict(zip(case.hashes(len(specimens)), specimens, strict=True))
+        pages = {page_hash: specimens[words] for page_hash, words in hashes.items()}
+        for page_hash, words in hashes.items():
+            with about(f"the page holds {words}, {space.stored_nbytes} bytes"):
+                case.must_set(store, space, {page_hash: pages[page_hash]})
+                case.must_hold(store, space, {page_hash: pages[page_hash]})
+        case.must_hold(store, space, pages)
+        store.delete(space, list(pages))
+
+
+@check("KV-003")
+def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
+    """Pages that differ in one byte, or in the order of their bytes, keep their own."""
+    store = case.open()
+    for nbytes in (40, 1000, 3000):
+        space = case.space(fitting(case, nbytes))
+        store.open_space(space)
+        contents = nearly_equal(space.stored_nbytes, case.random)
+        pages = dict(zip(case.hashes(len(contents)), contents, strict=True))
+        with about("another page differs from it in a byte, or in the order of its bytes"):
+            case.must_set(store, space, pages)
+            case.must_hold(store, space, pages)
+        store.delete(space, list(pages))
+
+
+@check("KV-003")
+def hashes_that_are_alike_are_apart(case: Case) -> None:
+    """Page hashes that share digits, a number or a start are different pages."""
+    store, space = case.open(), case.space(fitting(case, 64))
+    store.open_space(space)
+    pace = TimeBudget(_LIMIT_S)
+    for words, alike in alike_hashes(case.random).items():
+        hashes = pace.shortened(alike)
+        pages = case.contents(space, hashes)
+        with (
+            about(f"page hashes are taken for one another: {words}"),
+            pace.measured(len(hashes)),
+        ):
+            first = dict(list(pages.items())[:1])
+            case.must_set(store, space, first)
+            case.must_miss(store, space, hashes[1:], "was never set, only one with a hash like it")
+            case.must_set(store, space, pages)
+            case.must_hold(store, space, pages)
+        store.delete(space, hashes)
+
+
+@check("KV-003")
+def a_page_of_another_size_is_no_hit(case: Case) -> None:
+    """A longer or a shorter page under the same hash, in another key space, is a miss."""
+    store = case.open()
+    nbytes = fitting(case, 2000) // 2
+    sizes = [size for size in (nbytes, nbytes + 1, nbytes - 1, 2 * nbytes, 1) if size > 0]
+    spaces = [case.space(size) for size in dict.fromkeys(sizes)]
+    if nbytes > 8:
+        spaces.append(case.space(nbytes - 8, frame_nbytes=8))
+    for space in spaces:
+        store.open_space(space)
+    for space in spaces:
+        pages = case.contents(space, case.hashes(2))
+        case.must_set(store, space, pages)
+        for other in spaces:
+            if other is not space:
+                why = f"was set with {_size(space)}, and is asked for with {_size(other)}"
+                case.must_miss(store, other, list(pages), why)
+        case.must_hold(store, space, pages)
+
+
+def _size(space: KeySpace) -> str:
+    frame = f", a frame of {space.frame_nbytes} included" if space.frame_nbytes else ""
+    return f"{space.stored_nbytes} bytes{frame}"
+
+
+@check("KV-003")
+def sizes_under_one_hash_are_apart(case: Case) -> None:
+    """Key spaces of other page sizes keep their own bytes under the same hashes."""
+    store = case.open()
+    nbytes = fitting(case, 2048) // 2
+    spaces = [case.space(size) for size in dict.fromkeys((nbytes or 1, 2 * nbytes or 1, 1))]
+    hashes = case.hashes(2)
+    for space in (*spaces, *reversed(spaces)):
+        set_in(case, store, space, *hashes)
+    for space in spaces:
+        with about("key spaces of other page sizes have this hash too"):
+            case.must_hold(store, space, case.contents(space, hashes))
+
+
+@check("KV-003")
+def a_page_reads_the_same_every_time(case: Case) -> None:
+    """Reading other pages, larger ones and absent ones in between changes nothing."""
+    store = case.open()
+    small, large = (case.space(fitting(case, nbytes)) for nbytes in (700, 6000))
+    for space in (small, large):
+        store.open_space(space)
+    pages = {space: case.stored(store, space, 3) for space in (small, large)}
+    for _ in range(3):
+        for space in (large, small, large):
+            for page_hash, data in pages[space].items():
+                case.must_hold(store, space, {page_hash: data})
+                case.must_miss(store, space, case.hashes(1), "was never set")
+            case.must_hold(store, space, pages[space])

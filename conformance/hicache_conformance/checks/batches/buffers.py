@@ -1,0 +1,241 @@
+"""KV-205: pages are borrowed for the call only."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_conformance.checks import check
+from hicache_conformance.scenarios.attempts import attempted
+from hicache_conformance.scenarios.fault_path import road
+from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.processes.resources import wait_until
+from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_conformance.tools.content.memory import PageMemory
+    from hicache_storage.keys import KeySpace
+
+_SIZES = (64, 5000, 300_000)
+_LARGE_NBYTES = 1 << 20
+_WATCHED_S = 0.4
+"""For how long memory is watched after a call: work left to threads is done by then, mostly."""
+_FREED_WITHIN_S = 5.0
+_CALL_LIMIT_S = 60.0
+_FOREIGN = 0x3C
+"""What the next user of the memory puts there."""
+
+
+@check("KV-205")
+def memory_may_be_reused_after_a_set(case: Case) -> None:
+    """What is put into a page's memory after `batch_set` returned is not what is stored."""
+    store = case.open()
+    written: dict[KeySpace, dict[str, bytes]] = {}
+    for nbytes in _SIZES:
+        space = case.space(fitting(case, nbytes))
+        store.open_space(space)
+        for segments in (1, 5):
+            pages = case.contents(space, case.hashes(3))
+            memory = _set_from(store, space, pages, segments)
+            if memory is not None:
+                _reuse(memory.pages)
+                written.setdefault(space, {}).update(pages)
+                with about("the memory it was set from was reused after the call"):
+                    case.must_hold(store, space, pages)
+    time.sleep(_WATCHED_S / 4)  # for a store that copies the page when it comes to it
+    for space, pages in written.items():
+        with about("the memory it was set from was reused after the call"):
+            case.must_hold(store, space, pages)
+
+
+@check("KV-205")
+def memory_may_be_reused_after_a_get(case: Case) -> None:
+    """What is put into a page's memory after `batch_get` returned is not what is read next."""
+    store = case.open()
+    for nbytes in _SIZES:
+        space = case.space(fitting(case, nbytes))
+        store.open_space(space)
+        pages = case.contents(space, case.hashes(2))
+        if all(store.set(space, pages)):
+            for segments in (1, 4):
+                for page_hash in pages:
+                    memory = store.memory(space, 1, segments)
+                    store.batch_get(space, [page_hash], memory.pages)
+                    _reuse(memory.pages)
+                with about("the memory it was last read into was reused after the call"):
+                    case.must_hold(store, space, pages)
+
+
+@check("KV-205")
+def no_call_keeps_its_pages(case: Case) -> None:
+    """When a call has returned, nothing of the store refers to the memory of its pages."""
+    store, space = case.open(), case.space(fitting(case, 5000))
+    store.open_space(space)
+    kept: dict[str, weakref.ref[object]] = {}
+    pages = case.contents(space, case.hashes(4))
+    for page_hash, data in pages.items():
+        kept[f"batch_set of {page_hash[:8]}"] = _given_to_set(store, space, page_hash, data)
+    for page_hash in (*pages, *case.hashes(2)):
+        kept[f"batch_get of {page_hash[:8]}"] = _given_to_get(store, space, page_hash)
+
+    def is_free() -> bool:
+        store.exists(space, list(pages))  # what is about to let go has a chance to
+        gc.collect()
+        return not any(memory() is not None for memory in kept.values())
+
+    if not wait_until(is_free, _FREED_WITHIN_S):
+        still = [call for call, memory in kept.items() if memory() is not None]
+        raise store.violation(
+            f"{still[0].split(' of ')[0]} keeps references to the pages that it was given",
+            expected="none: memory is borrowed for the call only",
+            got=f"{len(still)} of {len(kept)} pages are kept, of {still[0]}, ...",
+        )
+
+
+@check("KV-205")
+def nothing_is_written_after_a_get(case: Case) -> None:
+    """When `batch_get` has returned, hits, misses and mixtures, no byte of its pages changes."""
+    store = case.open()
+    watched: list[PageMemory] = []
+    for nbytes in _SIZES:
+        space = case.space(fitting(case, nbytes))
+        store.open_space(space)
+        pages = case.contents(space, case.hashes(4))
+        store.set(space, pages)
+        for hashes in (list(pages), case.hashes(4), [*list(pages)[:2], *case.hashes(2)]):
+            memory = store.memory(space, len(hashes))
+            for start in range(0, len(hashes), store.max_batch):
+                part = slice(start, start + store.max_batch)
+                store.batch_get(space, hashes[part], memory.pages[part])
+            _reuse(memory.pages)
+            watched.append(memory)
+    _must_stay(store, watched, "batch_get returned")
+
+
+@check("KV-205")
+def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
+    """When `batch_get` has raised, no byte of its pages changes: it has ended whatever it began.
+
+    It is made to fail by a page that can't be written to.
+    """
+    store, space = case.open(), case.space(fitting(case, _LARGE_NBYTES))
+    store.open_space(space)
+    count = min(8, store.max_batch)
+    pages = case.contents(space, case.hashes(count))
+    store.set(space, pages)
+    watched: list[PageMemory] = []
+    for place in dict.fromkeys((0, count // 2)):
+        memory = store.memory(space, count)
+        given = list(memory.pages)
+        given[place] = Page(*(part.toreadonly() for part in given[place].segments))
+        call = partial(store.storage.batch_get, space, list(pages), given)
+        attempted(store, "batch_get", call, limit_s=_CALL_LIMIT_S, detail="one page is read-only")
+        _reuse(memory.pages)
+        watched.append(memory)
+    _must_stay(store, watched, "batch_get raised: one of its pages could not be written to")
+
+
+@check("KV-205")
+def nothing_is_written_after_a_get_that_timed_out(case: Case) -> None:
+    """A reply that comes when `batch_get` has given up is not written into its pages any more."""
+    with road(case) as way:
+        caller = way.caller()
+        pages = way.planted(caller, 4)
+        store, memory = caller.probe, caller.probe.memory(way.space, len(pages))
+        hashes = list(pages)[: store.max_batch]
+        way.all(partial(FaultProxy.go_silent, direction="down"))
+        call = partial(store.storage.batch_get, way.space, hashes, memory.pages[: len(hashes)])
+        attempted(store, "batch_get", call, limit_s=caller.limit_s)
+        _reuse(memory.pages)
+        way.all(FaultProxy.pass_through)
+        _must_stay(store, [memory], "batch_get raised, and the server answered after all")
+        way.in_time(lambda: caller.get(hashes))
+        _must_stay(store, [memory], "a later batch_get of the same pages")
+
+
+@check("KV-205")
+def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
+    """What is put into a page's memory when `batch_set` has given up is not stored."""
+    with road(case) as way:
+        caller = way.caller()
+        way.planted(caller, 1)
+        store = caller.probe
+        pages = case.contents(way.space, case.hashes(min(4, store.max_batch)))
+        memory = store.memory(way.space, len(pages)).holding(list(pages.values()))
+        way.all(FaultProxy.go_silent)
+        call = partial(store.storage.batch_set, way.space, list(pages), memory.pages)
+        attempted(store, "batch_set", call, limit_s=caller.limit_s)
+        _reuse(memory.pages)
+        way.all(FaultProxy.pass_through)
+        until_s = time.monotonic() + _WATCHED_S
+        while time.monotonic() < until_s:
+            for page_hash, data in pages.items():
+                (read,) = way.in_time(partial(caller.get, [page_hash]))
+                if read not in (None, data):
+                    with about("its set had timed out, and its memory was reused after that"):
+                        raise case.wrong_bytes(store, way.space, page_hash, read, [data])
+
+
+def _set_from(
+    store: Probe, space: KeySpace, pages: dict[str, bytes], segments: int
+) -> PageMemory | None:
+    """The memory from which the pages were set; None where the store has no room for them."""
+    memory = store.memory(space, len(pages), segments).holding(list(pages.values()))
+    hashes = list(pages)
+    verdicts: list[bool] = []
+    for start in range(0, len(hashes), store.max_batch):
+        part = slice(start, start + store.max_batch)
+        verdicts += store.batch_set(space, hashes[part], memory.pages[part])
+    return memory if all(verdicts) else None
+
+
+def _given_to_set(
+    store: Probe, space: KeySpace, page_hash: str, data: bytes
+) -> weakref.ref[object]:
+    memory = np.frombuffer(data, dtype=np.uint8).copy()
+    store.batch_set(space, [page_hash], [Page(memory)])
+    return weakref.ref(memory)
+
+
+def _given_to_get(store: Probe, space: KeySpace, page_hash: str) -> weakref.ref[object]:
+    memory = np.zeros(space.stored_nbytes, dtype=np.uint8)
+    store.batch_get(space, [page_hash], [Page(memory)])
+    return weakref.ref(memory)
+
+
+def _reuse(pages: Sequence[Page]) -> None:
+    """Do what the next user of the memory does."""
+    for page in pages:
+        for part in page.segments:
+            np.frombuffer(part, np.uint8)[:] = _FOREIGN
+
+
+def _must_stay(store: Probe, watched: Sequence[PageMemory], when: str) -> None:
+    """Watch memory that was reused: nobody may write into it."""
+    until_s = time.monotonic() + _WATCHED_S
+    while True:
+        ended = time.monotonic() > until_s
+        for memory in watched:
+            if any(not _is_as_left(page) for page in memory.pages):
+                raise store.violation(
+                    f"memory was written into after {when}",
+                    expected="pages are borrowed for the call: no byte of them changes after it",
+                    got="bytes of the next user of the memory were overwritten",
+                )
+        if ended:
+            return
+        time.sleep(_WATCHED_S / 20)
+
+
+def _is_as_left(page: Page) -> bool:
+    return all(bool((np.frombuffer(part, np.uint8) == _FOREIGN).all()) for part in page.segments)

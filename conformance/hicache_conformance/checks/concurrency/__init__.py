@@ -1,0 +1,1 @@
+"""KV-501 to KV-504: threads, processes and calls side by side."""

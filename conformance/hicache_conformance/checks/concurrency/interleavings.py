@@ -1,0 +1,275 @@
+"""KV-501, KV-503: calls that are held half way through a page while others run.
+
+What is tried is chosen, not left to luck. A store may let the other call wait for the one that is held.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.rules import Need
+from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.scenarios.contested_pages import must_be_whole
+from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.tools.processes.threads import Patience, Threads, held_get, held_set
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_PAGE_NBYTES = 12_288
+_PLACES = (7, 0, 4)
+"""The segments, of eight, in front of which calls are held."""
+_MOST_PUSHED_NBYTES = 8 << 20
+_MOST_PUSHED_PAGES = 2000
+_PUSH_LIMIT_S = 3.0
+
+
+@check("KV-501")
+def a_get_while_the_page_is_set_is_a_miss_or_whole(case: Case) -> None:
+    """While a set of a page is half way, gets of it are misses or the whole page."""
+    for store, other, space, place in _scenes(case):
+        for versions in (1, 2):
+            page_hash, contents = _versions(case, store, space, versions)
+            with Threads(place.patience) as crew:
+                held = held_set(crew, store, space, {page_hash: contents[-1]}, before=place.before)
+                reading = crew.attempt(other.get, space, [page_hash])
+                crew.attempt(other.exists, space, [page_hash])
+                taken = held.release()
+                must_be_whole(case, store, space, {page_hash: contents}, reading.result())
+            if taken == [True] or versions > 1:
+                case.must_hold(store, space, {page_hash: contents})
+            store.delete(space, [page_hash])
+
+
+@check("KV-501")
+def a_set_while_the_page_is_got_leaves_the_get_whole(case: Case) -> None:
+    """While a get is half way through a page, a set of new bytes does not mix into it."""
+    for store, other, space, place in _scenes(case):
+        page_hash, contents = _versions(case, store, space, 2)
+        with Threads(place.patience) as crew:
+            held = held_get(crew, store, space, [page_hash], before=place.before)
+            crew.attempt(other.set, space, {page_hash: contents[1]})
+            must_be_whole(case, store, space, {page_hash: contents}, held.release())
+        case.must_hold(store, space, {page_hash: contents})
+        store.delete(space, [page_hash])
+
+
+@check("KV-501")
+def two_sets_of_one_page_leave_one_of_them(case: Case) -> None:
+    """While a set of a page is half way, another one of it does not mix with it."""
+    for store, other, space, place in _scenes(case):
+        (page_hash,) = case.hashes(1)
+        contents = [case.contents(space, [page_hash], version)[page_hash] for version in range(2)]
+        with Threads(place.patience) as crew:
+            held = held_set(crew, store, space, {page_hash: contents[0]}, before=place.before)
+            second = crew.attempt(_set_in_segments, other, space, {page_hash: contents[1]})
+            verdicts = held.release() + second.result()
+        if True in verdicts:
+            case.must_hold(store, space, {page_hash: contents})
+        store.delete(space, [page_hash])
+
+
+@check("KV-501")
+def calls_about_different_pages_do_not_meet(case: Case) -> None:
+    """While a get and a set are half way through their pages, others have pages of their own."""
+    for store, other, space, place in _scenes(case):
+        pages = case.contents(space, case.hashes(4))
+        got, set_late, got_later, set_later = pages
+        case.must_set(store, space, {got: pages[got], got_later: pages[got_later]})
+        with Threads(place.patience) as crew:
+            reading = held_get(crew, store, space, [got], before=place.before)
+            writing = held_set(crew, store, space, {set_late: pages[set_late]}, before=place.before)
+            crew.attempt(_set_in_segments, other, space, {set_later: pages[set_later]})
+            second = crew.attempt(other.get, space, [got_later], segments=8)
+            crew.open_gates()
+            taken = writing.release()
+            must_be_whole(case, store, space, {got: [pages[got]]}, reading.release())
+            must_be_whole(case, store, space, {got_later: [pages[got_later]]}, second.result())
+        if taken == [True]:
+            case.must_hold(store, space, {set_late: pages[set_late]})
+        case.must_hold(store, space, {got_later: pages[got_later]})
+        store.delete(space, list(pages))
+
+
+@check("KV-501")
+def a_delete_while_the_page_is_set_leaves_all_or_nothing(case: Case) -> None:
+    """While a set of a page is half way, a delete of it leaves it absent or whole, and settable."""
+    for store, other, space, place in _scenes(case):
+        page_hash, contents = _versions(case, store, space, 2)
+        with Threads(place.patience) as crew:
+            held = held_set(crew, store, space, {page_hash: contents[1]}, before=place.before)
+            crew.attempt(other.delete, space, [page_hash])
+            held.release()
+        must_be_whole(case, store, space, {page_hash: contents}, store.get(space, [page_hash]))
+        case.must_set(store, space, {page_hash: contents[0]})
+        case.must_hold(store, space, {page_hash: contents})
+        store.delete(space, [page_hash])
+
+
+@check("KV-501", Need.ENUMERABLE)
+def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None:
+    """While a set is half way, scan lists whole pages only, and clear does not tear the page."""
+    for store, other, space, place in _scenes(case):
+        kept = case.stored(store, space, 1)
+        late = case.contents(space, case.hashes(1))
+        (page_hash,) = late
+        with Threads(place.patience) as crew:
+            held = held_set(crew, store, space, late, before=place.before)
+            listing = crew.attempt(other.scan, space)
+            crew.attempt(other.clear, space)
+            held.release()
+            listed = listing.result()
+        strange = [
+            info
+            for info in listed
+            if info.nbytes != space.stored_nbytes or info.page_hash not in (*kept, page_hash)
+        ]
+        if strange:
+            raise store.violation(
+                "scan lists what is no page while another call sets one",
+                expected=f"pages of {space.stored_nbytes} bytes",
+                got=str(strange[0]),
+            )
+        found = store.get(space, [page_hash])
+        must_be_whole(case, store, space, {page_hash: list(late.values())}, found)
+        store.clear(space)
+
+
+@check("KV-503")
+def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
+    """A page that was deleted after exists said True is a miss, and no other page is."""
+    store, space = _opened(case)
+    other = case.open() if case.claims.shared else store
+    other.open_space(space)
+    for _ in range(2 if case.quick else 5):
+        pages = case.stored(store, space, 3)
+        gone = case.random.choice(list(pages))
+        store.exists(space, list(pages))
+        other.delete(space, [gone])
+        found = dict(zip(pages, store.get(space, list(pages)), strict=True))
+        if found[gone] is not None:
+            case.must_miss(store, space, [gone], "was deleted after exists said True")
+        kept = {page_hash: data for page_hash, data in pages.items() if page_hash != gone}
+        case.must_hold(store, space, kept)
+        store.delete(space, list(pages))
+
+
+@check("KV-503")
+def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
+    """A get is the right bytes or a miss when its page is deleted and others take its room meanwhile."""
+    for store, other, space, place in _scenes(case):
+        pages = case.stored(store, space, 1)
+        (page_hash,) = pages
+        with Threads(place.patience) as crew:
+            held = held_get(crew, store, space, [page_hash], before=place.before)
+            crew.attempt(other.delete, space, [page_hash])
+            crew.attempt(other.set, space, case.contents(space, case.hashes(2)))
+            must_be_whole(case, store, space, {page_hash: list(pages.values())}, held.release())
+        case.must_miss(store, space, [page_hash], "was deleted while it was got")
+
+
+@check("KV-503")
+def a_page_deleted_while_its_batch_is_got_is_a_miss(case: Case) -> None:
+    """A get of a batch is not disturbed by a page that is deleted when half of the batch is done."""
+    if case.claims.max_batch == 1:
+        raise NotDeclared("the store takes one page a call")
+    for store, other, space, place in _scenes(case):
+        pages = case.stored(store, space, 2)
+        with Threads(place.patience) as crew:
+            held = held_get(crew, store, space, list(pages), before=place.before)
+            crew.attempt(other.delete, space, list(pages)[1:])
+            must_be_whole(
+                case, store, space, {h: [data] for h, data in pages.items()}, held.release()
+            )
+        store.delete(space, list(pages))
+
+
+@check("KV-503")
+def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
+    """A get is the right bytes or a miss when its page is evicted meanwhile."""
+    if case.keeps:
+        case.evidence["evicted"] = "never: pages stay until they are deleted"
+        return
+    evicted = 0
+    for store, other, space, place in _scenes(case):
+        pages = case.stored(store, space, 1)
+        (page_hash,) = pages
+        with Threads(place.patience) as crew:
+            held = held_get(crew, store, space, [page_hash], before=place.before)
+            moved = threading.Event()
+            pushing = crew.attempt(_push_out, case, other, space, page_hash, moved)
+            if moved.is_set():  # it does not wait for the get
+                pushing.wait(_PUSH_LIMIT_S)
+            found = held.release()
+            evicted += pushing.result()
+        must_be_whole(case, store, space, {page_hash: list(pages.values())}, found)
+        if not evicted:
+            break  # it has room for more than can be tried
+    case.evidence["evicted"] = f"{evicted} times"
+
+
+def _push_out(
+    case: Case, store: Probe, space: KeySpace, page_hash: str, moved: threading.Event
+) -> bool:
+    """Set other pages until this one is evicted; False where there is room for very many."""
+    until_s = time.monotonic() + _PUSH_LIMIT_S
+    most = min(_MOST_PUSHED_PAGES, max(16, _MOST_PUSHED_NBYTES // space.stored_nbytes))
+    for pushed in range(1, most):
+        store.set(space, case.contents(space, case.hashes(1)))
+        moved.set()
+        is_looked_at = pushed % 8 == 0 and pushed & (pushed - 1) == 0  # a look may count as a use
+        if is_looked_at and store.exists(space, [page_hash]) == [False]:
+            return True
+        if time.monotonic() > until_s:
+            break
+    return False
+
+
+# --- what the scenes have in common --------------------------------------------------------------
+
+
+def _opened(case: Case) -> tuple[Probe, KeySpace]:
+    store, space = case.open(), case.space(fitting(case, _PAGE_NBYTES))
+    store.open_space(space)
+    return store, space
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a call is held, and how long others that may wait for it are waited for."""
+
+    before: int
+    patience: Patience
+
+
+def _scenes(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _Place]]:
+    """The store; the handle that others use, which is another one at times; and where to hold a call."""
+    store, space = _opened(case)
+    other, patience = store, Patience()
+    places = _PLACES if case.claims.scatter_gather and not case.quick else _PLACES[:1]
+    for before in places:
+        yield store, other, space, _Place(before, patience)
+        if other is store and case.claims.shared:
+            other = case.open()
+            other.open_space(space)
+
+
+def _versions(case: Case, store: Probe, space: KeySpace, count: int) -> tuple[str, list[bytes]]:
+    """A fresh page, and contents of it, of which all but the last have been set."""
+    hashes = case.hashes(1)
+    pages = [case.contents(space, hashes, version) for version in range(count)]
+    for each in pages[:-1]:
+        case.must_set(store, space, each)
+    return hashes[0], [each[hashes[0]] for each in pages]
+
+
+def _set_in_segments(store: Probe, space: KeySpace, contents: Mapping[str, bytes]) -> list[bool]:
+    return store.set(space, contents, segments=8)

@@ -1,0 +1,190 @@
+"""KV-501, KV-503: many threads on one storage, as fast as they can."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.scenarios.contested_pages import contest, large_pages, must_be_whole
+from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.tools.processes.threads import storm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_SMALL_NBYTES = 1024
+_LARGE_NBYTES = 1 << 20
+_NEW_SPACES = 300
+_FILLED_SPACES = 16
+_LEFT_SPACES = 30
+"""In a store that outlives the check, and would keep them."""
+
+
+@check("KV-501", stochastic=True)
+def readers_see_no_torn_page_while_others_write_it(case: Case) -> None:
+    """Gets of pages that are set in one version after another are whole pages of one version."""
+    store = case.open()
+    space, pages = large_pages(case, store, count=2, versions=3)
+    contest(
+        case,
+        [
+            *(partial(_set_one, store, space, pages, step) for step in (0, 1)),
+            *(partial(_get_all, case, store, space, pages) for _ in range(2)),
+        ],
+    )
+    if all(store.set(space, {h: versions[0] for h, versions in pages.items()})):
+        case.must_hold(store, space, pages)
+
+
+@check("KV-503", stochastic=True)
+def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
+    """Gets of pages that others delete, and set anew, are whole pages or misses."""
+    store = case.open()
+    other = case.open() if case.claims.shared else store
+    for most_nbytes in (_LARGE_NBYTES, _SMALL_NBYTES):
+        space, pages = large_pages(case, store, count=2, versions=2, most_nbytes=most_nbytes)
+        other.open_space(space)
+        come_and_go = partial(_set_and_delete, other, space, pages)
+        look = partial(_look, case, store, space, pages)
+        contest(case, [come_and_go, come_and_go, look, look], turns=2000)
+        store.delete(space, list(pages))
+
+
+@check("KV-503", stochastic=True)
+def pages_evicted_under_readers_are_whole_or_misses(case: Case) -> None:
+    """Gets of pages that others push out of a full store are whole pages or misses."""
+    if case.keeps:
+        raise NotDeclared("pages stay until they are deleted")
+    store, space = case.open(), case.space(fitting(case, 4096))
+    store.open_space(space)
+    pages = {h: [data] for h, data in case.stored(store, space, 4).items()}
+    others = case.contents(space, case.hashes(200))
+    hashes = list(others)
+
+    def push(turn: int) -> None:
+        page_hash = hashes[turn % len(hashes)]
+        store.set(space, {page_hash: others[page_hash]})
+
+    def bring_back(turn: int) -> None:
+        _set_one(store, space, pages, 0, turn)
+        _get_all(case, store, space, pages, turn)
+
+    contest(case, [push, push, bring_back, bring_back])
+
+
+@check("KV-501", stochastic=True)
+def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
+    """Pages that one thread sets, reads and deletes are not changed by threads with other pages."""
+    store, space = case.open(), case.space(fitting(case, _SMALL_NBYTES))
+    store.open_space(space)
+    own = [case.contents(space, case.hashes(6)) for _ in range(4)]
+
+    def use(pages: Mapping[str, bytes], turn: int) -> None:
+        gone = list(pages)[turn % len(pages)]
+        if case.keeps:
+            case.must_set(store, space, pages)
+            case.must_hold(store, space, pages)
+        else:
+            store.set(space, pages)
+            _get_all(case, store, space, {h: [data] for h, data in pages.items()}, turn)
+        store.delete(space, [gone])
+        case.must_miss(store, space, [gone], "was deleted by the only thread that uses it")
+
+    contest(case, [partial(use, pages) for pages in own], turns=200)
+    storm([partial(_set_all, case, store, space, pages) for pages in own], turns=1, limit_s=60.0)
+    case.must_hold(store, space, {h: data for pages in own for h, data in pages.items()})
+
+
+@check("KV-501", stochastic=True)
+def all_methods_at_once_raise_nothing(case: Case) -> None:
+    """Sets, gets, deletes, listings, clears and new key spaces at once: no exception, no half page."""
+    store, space = case.open(), case.space(fitting(case, _SMALL_NBYTES))
+    store.open_space(space)
+    contents = case.contents(space, case.hashes(8))
+    pages = {page_hash: [data] for page_hash, data in contents.items()}
+    hashes = list(pages)
+    is_deployed = case.claims.shared and str(case.scratch.path) not in str(case.config)
+    more = [
+        case.space(fitting(case, 64), tenant=str(number))
+        for number in range(_LEFT_SPACES if is_deployed else _NEW_SPACES)
+    ]
+    small = case.hashes(1)
+
+    def open_more(turn: int) -> None:
+        number = turn % len(more)
+        store.open_space(more[number])
+        if number < _FILLED_SPACES:
+            store.set(more[number], case.contents(more[number], small))
+        store.storage.stats()
+
+    def change(turn: int) -> None:
+        store.set(space, {h: contents[h] for h in hashes[turn % 8 :]})
+        store.delete(space, hashes[turn % 5 : turn % 5 + 2])
+        if case.claims.enumerable and turn % 4 == 0:
+            store.clear(space)
+
+    def look(turn: int) -> None:
+        store.exists(space, hashes)
+        _get_all(case, store, space, pages, turn)
+
+    def walk(_: int) -> None:
+        if case.claims.enumerable:
+            store.spaces()
+            _check_listing(store, space, set(hashes))
+
+    contest(case, [open_more, change, change, look, walk, walk])
+    case.must_set(store, space, contents)
+    case.must_hold(store, space, contents)
+
+
+# --- what threads do -----------------------------------------------------------------------------
+
+
+def _set_one(
+    store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], step: int, turn: int
+) -> None:
+    """Set one page in the next version; a store that keeps the first is made to forget it first."""
+    page_hash = list(pages)[(turn + step) % len(pages)]
+    if not store.storage.capabilities.overwrites:
+        store.delete(space, [page_hash])
+    store.set(space, {page_hash: pages[page_hash][turn % len(pages[page_hash])]})
+
+
+def _set_and_delete(
+    store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], turn: int
+) -> None:
+    _set_one(store, space, pages, 0, turn)
+    store.delete(space, list(pages)[turn % 2 :][:1])
+
+
+def _look(
+    case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], turn: int
+) -> None:
+    store.exists(space, list(pages))
+    _get_all(case, store, space, pages, turn)
+
+
+def _set_all(case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes], _: int) -> None:
+    case.must_set(store, space, pages)
+
+
+def _get_all(
+    case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], _: int
+) -> None:
+    must_be_whole(case, store, space, pages, store.get(space, list(pages)))
+
+
+def _check_listing(store: Probe, space: KeySpace, known: set[str]) -> None:
+    for info in store.scan(space):
+        if info.nbytes != space.stored_nbytes or info.page_hash not in known:
+            raise store.violation(
+                "scan lists what is no page while others write",
+                expected=f"pages of {space.stored_nbytes} bytes that were set",
+                got=str(info),
+            )

@@ -1,0 +1,1 @@
+"""KV-901 to KV-903: capabilities and limits."""

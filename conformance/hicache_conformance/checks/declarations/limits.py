@@ -1,0 +1,204 @@
+"""KV-903: limits hold, and one past them is refused cleanly."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.scenarios.planting import about, fitting
+from hicache_storage.errors import UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_LARGEST_TRIED_NBYTES = 64 << 20
+_LARGEST_TRIED_QUICK_NBYTES = 4 << 20
+_LONGEST_BATCH = 20_000
+
+
+@check("KV-903")
+def a_page_of_the_largest_size_is_taken(case: Case) -> None:
+    """A page of `max_page_nbytes`, with or without a frame, is opened, set and read back."""
+    limit = _page_limit(case)
+    tried = _LARGEST_TRIED_QUICK_NBYTES if case.quick else _LARGEST_TRIED_NBYTES
+    store = case.open()
+    frame = limit // 4
+    for space in (case.space(limit), case.space(limit - frame, frame_nbytes=frame)):
+        store.open_space(space)
+        if limit > tried:
+            case.evidence["set"] = f"not tried: {limit} bytes are more than {tried}"
+            continue
+        pages = case.contents(space, case.hashes(1))
+        if store.set(space, pages) == [True]:
+            case.must_hold(store, space, pages)
+            store.delete(space, list(pages))
+        else:
+            _must_lack_room(case, store, space)
+
+
+@check("KV-903")
+def a_page_one_byte_too_large_is_refused(case: Case) -> None:
+    """`open_space` refuses pages of `max_page_nbytes` + 1, frames counted in, and goes on as before."""
+    limit = _page_limit(case)
+    store = case.open()
+    space = case.space(min(limit, 64))
+    store.open_space(space)
+    pages = case.stored(store, space, 2)
+    for page_nbytes, frame_nbytes in ((limit + 1, 0), (limit, 1), (1, limit), (2 * limit, 0)):
+        large = case.space(page_nbytes, frame_nbytes=frame_nbytes, tenant="large")
+        opening = partial(store.storage.open_space, large)
+        answer: object = store.attempt("open_space", large, [], opening)
+        if not isinstance(answer, UnsupportedOperation):
+            raise store.violation(
+                "open_space takes a key space whose pages are larger than max_page_nbytes",
+                expected=f"UnsupportedOperation: pages of {large.stored_nbytes} bytes, a frame of"
+                f" {frame_nbytes} included, are more than {limit}",
+                got=repr(answer),
+            )
+    with about("after open_space had refused a larger key space"):
+        case.must_hold(store, space, pages)
+        listed = store.spaces() if case.claims.enumerable else []
+    refused = [one for one in listed if one.model == space.model and one.tenant == "large"]
+    if refused:
+        raise store.violation("spaces() lists a key space that was refused", got=str(refused[0]))
+
+
+@check("KV-903")
+def a_batch_of_the_limit_is_taken(case: Case) -> None:
+    """A batch of `max_batch` pages is set, found, read and deleted in one call each."""
+    store, space, hashes = _batch(case, 0)
+    pages = case.contents(space, hashes)
+    case.must_set(store, space, pages)
+    case.must_hold(store, space, pages)
+    store.delete(space, hashes)
+    case.must_miss(store, space, hashes, "was deleted")
+
+
+@check("KV-903")
+def a_lookup_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
+    """Exists and get of `max_batch` + 1 pages are either answered in full or refused."""
+    store, space, hashes = _batch(case, 1)
+    pages = case.contents(space, hashes)
+    case.must_set(store, space, pages)
+    memory = store.memory(space, len(hashes)).pages
+    for operation, call in (
+        ("batch_exists", lambda: store.storage.batch_exists(space, hashes)),
+        ("batch_get", lambda: store.storage.batch_get(space, hashes, memory)),
+    ):
+        verdicts = _whole(store, operation, space, hashes, call)
+        left_out = [one for one, found in zip(hashes, verdicts or (), strict=False) if not found]
+        if left_out and any(store.exists(space, left_out)):
+            raise _in_part(store, operation, f"False for {len(left_out)} pages that are there")
+        if verdicts and operation == "batch_get":
+            for page_hash, page, hit in zip(hashes, memory, verdicts, strict=True):
+                if hit and page.tobytes() != pages[page_hash]:
+                    right = [pages[page_hash]]
+                    raise case.wrong_bytes(store, space, page_hash, page.tobytes(), right)
+
+
+@check("KV-903")
+def a_set_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
+    """A set of `max_batch` + 1 pages either stores all of them, or is refused and stores none."""
+    store, space, hashes = _batch(case, 1)
+    pages = case.contents(space, hashes)
+    memory = store.memory(space, len(hashes)).holding(list(pages.values()))
+    verdicts = _whole(
+        store,
+        "batch_set",
+        space,
+        hashes,
+        lambda: store.storage.batch_set(space, hashes, memory.pages),
+    )
+    if verdicts is None:
+        case.must_miss(store, space, hashes, "was in a batch that was refused")
+        return
+    left_out = {h: pages[h] for h, taken in zip(hashes, verdicts, strict=True) if not taken}
+    if left_out and any(store.set(space, left_out)):
+        raise _in_part(
+            store, "batch_set", f"False for {len(left_out)} pages that there is room for"
+        )
+    case.must_hold(store, space, {h: data for h, data in pages.items() if h not in left_out})
+
+
+@check("KV-903")
+def a_delete_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
+    """A delete of `max_batch` + 1 pages either removes all of them, or is refused and removes none."""
+    store, space, hashes = _batch(case, 1)
+    pages = case.contents(space, hashes)
+    case.must_set(store, space, pages)
+    verdicts = _whole(
+        store, "batch_delete", space, hashes, lambda: store.storage.batch_delete(space, hashes)
+    )
+    if verdicts is None:
+        with about("after a batch_delete that was refused"):
+            case.must_hold(store, space, pages)
+        return
+    removed = [page_hash for page_hash, gone in zip(hashes, verdicts, strict=True) if gone]
+    if len(removed) != len(hashes):
+        raise _in_part(store, "batch_delete", f"True for {len(removed)} of {len(hashes)} pages")
+    case.must_miss(store, space, hashes, "was deleted")
+
+
+def _page_limit(case: Case) -> int:
+    limit = case.claims.max_page_nbytes
+    if limit is None:
+        raise NotDeclared("the store claims no max_page_nbytes")
+    return limit
+
+
+def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
+    """An open key space, and as many hashes as `max_batch` and `beyond`."""
+    limit = case.claims.max_batch
+    if limit is None:
+        raise NotDeclared("the store claims no max_batch")
+    if limit > _LONGEST_BATCH:
+        raise NotVerified(f"a batch of {limit} pages is more than the {_LONGEST_BATCH} tried")
+    store = case.open()
+    space = case.space(fitting(case, 64))
+    store.open_space(space)
+    return store, space, case.hashes(limit + beyond)
+
+
+def _must_lack_room(case: Case, store: Probe, space: KeySpace) -> None:
+    """A page of the limit was refused: is it the limit, or is there no room for so large a page?"""
+    smaller = case.space(space.page_nbytes - 1, frame_nbytes=space.frame_nbytes)
+    store.open_space(smaller)
+    if store.set(smaller, case.contents(smaller, case.hashes(1))) == [True]:
+        raise store.violation(
+            "batch_set refuses a page of max_page_nbytes, and takes one that is a byte smaller",
+            expected=f"True for {space.stored_nbytes} bytes, which is declared as the limit",
+            got="False",
+        )
+    case.evidence["set"] = f"{space.stored_nbytes} bytes were refused: there is no room"
+
+
+def _whole(
+    store: Probe,
+    operation: str,
+    space: KeySpace,
+    hashes: Sequence[str],
+    call: Callable[[], Any],
+) -> list[bool] | None:
+    """The verdicts of a batch that is too long; None where it was refused."""
+    answer: Any = store.attempt(operation, space, hashes, call)
+    if isinstance(answer, UnsupportedOperation):
+        return None
+    given = cast("list[object]", answer) if isinstance(answer, list) else []
+    verdicts = [one for one in given if type(one) is bool]
+    if len(verdicts) != len(hashes):
+        raise _in_part(store, operation, f"{answer!r}"[:100])
+    return verdicts
+
+
+def _in_part(store: Probe, operation: str, got: str) -> Violation:
+    return store.violation(
+        f"{operation} of one page more than max_batch is done in part",
+        expected="all of it done, or UnsupportedOperation and nothing done",
+        got=got,
+    )

@@ -1,0 +1,1 @@
+"""KV-101 to KV-106: key spaces, their names, listings and clearing."""

@@ -1,0 +1,253 @@
+"""KV-103: clear removes its own key space, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.rules import Need
+from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.run.subject import Scratch
+from hicache_conformance.scenarios.key_space_neighbours import look_alikes, neighbours, rich_space
+from hicache_conformance.scenarios.planting import about, another_handle, fitting, plant, set_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_SAMPLE = 64
+
+
+@check("KV-103", Need.ENUMERABLE)
+def clear_removes_every_page(case: Case) -> None:
+    """After clear a key space is empty, however many pages it held."""
+    store = case.open()
+    for count in (1, 2, 130 if case.quick else 2100):
+        space = case.space(fitting(case, 64), tenant=f"clear{count}")
+        store.open_space(space)
+        pages = list(plant(case, store, space, count))
+        removed = store.clear(space)
+        left = store.scan(space)
+        if left:
+            raise store.violation(
+                f"clear left {len(left)} of {len(pages)} pages",
+                expected="an empty key space",
+                got=f"scan lists {left[0].page_hash[:8]} and others",
+            )
+        case.must_miss(store, space, pages[:_SAMPLE] + pages[-_SAMPLE:], "was cleared")
+        _must_have_counted(case, store, removed, len(pages), "so many were set, and all are gone")
+
+
+@check("KV-103")
+def clear_counts_the_pages_that_it_removed(case: Case) -> None:
+    """Clear returns how many pages it removed: each once, and none that were deleted before."""
+    store = case.open()
+    space = case.space(fitting(case, 64))
+    store.open_space(space)
+    _must_count(case, store, space, 0, "no page was set")
+    pages = case.stored(store, space, 9)
+    case.must_set(store, space, dict(list(pages.items())[:3]))
+    store.delete(space, list(pages)[4:6])
+    _must_count(case, store, space, 7, "nine pages were set, three of them twice, and two deleted")
+    _must_count(case, store, space, 0, "it had just been cleared")
+
+
+@check("KV-103")
+def a_cleared_space_starts_anew(case: Case) -> None:
+    """What is set after clear is there, with the new bytes, and can be cleared again."""
+    store = case.open()
+    space = case.space(fitting(case, 200))
+    store.open_space(space)
+    hashes = case.hashes(5)
+    for version in range(3):
+        pages = case.contents(space, hashes, version)
+        case.must_set(store, space, pages)
+        with about(f"set after {version} clears"):
+            case.must_hold(store, space, pages)
+            _must_count(case, store, space, len(pages), "five pages were set")
+            case.must_miss(store, space, hashes, "was cleared")
+    store.open_space(space)
+    case.must_miss(store, space, hashes, "was cleared before the key space was opened again")
+
+
+@check("KV-103")
+def clear_spares_neighbours(case: Case) -> None:
+    """Clearing a key space leaves those that differ from it in one field."""
+    store = case.open()
+    whole = fitting(case, 256)
+    home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
+    others = {one.difference: one.space for one in neighbours(home, brief=case.quick)}
+    _must_spare(case, store, home, others)
+
+
+@check("KV-103")
+def clear_spares_look_alikes(case: Case) -> None:
+    """Clearing a key space leaves those whose id, or model, begins with its own, or matches it."""
+    store = case.open()
+    space = case.space(fitting(case, 64))
+    for words, one, other in look_alikes(space, 4):
+        _must_spare(case, store, one, {words: other})
+    models = {
+        end: case.space(space.page_nbytes, model=f"{space.model}{end}")
+        for end in ("a", "ab", "/a", "-a", " a", ".a", "_a", "A")
+    }
+    for end in ("", "*", "?", "[ab]", "%", "_", ".*", "a*"):
+        cleared = case.space(space.page_nbytes, model=f"{space.model}{end}")
+        others = {f"model ...{other}, not ...{end}": one for other, one in models.items()}
+        _must_spare(case, store, cleared, others)
+
+
+@check("KV-103")
+def clear_spares_another_stores_pages(case: Case) -> None:
+    """Clearing a key space leaves the same key space of a store with another config."""
+    own, others = case.config, dict(case.subject.config(case.new_scratch()))
+    if own == others:
+        raise NotDeclared("every store of this test has the same config")
+    store, other = case.open(own), case.open(others, label="other")
+    space = case.space(fitting(case, 64))
+    store.open_space(space)
+    other.open_space(space)
+    pages = case.stored(store, space, 3)
+    if any(other.exists(space, list(pages))):
+        raise NotDeclared("the configs of two tests name one store")
+    case.must_set(other, space, pages)
+    store.clear(space)
+    with about("the same key space was cleared in a store with another config"):
+        case.must_hold(other, space, pages)
+
+
+@check("KV-103")
+def clear_spares_other_programs_files(case: Case) -> None:
+    """Clearing leaves files that are not the store's: in its directory, and next to it."""
+    outer = case.new_scratch()
+    inner = Scratch(outer.path / "caches" / "store", outer.prefix)
+    inner.path.mkdir(parents=True)
+    config = dict(case.subject.config(inner))
+    store = case.open(config)
+    space, other = case.space(fitting(case, 64)), case.space(fitting(case, 64), pool="draft")
+    hashes = case.hashes(3)
+    for one in (space, other):
+        set_in(case, store, one, *hashes)
+    if not any(inner.path.iterdir()):
+        raise NotDeclared("the store keeps nothing in the test's directory")
+    foreign = _foreign_files(inner.path, case.hashes(1)[0])
+    removed = store.clear(space)
+    _must_be_untouched(store, foreign, "clear removed or changed a file that is not the store's")
+    _must_have_counted(case, store, removed, len(hashes), "three pages were set")
+    case.must_hold(store, other, case.contents(other, hashes))
+    store.close()
+    again = case.open(config, label="reopened")
+    again.open_space(space)
+    again.clear(space)
+    _must_be_untouched(again, foreign, "reopening and clearing removed or changed a file")
+
+
+@check("KV-103", Need.SHARED)
+def clear_reaches_other_handles(case: Case) -> None:
+    """What one handle cleared is gone for another, which had read it before."""
+    store, other = case.open(), case.open(label="other")
+    space = case.space(fitting(case, 128))
+    for one in (store, other):
+        one.open_space(space)
+    pages = case.stored(store, space, 5)
+    case.must_hold(other, space, pages)
+    store.clear(space)
+    case.must_miss(other, space, list(pages), "another handle cleared")
+    again = case.stored(store, space, 2)
+    with about("set by one handle after it had cleared the key space, read by another"):
+        case.must_hold(other, space, again)
+
+
+@check("KV-103")
+def another_handle_clears_what_the_first_set(case: Case) -> None:
+    """A handle clears, and counts, pages that it did not set itself."""
+    store = case.open()
+    space = case.space(fitting(case, 128))
+    store.open_space(space)
+    pages = case.stored(store, space, 5)
+    again = another_handle(case, store)
+    again.open_space(space)
+    _must_count(case, again, space, len(pages), "five pages were set by another handle")
+    case.must_miss(again, space, list(pages), "was cleared")
+
+
+@check("KV-103")
+def what_was_cleared_stays_cleared(case: Case) -> None:
+    """After reopening, cleared pages are still gone, and those that were set later are there."""
+    store = case.open()
+    space = case.space(fitting(case, 128))
+    store.open_space(space)
+    gone = case.stored(store, space, 4)
+    store.clear(space)
+    later = case.stored(store, space, 2)
+    again = another_handle(case, store)
+    again.open_space(space)
+    case.must_miss(again, space, list(gone), "was cleared before the store was reopened")
+    case.must_hold(again, space, later)
+
+
+def _must_count(case: Case, store: Probe, space: KeySpace, pages: int, why: str) -> None:
+    """Clear, and hold the answer against the number of pages; a store may have forgotten some."""
+    _must_have_counted(case, store, store.clear(space), pages, why)
+
+
+def _must_have_counted(case: Case, store: Probe, answer: int, pages: int, why: str) -> None:
+    right = range(pages if case.keeps else 0, pages + 1)
+    if answer not in right:
+        raise store.violation(
+            "clear does not return the number of pages that it removed",
+            expected=f"{'' if case.keeps else 'at most '}{pages}: {why}",
+            got=repr(answer),
+        )
+
+
+def _must_spare(
+    case: Case, store: Probe, cleared: KeySpace, others: Mapping[str, KeySpace]
+) -> None:
+    """Clear one key space; the page of the same hash must stay in each other."""
+    (page_hash,) = case.hashes(1)
+    for space in (cleared, *others.values()):
+        set_in(case, store, space, page_hash)
+    store.clear(cleared)
+    case.must_miss(store, cleared, [page_hash], "was cleared")
+    for words, space in others.items():
+        with about(f"after a key space was cleared that differs from its own: {words}"):
+            case.must_hold(store, space, case.contents(space, [page_hash]))
+
+
+def _foreign_files(root: Path, page_hash: str) -> dict[Path, bytes]:
+    """Files as other programs keep them in and around a directory, one of them with a page's name."""
+    beside = root.parent
+    paths = (
+        root / "README.md",
+        root / ".hidden",
+        root / "download.tmp",
+        root / "archive" / ".unfinished.tmp",
+        root / page_hash,
+        root / "notes" / "today.txt",
+        root / "archive" / page_hash,
+        beside / "another-cache.bin",
+        beside / f"{root.name}-old" / page_hash,
+        beside / f"{root.name}.bak" / "manifest.json",
+        beside.parent / "unrelated.txt",
+    )
+    files = {path: f"not yours: {path.name}\n".encode() for path in paths}
+    for path, data in files.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    return files
+
+
+def _must_be_untouched(store: Probe, files: Mapping[Path, bytes], message: str) -> None:
+    for path, data in files.items():
+        now = path.read_bytes() if path.is_file() else None
+        if now != data:
+            raise store.violation(
+                message,
+                expected=f"{path} as another program left it",
+                got="it is gone" if now is None else f"{len(now)} other bytes",
+            )

@@ -1,0 +1,123 @@
+"""KV-105: models with any names at all."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.run.subject import Scratch
+from hicache_conformance.scenarios.key_space_neighbours import odd_names
+from hicache_conformance.scenarios.planting import about, another_handle, fitting, set_in
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hicache_conformance.case.case import Case
+    from hicache_storage.keys import KeySpace
+
+
+@check("KV-105", quick=False)
+def every_model_name_works(case: Case) -> None:
+    """Pages of a model are kept, whatever its name is."""
+    store = case.open()
+    for space in _named_spaces(case):
+        with about(f"model {space.model[:40]!r}, {len(space.model)} characters"):
+            store.open_space(space)
+            case.must_hold(store, space, case.stored(store, space, 1))
+
+
+@check("KV-105")
+def no_model_name_aliases_another(case: Case) -> None:
+    """Models whose names are easily mapped to one never see each other's pages."""
+    store = case.open()
+    spaces = _named_spaces(case)
+    (page_hash,) = case.hashes(1)
+    for space in spaces:
+        store.open_space(space)
+        why = f"was set for other models, not for {_shown(space.model)}"
+        case.must_miss(store, space, [page_hash], why)
+        set_in(case, store, space, page_hash)
+    for space in spaces:
+        with about(f"model {_shown(space.model)}, after others were set"):
+            case.must_hold(store, space, case.contents(space, [page_hash]))
+
+
+@check("KV-105", quick=False)
+def model_names_survive_reopening(case: Case) -> None:
+    """Another handle finds each model's pages, and lists its key space with the name unchanged."""
+    store = case.open()
+    spaces = _named_spaces(case)
+    (page_hash,) = case.hashes(1)
+    for space in spaces:
+        set_in(case, store, space, page_hash)
+    again = another_handle(case, store)
+    listed = set(again.spaces()) if case.claims.enumerable else set(spaces)
+    for space in spaces:
+        with about(f"model {_shown(space.model)}"):
+            again.open_space(space)
+            there = case.must_hold(again, space, case.contents(space, [page_hash]))
+        if there and space not in listed:
+            raise again.violation(
+                f"spaces() does not list the key space of model {_shown(space.model)}",
+                expected="every key space that holds pages, with the fields that it was opened with",
+                got=_nearest(space, listed),
+            )
+
+
+@check("KV-105")
+def a_model_name_leads_to_no_other_directory(case: Case) -> None:
+    """Whatever a model is called, nothing is written outside the store's own directory."""
+    outer = case.new_scratch()
+    inner = Scratch(outer.path / "a" / "b" / "store", outer.prefix)
+    inner.path.mkdir(parents=True)
+    store = case.open(case.subject.config(inner))
+    set_in(case, store, case.space(fitting(case, 64)), *case.hashes(1))
+    usual = _below(outer.path) - _below(inner.path)
+    elsewhere = outer.path / "elsewhere"
+    names = odd_names(outer.prefix, str(elsewhere), brief=case.quick)
+    for name in (*filter(_is_path, names), "../../.."):
+        space = case.space(fitting(case, 64), model=name, tenant=outer.prefix)
+        with about(f"model {_shown(name)}"):
+            set_in(case, store, space, *case.hashes(1))
+        outside = sorted(_below(outer.path) - _below(inner.path) - usual)
+        if outside:
+            raise store.violation(
+                f"model {_shown(name)} made the store write outside its directory",
+                expected=f"nothing new but under {inner.path}",
+                got=", ".join(outside[:3]),
+            )
+    if not any(inner.path.iterdir()):
+        raise NotDeclared("the store keeps nothing in the test's directory")
+
+
+def _named_spaces(case: Case) -> list[KeySpace]:
+    token = case.scratch.prefix
+    nbytes = fitting(case, 64)
+    names = odd_names(token, str(case.new_scratch().path), brief=case.quick)
+    return [case.space(nbytes, model=name, tenant=token) for name in names]
+
+
+def _is_path(name: str) -> bool:
+    """Whether a file system may understand it as a way to somewhere else."""
+    return ".." in name or name[0] in "/~."
+
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= 60 else f"{name[:40]!r}... ({len(name)} characters)"
+
+
+def _nearest(space: KeySpace, listed: Collection[KeySpace]) -> str:
+    """What is listed in place of a key space, in words."""
+    same = [one.model for one in listed if replace(one, model=space.model) == space]
+    return f"{len(listed)} key spaces; models {', '.join(map(_shown, sorted(same)[:3]))}, ..."
+
+
+def _below(root: os.PathLike[str]) -> set[str]:
+    return {
+        f"{directory}/{name}"
+        for directory, folders, files in os.walk(root)
+        for name in (*folders, *files)
+    }

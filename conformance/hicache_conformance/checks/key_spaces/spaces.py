@@ -1,0 +1,227 @@
+"""KV-101, KV-102: what is not the same key space shares nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.scenarios.key_space_neighbours import (
+    Neighbour,
+    joined_alike,
+    known_look_alikes,
+    neighbours,
+    odd_texts,
+    rich_space,
+    run_together,
+)
+from hicache_conformance.scenarios.planting import about, another_handle, fitting, set_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_SEPARATORS = ("", "-", "/", "_", ":", "@", "|", ".", ",")
+
+
+# --- KV-101 --------------------------------------------------------------------------------------
+
+
+@check("KV-101")
+def a_page_is_not_seen_from_a_neighbour(case: Case) -> None:
+    """A page that was set in one key space is a miss in every other that differs in one field."""
+    store = case.open()
+    home, others = _neighbourhood(case)
+    store.open_space(home)
+    pages = case.stored(store, home, 2)
+    for other in others:
+        store.open_space(other.space)
+        why = f"was set in a key space that differs in {other.difference}"
+        case.must_miss(store, other.space, list(pages), why)
+    case.must_hold(store, home, pages)
+
+
+@check("KV-101")
+def each_neighbour_keeps_bytes_of_its_own(case: Case) -> None:
+    """Under one hash, key spaces that differ in one field keep different bytes."""
+    store = case.open()
+    home, others = _neighbourhood(case)
+    store.open_space(home)
+    pages = case.stored(store, home, len(others))
+    for (page_hash, data), other in zip(pages.items(), others, strict=True):
+        with about(f"after it was set in a key space that differs in {other.difference}"):
+            set_in(case, store, other.space, page_hash)
+            case.must_hold(store, home, {page_hash: data})
+    for page_hash, other in zip(pages, others, strict=True):
+        with about(f"it differs from another that has this hash in {other.difference}"):
+            case.must_hold(store, other.space, case.contents(other.space, [page_hash]))
+
+
+@check("KV-101")
+def a_delete_spares_the_neighbours(case: Case) -> None:
+    """Deleting a page in one key space leaves those of its hash in others."""
+    store = case.open()
+    home, others = _neighbourhood(case)
+    store.open_space(home)
+    pages = case.stored(store, home, len(others))
+    for (page_hash, data), other in zip(pages.items(), others, strict=True):
+        store.open_space(other.space)
+        store.delete(other.space, [page_hash])
+        with about(f"it was deleted in a key space that differs in {other.difference}"):
+            case.must_hold(store, home, {page_hash: data})
+
+
+@check("KV-101")
+def fields_do_not_run_together(case: Case) -> None:
+    """Key spaces whose fields are equal when they are swapped, joined or summed up are apart."""
+    store = case.open()
+    for words, one, other in run_together(_home(case)):
+        if max(one.stored_nbytes, other.stored_nbytes) <= fitting(case, 256):
+            with about(f"two key spaces are taken for one: {words}"):
+                _must_be_apart(case, store, [one, other])
+
+
+@check("KV-101")
+def texts_do_not_run_together(case: Case) -> None:
+    """Key spaces whose text fields are equal when they are joined are apart, whatever joins them."""
+    store = case.open()
+    home = case.space(fitting(case, 64))
+    for separator in _SEPARATORS[:3] if case.quick else _SEPARATORS:
+        spaces = joined_alike(home, separator, case.scratch.prefix)
+        with about(f"{', '.join(spaces)} are joined by {separator!r}, which occurs in them"):
+            _must_be_apart(case, store, list(spaces.values()))
+
+
+@check("KV-101")
+def texts_may_be_odd(case: Case) -> None:
+    """Slashes, dots, spaces, capitals, accents and 300 characters in a text field make a difference."""
+    store = case.open()
+    (page_hash,) = case.hashes(1)
+    odd = list(odd_texts(case.space(fitting(case, 64)), brief=case.quick))
+    for words, space in odd:
+        with about(words):
+            store.open_space(space)
+            case.must_miss(store, space, [page_hash], "was set in other key spaces only")
+            set_in(case, store, space, page_hash)
+    for words, space in odd:
+        with about(f"{words}, after others were set"):
+            case.must_hold(store, space, case.contents(space, [page_hash]))
+
+
+@check("KV-101")
+def ids_that_are_alike_are_not_equal(case: Case) -> None:
+    """Key spaces whose ids begin, or end, with the same digits are apart."""
+    store = case.open()
+    # they are the same in every run: what tells runs on one store apart is the hash
+    page_hash = hashlib.sha256(case.scratch.prefix.encode()).hexdigest()
+    for words, one, other in known_look_alikes():
+        if one.stored_nbytes <= fitting(case, one.stored_nbytes):
+            with about(f"two key spaces are taken for one: {words}"):
+                _must_be_apart(case, store, [one, other], page_hash)
+
+
+@check("KV-101")
+def another_handle_keeps_neighbours_apart(case: Case) -> None:
+    """A handle that opens the key spaces in another order finds in each what was set there."""
+    store = case.open()
+    home, others = _neighbourhood(case)
+    (page_hash,) = case.hashes(1)
+    set_in(case, store, home, page_hash)
+    for other in others:
+        set_in(case, store, other.space, page_hash)
+    again = another_handle(case, store)
+    for other in reversed(others):
+        with about(f"it differs from another that has this hash in {other.difference}"):
+            again.open_space(other.space)
+            case.must_hold(again, other.space, case.contents(other.space, [page_hash]))
+    again.open_space(home)
+    case.must_hold(again, home, case.contents(home, [page_hash]))
+
+
+def _must_be_apart(
+    case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str = ""
+) -> None:
+    """A page of one is a miss in the others until it is set there, and each keeps its own."""
+    page_hash = page_hash or case.hashes(1)[0]
+    for space in spaces:
+        store.open_space(space)
+        case.must_miss(store, space, [page_hash], "was set in another key space")
+        set_in(case, store, space, page_hash)
+    for space in spaces:
+        case.must_hold(store, space, case.contents(space, [page_hash]))
+
+
+def _home(case: Case) -> KeySpace:
+    whole = fitting(case, 256)
+    return rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
+
+
+def _neighbourhood(case: Case) -> tuple[KeySpace, list[Neighbour]]:
+    home = _home(case)
+    return home, neighbours(home, brief=case.quick)
+
+
+# --- KV-102 --------------------------------------------------------------------------------------
+
+_POOLS = {
+    "kv": 4096,
+    "draft": 1000,
+    "draft_indexer": 132,
+    "draft_swa": 4096,
+    "indexer": 528,
+    "mamba": 5003,
+    "swa": 2048,
+}
+"""Sizes of one model's pools: larger and smaller than the target's, and one equal to it."""
+
+
+@check("KV-102")
+def pools_of_one_hash_coexist(case: Case) -> None:
+    """Every pool of a model keeps its own page of a hash, whichever was opened and set first."""
+    for order in (list(_POOLS), list(reversed(_POOLS))):
+        store = case.open(case.subject.config(case.new_scratch()))
+        pools = [_pool(case, name) for name in order]
+        hashes = case.hashes(3)
+        for pool in pools:
+            set_in(case, store, pool, *hashes)
+        for pool in pools:
+            case.must_hold(store, pool, case.contents(pool, hashes))
+
+
+@check("KV-102")
+def a_pool_without_the_page_has_a_miss(case: Case) -> None:
+    """A page of the target is no page of the draft, and the other way round."""
+    store = case.open()
+    pools = [_pool(case, name) for name in _POOLS]
+    for pool in pools:
+        store.open_space(pool)
+    for pool in pools:
+        pages = case.stored(store, pool, 2)
+        for other in pools:
+            if other is not pool:
+                why = f"was set in pool {pool.pool!r} only, not in {other.pool!r}"
+                case.must_miss(store, other, list(pages), why)
+
+
+@check("KV-102")
+def what_is_done_to_the_draft_leaves_the_target(case: Case) -> None:
+    """Setting a draft page again, or deleting it, changes nothing about the target's page."""
+    store = case.open()
+    target, draft = _pool(case, "kv"), _pool(case, "draft")
+    for one, other in ((target, draft), (draft, target)):
+        hashes = case.hashes(4)
+        set_in(case, store, one, *hashes)
+        set_in(case, store, other, *hashes)
+        set_in(case, store, other, *hashes[::2])
+        store.delete(other, hashes[1:3])
+        with about(f"pages of {other.pool!r} were set again and deleted, not of {one.pool!r}"):
+            case.must_hold(store, one, case.contents(one, hashes))
+        case.must_miss(store, other, hashes[1:3], f"was deleted in pool {other.pool!r}")
+        case.must_hold(store, other, case.contents(other, [hashes[0], hashes[3]]))
+
+
+def _pool(case: Case, name: str) -> KeySpace:
+    return case.space(fitting(case, _POOLS[name]), pool=name)

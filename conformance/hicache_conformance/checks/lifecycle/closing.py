@@ -1,0 +1,362 @@
+"""KV-301, KV-302: a storage that is closed is closed for good, and has given everything back."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import Violation
+from hicache_conformance.scenarios.attempts import (
+    Attempt,
+    Caller,
+    attempted,
+    error_text,
+    side_by_side,
+)
+from hicache_conformance.scenarios.fault_path import road, without_server
+from hicache_conformance.scenarios.usage import (
+    Growth,
+    failing_calls,
+    failures,
+    growth,
+    heard,
+    leftovers,
+    memory,
+    small_space,
+    told,
+)
+from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.processes.child import Child
+from hicache_conformance.tools.processes.resources import files_under, looks_temporary
+from hicache_conformance.tools.processes.threads import Threads
+from hicache_storage.errors import StorageClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_LIMIT_S = 20.0
+"""What close may take is 10 s; a busy machine takes longer."""
+_REFUSAL_LIMIT_S = 10.0
+"""A closed storage has nothing to wait for."""
+_TURNS_LIMIT_S = 5.0
+_CLOSERS = 4
+_CALLERS = 3
+_WARM_UP_ROUNDS = 10
+_LEAK_NBYTES = 8 << 20
+_ROUND_NBYTES = 1 << 20
+
+
+@check("KV-301")
+def every_method_after_close_raises_storage_closed(case: Case) -> None:
+    """After close, every method but close raises StorageClosed."""
+    probe, space = case.open(), small_space(case)
+    probe.open_space(space)
+    probe.storage.register_buffer(buffer := bytearray(4096))
+    pages = case.stored(probe, space, 2)
+    probe.close()
+    unknown = case.space(space.page_nbytes, tenant="never opened")
+    for where, known in ((space, True), (unknown, False)):
+        caller = Caller(probe, where, _REFUSAL_LIMIT_S)
+        hashes = list(pages) if known else case.hashes(2)
+        for made in (
+            caller.exists(hashes),
+            caller.get(hashes),
+            caller.set(case.contents(where, hashes)),
+            caller.delete(hashes),
+            *_other_calls(probe, where, buffer),
+        ):
+            _must_be_closed(probe, made)
+
+
+def _other_calls(probe: Probe, space: KeySpace, buffer: bytearray) -> list[Attempt]:
+    storage = probe.storage
+    calls: dict[str, Callable[[], Any]] = {
+        "open_space": lambda: storage.open_space(space),
+        "spaces": lambda: list(storage.spaces()),
+        "scan": lambda: list(storage.scan(space)),
+        "clear": lambda: storage.clear(space),
+        "stats": storage.stats,
+        "register_buffer": lambda: storage.register_buffer(buffer),
+        "unregister_buffer": lambda: storage.unregister_buffer(buffer),
+    }
+    return [attempted(probe, name, call, limit_s=_REFUSAL_LIMIT_S) for name, call in calls.items()]
+
+
+def _must_be_closed(probe: Probe, made: Attempt) -> None:
+    if not isinstance(made.error, StorageClosed):
+        came = f"raised {type(made.error).__name__}" if made.error else "did not raise"
+        raise probe.violation(
+            f"{made.operation} after close {came}",
+            expected="StorageClosed: `self.ensure_open()` as the first line of every method",
+            got=made.text,
+            sequence=["store.close() -> None", f"store.{made.operation}(...) -> {made.text}"],
+        )
+
+
+@check("KV-301")
+def closing_twice_is_fine(case: Case) -> None:
+    """A second close does nothing, of a storage that was used and of one that was not."""
+    for used in (True, False):
+        probe = case.open(label="used" if used else "unused")
+        if used:
+            space = small_space(case)
+            probe.open_space(space)
+            case.stored(probe, space, 2)
+        for _ in range(3):
+            _must_close(probe)
+
+
+@check("KV-301")
+def threads_may_close_at_once(case: Case) -> None:
+    """Several threads may close a storage at once."""
+    for _ in _turns(3 if case.quick else 8):
+        probe, space = case.open(), small_space(case)
+        probe.open_space(space)
+        case.stored(probe, space, 1)
+        closing: Callable[[], None] = partial(_must_close, probe)
+        side_by_side([closing] * _CLOSERS)
+        _must_be_closed(probe, Caller(probe, space, _REFUSAL_LIMIT_S).exists(case.hashes(1)))
+
+
+@check("KV-301")
+def closing_ends_the_calls_that_are_running(case: Case) -> None:
+    """A call that runs while the storage is closed is answered rightly, or raises StorageClosed."""
+    for operation in ("batch_get", "batch_set"):
+        probe, space = case.open(), small_space(case)
+        probe.open_space(space)
+        ((page_hash, data),) = case.stored(probe, space, 1).items()
+        held_memory = probe.memory(space, 1, 8).holding([data])
+        call = getattr(probe.storage, operation)
+        with Threads() as crew:
+            half_way = partial(_outcome, call, space, page_hash)
+            held = crew.hold(half_way, held_memory.pages[0])
+            closing = crew.attempt(partial(_must_close, probe))
+            outcome = held.release()
+            closing.result()
+        _judge(case, probe, operation, outcome)
+        if outcome == [True] and held_memory.pages[0].tobytes() != data:
+            raise case.wrong_bytes(probe, space, page_hash, held_memory.pages[0].tobytes(), [data])
+
+
+def _outcome(call: Callable[..., Any], space: KeySpace, page_hash: str, page: Any) -> Any:
+    """What the call returned or raised."""
+    try:
+        return call(space, [page_hash], [page])
+    except Exception as error:  # noqa: BLE001 - judged by the caller
+        return error
+
+
+def _judge(case: Case, probe: Probe, operation: str, outcome: Any) -> None:
+    if isinstance(outcome, Exception) and not isinstance(outcome, StorageClosed):
+        raise probe.violation(
+            f"{operation} raised {type(outcome).__name__} when the storage was closed meanwhile",
+            expected="the right answer, a miss or StorageClosed: nothing is wrong with the store",
+            got=error_text(outcome),
+            sequence=case.trace.sequence("close"),
+        )
+
+
+@check("KV-301")
+def close_stops_the_calls_of_busy_threads(case: Case) -> None:
+    """Threads that go on calling during close see right pages and misses, then StorageClosed."""
+    for _ in _turns(2 if case.quick else 5):
+        probe, space = case.open(), small_space(case)
+        probe.open_space(space)
+        pages = case.stored(probe, space, 2)
+        warm = threading.Semaphore(0)
+        with Threads() as crew:
+            callers = [
+                crew.start(partial(_call_until_closed, case, probe, space, pages, warm))
+                for _ in range(_CALLERS)
+            ]
+            for _ in callers:
+                warm.acquire(timeout=_LIMIT_S)
+            _must_close(probe)
+            for caller in callers:
+                caller.result()
+
+
+def _call_until_closed(
+    case: Case, probe: Probe, space: KeySpace, pages: dict[str, bytes], warm: threading.Semaphore
+) -> None:
+    deadline_s = time.monotonic() + _LIMIT_S
+    turn = 0
+    try:
+        while _one_call(case, probe, space, pages, turn):
+            turn += 1
+            if turn == _CALLERS:
+                warm.release()
+            if time.monotonic() > deadline_s:
+                raise probe.violation(
+                    "calls go on after close", expected="StorageClosed", got="no exception"
+                )
+    finally:
+        warm.release()
+
+
+def _one_call(
+    case: Case, probe: Probe, space: KeySpace, pages: dict[str, bytes], turn: int
+) -> bool:
+    """Read a page, or write it every third time; False once the storage is closed."""
+    page_hash, data = list(pages.items())[turn % 2]
+    operation = "batch_set" if turn % 3 == 2 else "batch_get"
+    memory_of_turn = probe.memory(space, 1).holding([data])
+    call = getattr(probe.storage, operation)
+    outcome = _outcome(call, space, page_hash, memory_of_turn.pages[0])
+    if isinstance(outcome, StorageClosed):
+        return False
+    _judge(case, probe, operation, outcome)
+    found = memory_of_turn.pages[0].tobytes()
+    if outcome == [True] and found != data:
+        raise case.wrong_bytes(probe, space, page_hash, found, [data])
+    return True
+
+
+@check("KV-301")
+def close_leaves_nothing_behind(case: Case) -> None:
+    """Close leaves no thread, socket, descriptor, child process or temporary file."""
+    temporary = case.new_scratch().path
+    used, unused = told(case, leftovers, small_space(case), str(temporary))
+    for left, calls in ((used, "open, use by four threads, close"), (unused, "open, close")):
+        if left:
+            raise Violation(
+                f"close leaves {_counted(left)} behind",
+                expected="nothing that was not there before the storage was opened, within 10 s",
+                got=", ".join(left[:5]),
+                sequence=[calls],
+            )
+    files = [*files_under(temporary), *filter(looks_temporary, files_under(case.scratch.path))]
+    if files:
+        raise Violation(
+            "close leaves a temporary file behind",
+            expected="no file in the directory for temporary files, and none with a name like one",
+            got=", ".join(sorted(path.name for path in files)[:5]),
+            sequence=["open, use, close"],
+        )
+
+
+@check("KV-302")
+def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
+    """Open, use and close leave no thread, descriptor, child process or storage object each time."""
+    found: Growth = told(case, growth, small_space(case), 10 if case.quick else 50)
+    grown = len(found.left) >= found.rounds // 2
+    if grown or found.alive >= found.rounds // 2:
+        kind = _counted(found.left) if grown else f"{found.alive} storages that can't be collected"
+        raise Violation(
+            f"every open and close leaves something: {kind} after {found.rounds} rounds",
+            expected="nothing that grows with the rounds",
+            got=", ".join(found.left[:5]) or "something still refers to each closed storage",
+            sequence=["open, use, close", f"... {found.rounds} times"],
+        )
+
+
+@check("KV-302", quick=False)
+def openings_that_fail_leave_nothing(case: Case) -> None:
+    """Attempts to open it with a wrong config, or without its server, leave nothing."""
+    wrong = [{**case.config, "conformance_no_such_field": 1}]
+    elsewhere = without_server(case.config)
+    if elsewhere is not None:
+        wrong.append(elsewhere)
+    rounds = 10 if case.quick else 30
+    left: list[str] = told(case, failures, wrong, rounds)
+    if len(left) >= rounds // 2:
+        raise Violation(
+            f"every attempt to open it that fails leaves something: {_counted(left)} after"
+            f" {rounds * len(wrong)} attempts",
+            "nothing that grows with the attempts",
+            ", ".join(left[:5]),
+            ("from_config(a config that can't be opened)", f"... {rounds} times"),
+        )
+
+
+@check("KV-302", quick=False)
+def calls_that_fail_leave_nothing(case: Case) -> None:
+    """Calls that fail because the server is away leave no thread, descriptor or process each time."""
+    rounds = 20
+    with (
+        road(case, 64) as way,
+        Child(
+            case.subject.storage_class,
+            way.config,
+            failing_calls,
+            way.space,
+            rounds,
+            absent=case.absent,
+        ) as child,
+    ):
+        heard(child)
+        way.all(FaultProxy.refuse)
+        child.say("the server is away")
+        heard(child)
+        way.all(FaultProxy.pass_through)
+        child.say("the server is there")
+        left: list[str] = heard(child)
+    if len(left) >= rounds // 2:
+        raise Violation(
+            f"every call that fails leaves something: {_counted(left)} after {rounds} calls",
+            "nothing that grows with the calls",
+            ", ".join(left[:5]),
+            ("open, use", f"batch_exists without a server, {rounds} times"),
+        )
+
+
+@check("KV-302", quick=False)
+def opening_and_closing_keeps_memory(case: Case) -> None:
+    """Resident memory does not grow with rounds of open, use and close."""
+    page_nbytes = min(256 << 10, case.claims.max_page_nbytes or 256 << 10)
+    space = case.space(page_nbytes)
+    samples: list[int] = told(case, memory, space, _ROUND_NBYTES // page_nbytes, 60)
+    if _keeps_growing(samples[_WARM_UP_ROUNDS:]):
+        more: list[int] = told(case, memory, space, _ROUND_NBYTES // page_nbytes, 110)
+        if _keeps_growing(more[_WARM_UP_ROUNDS:]):
+            grown_mib = (more[-1] - more[_WARM_UP_ROUNDS]) / (1 << 20)
+            raise Violation(
+                f"resident memory grows by {grown_mib:.0f} MiB in 100 rounds of open, use, close",
+                expected="memory that stays the same after the first rounds",
+                got=", ".join(f"{one >> 20} MiB" for one in more[::20]),
+                sequence=["open, use, close", "... 110 times"],
+            )
+    grown_kib = (samples[-1] - samples[_WARM_UP_ROUNDS]) >> 10
+    case.evidence["growth of resident memory in 50 rounds"] = f"{grown_kib} KiB"
+
+
+def _turns(count: int) -> Iterator[int]:
+    """So many, or fewer of a store whose close takes long."""
+    until_s = time.monotonic() + _TURNS_LIMIT_S
+    for turn in range(count):
+        if time.monotonic() < until_s:
+            yield turn
+
+
+def _keeps_growing(samples: Sequence[int]) -> bool:
+    """Whether there is growth that matters, and in each half of the time."""
+    fifth = len(samples) // 10
+    middle = len(samples) // 2
+    first, half, last = (
+        statistics.median(samples[start : start + fifth])
+        for start in (0, middle, len(samples) - fifth)
+    )
+    grown = last - first
+    return grown > _LEAK_NBYTES and min(half - first, last - half) > grown / 4
+
+
+def _must_close(probe: Probe) -> None:
+    made = attempted(probe, "close", probe.storage.close, limit_s=_LIMIT_S)
+    if made.error is not None:
+        raise probe.violation(f"close raised {type(made.error).__name__}", got=made.text)
+
+
+def _counted(left: Sequence[str]) -> str:
+    """ "2 threads and 1 descriptor", from lines that begin with what they count."""
+    kinds = ("thread", "descriptor", "child process")
+    counts = {kind: sum(line.startswith(kind) for line in left) for kind in kinds}
+    words = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count]
+    return " and ".join(words).replace("processs", "processes")

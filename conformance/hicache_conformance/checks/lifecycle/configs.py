@@ -1,0 +1,188 @@
+"""KV-303: a wrong config is refused at once, by the name of what is wrong."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotVerified, Violation
+from hicache_conformance.scenarios.attempts import error_text
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hicache_conformance.case.case import Case
+
+_UNKNOWN = "conformance_no_such_field"
+_TIMEOUT = "timeout_s"
+_NO_VALUE = {"conformance": {"no": ["value", "of", "this", "field"]}}
+
+
+@check("KV-303")
+def unknown_fields_are_refused_by_name(case: Case) -> None:
+    """A field that the store does not know is a ConfigError that names it, whatever its value."""
+    values: tuple[Any, ...] = (1, "text", None, False, {}, [])
+    for value in values:
+        must_refuse(case, {**case.config, _UNKNOWN: value}, _UNKNOWN, "an unknown field")
+
+
+@check("KV-303")
+def misspelt_fields_are_refused_by_name(case: Case) -> None:
+    """A field with two letters swapped is a ConfigError that names it, not a field that is ignored."""
+    for name in dict.fromkeys([*case.config, _TIMEOUT, "capacity_nbytes"]):
+        misspelt = _misspelt(name)
+        if misspelt not in case.config:
+            config = {**case.config, misspelt: case.config.get(name, 5)}
+            must_refuse(case, config, misspelt, f"{name!r} misspelt as {misspelt!r}")
+
+
+@check("KV-303")
+def values_of_a_wrong_type_are_refused_by_name(case: Case) -> None:
+    """A mapping in place of a text, number or truth value is a ConfigError that names the field."""
+    plain = {
+        name: value
+        for name, value in case.config.items()
+        if isinstance(value, (str, int, float, bool))
+    }
+    if accepts(case, {_TIMEOUT: 5.0}):
+        plain[_TIMEOUT] = 5.0
+    if not plain:
+        raise NotVerified("the config has no field whose value is a text, a number or a bool")
+    for name, value in plain.items():
+        for wrong in _wrong_values(value):
+            config = {**case.config, name: wrong}
+            must_refuse(case, config, name, f"{_kind(wrong)} in place of {_kind(value)}")
+
+
+@check("KV-303")
+def a_timeout_must_be_positive(case: Case) -> None:
+    """`timeout_s` of zero, below zero, or no number is a ConfigError that names it."""
+    if not accepts(case, {_TIMEOUT: 5.0}):
+        raise NotVerified("the store takes no `timeout_s`, which every store should have")
+    for wrong in (0, 0.0, -1, -0.5, "soon", None, [1]):
+        config = {**case.config, _TIMEOUT: wrong}
+        must_refuse(case, config, _TIMEOUT, f"the timeout_s {wrong!r}")
+
+
+@check("KV-303")
+def a_missing_field_is_a_config_error(case: Case) -> None:
+    """Without a field that it needs, the store raises ConfigError, and nothing else."""
+    for name in case.config:
+        rest = {key: value for key, value in case.config.items() if key != name}
+        _must_be_config_error(case, rest, f"the field {name!r} missing")
+    _must_be_config_error(case, {}, "every field missing")
+
+
+def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None:
+    """`config` is made wrong beyond doubt, so that no store is opened where there are defaults."""
+    case.require_present("from_config")
+    poisons: list[dict[str, Any]] = [{_UNKNOWN: 1}]
+    if accepts(case, {_TIMEOUT: 5.0}):
+        poisons.append({_TIMEOUT: -1})
+    for poison in poisons:
+        error = refusal(case, {**config, **poison})
+        if error is not None and not isinstance(error, ConfigError):
+            raise Violation(
+                f"from_config raised {type(error).__name__} with {what}",
+                "a ConfigError that names the field",
+                error_text(error),
+                (f"from_config(config with {what})",),
+            )
+
+
+@check("KV-303")
+def a_config_may_be_any_mapping(case: Case) -> None:
+    """A config that is a Mapping and no dict works."""
+    error = refusal(case, MappingProxyType(case.config))
+    if error is not None:
+        raise Violation(
+            "from_config fails with a config that is no dict",
+            "the same as with a dict of the same fields: its type is Mapping[str, Any]",
+            error_text(error),
+            ("from_config(types.MappingProxyType(config))",),
+        )
+
+
+@check("KV-303")
+def a_config_is_left_as_it_was(case: Case) -> None:
+    """from_config, use and close change nothing in the config that they were given."""
+    config = copy.deepcopy(case.config)
+    with case.subject.storage_class.from_config(config):
+        pass
+    if config != case.config or list(config) != list(case.config):
+        changed = [
+            name
+            for name in {**config, **case.config}
+            if config.get(name, case) != case.config.get(name, case)
+        ]
+        raise Violation(
+            f"from_config changed the config that it was given: {', '.join(changed)}",
+            "the mapping as it was: its owner may use it for the next rank",
+            f"fields afterwards: {', '.join(config)}",
+            ("from_config(config)",),
+        )
+
+
+def refusal(case: Case, config: Mapping[str, Any]) -> Exception | None:
+    """What from_config raises; None where it opens a storage, which is closed again."""
+    number = case.trace.began(f"from_config({{{', '.join(config)}}})")
+    try:
+        storage = case.subject.storage_class.from_config(config)
+    except Exception as error:  # noqa: BLE001 - judged by the caller
+        case.trace.ended(number, f"raised {type(error).__name__}")
+        return error
+    case.trace.ended(number, "a storage")
+    with suppress(Exception):  # judged by the checks of close
+        storage.close()
+    return None
+
+
+def accepts(case: Case, more: Mapping[str, Any]) -> bool:
+    """Whether the case's config with these fields opens a store."""
+    return not isinstance(refusal(case, {**case.config, **more}), ConfigError)
+
+
+def must_refuse(case: Case, config: Mapping[str, Any], name: str, what: str) -> None:
+    """Hold what from_config makes of a config whose field `name` is wrong against the rule."""
+    case.require_present("from_config")
+    error = refusal(case, config)
+    if isinstance(error, ConfigError) and name in str(error):
+        return
+    if error is None:
+        message = f"from_config accepts {what}"
+    elif isinstance(error, ConfigError):
+        message = f"the ConfigError for {what} does not name the field"
+    else:
+        message = f"from_config raised {type(error).__name__} for {what}"
+    raise Violation(
+        message,
+        f"ConfigError, at from_config, with {name!r} in its message",
+        error_text(error) if error else "a storage",
+        (f"from_config({{..., {name!r}: ...}})  # {what}",),
+    )
+
+
+def _misspelt(name: str) -> str:
+    """`name` with the last two differing neighbours in its first word's middle swapped."""
+    for at in range(1, len(name) - 1):
+        if name[at] != name[at + 1]:
+            return f"{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}"
+    return f"{name}x"
+
+
+def _wrong_values(value: object) -> Iterator[object]:
+    yield _NO_VALUE
+    if not isinstance(value, str):
+        yield "conformance: no value of this field"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, bool):
+        return "a bool"
+    return "a text" if isinstance(value, str) else "a number"

@@ -1,0 +1,316 @@
+"""KV-307: the system is out of room, or of descriptors: a store refuses, and goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotVerified
+from hicache_conformance.scenarios.attempts import Attempt, Caller, attempted, error_text
+from hicache_conformance.scenarios.shortages import files_no_longer_than, no_free_descriptor
+from hicache_conformance.scenarios.usage import heard, use
+from hicache_conformance.tools.content.content import content
+from hicache_conformance.tools.processes.resources import ProcessResources, files_under, wait_until
+from hicache_storage.errors import HiCacheError
+from hicache_storage.storage import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.run.outcomes import Violation
+    from hicache_conformance.tools.processes.child import Link
+    from hicache_storage.keys import KeySpace
+
+_PAGE_NBYTES = 64 << 10
+_LIMIT_S = 30.0
+_TIDY_LIMIT_S = 5.0
+"""For a store that cleans up in the background."""
+_FEW, _MANY = 2, 12
+"""Pages that are refused, before and after its files are counted."""
+
+
+@check("KV-307", quick=False)
+def a_disk_without_room_refuses_the_page(case: Case) -> None:
+    """When files can't grow, a page is refused, nothing half-written shows, and sets work afterwards.
+
+    The disk is full by RLIMIT_FSIZE: writes beyond the limit fail with EFBIG, as with ENOSPC.
+    """
+    _must_write_files(case)
+    found = _told(case, _write_on_a_full_disk)
+    case.evidence["sets on a full disk"] = f"{found} refused or failed"
+
+
+@check("KV-307", quick=False)
+def refused_pages_leave_no_debris(case: Case) -> None:
+    """Pages that are refused because files can't grow leave no files, and no bytes, behind."""
+    _must_write_files(case)
+    found = _told(case, _count_debris)
+    case.evidence["bytes left by pages that were refused"] = str(found)
+
+
+@check("KV-307", quick=False)
+def without_free_descriptors_nothing_breaks(case: Case) -> None:
+    """When the process has no descriptor left, calls are refused or unavailable, and work afterwards."""
+    _told(case, _run_out_of_descriptors)
+
+
+def _must_write_files(case: Case) -> None:
+    before = sum(files_under(case.scratch.path).values())
+    probe, space = case.open(), case.space(_page_nbytes(case))
+    probe.open_space(space)
+    if not all(probe.set(space, case.contents(space, case.hashes(1)))):
+        raise NotVerified(f"the store takes no page of {space.stored_nbytes} bytes")
+    probe.close()  # a store that is not shared may have one handle at a time
+    if sum(files_under(case.scratch.path).values()) - before < space.stored_nbytes:
+        raise NotVerified("the store writes no files in the directory that it was given")
+
+
+def _page_nbytes(case: Case) -> int:
+    return min(_PAGE_NBYTES, case.claims.max_page_nbytes or _PAGE_NBYTES)
+
+
+def _told(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
+    """What the actor says; the reason why it can't say is not verified."""
+    child = case.child(_with_store, actor, case.space(_page_nbytes(case)), str(case.scratch.path))
+    found = heard(child)
+    if isinstance(found, str):
+        raise NotVerified(found)
+    return found
+
+
+def _with_store(
+    link: Link, actor: Callable[[Link, _Store], None], space: KeySpace, directory: str
+) -> None:
+    """Actor: `actor` on a store that takes pages as long as nothing is short."""
+    store = _Store(link, space, directory)
+    if store.takes_pages:
+        actor(link, store)
+    else:
+        link.say("the store refuses pages although nothing is short")
+
+
+class _Store:
+    """A store in a process of its own, whose system can be made to run out of things."""
+
+    def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
+        self.before = ProcessResources.taken()
+        self.probe = link.open()
+        self.space = space
+        self.directory = Path(directory)
+        self.caller = Caller(self.probe, space, _LIMIT_S)
+        self.keeps = self.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
+        self._made = 0
+        use(self.probe, space)  # what is imported or made at the first call is there
+        before = self.nbytes()
+        self.earlier = self.contents(3)
+        self.takes_pages = all(self.probe.set(space, self.earlier))
+        self.writes_files = self.nbytes() - before >= space.stored_nbytes
+
+    def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
+        """Pages that this process has not had before."""
+        self._made += count
+        numbers = range(self._made - count, self._made)
+        hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
+        space = space or self.space
+        return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
+
+    def nbytes(self) -> int:
+        """Of all files in the store's directory."""
+        return sum(files_under(self.directory).values())
+
+    def violation(self, message: str, made: Attempt | None = None, *, expected: str) -> Violation:
+        return self.probe.violation(message, expected=expected, got=made.text if made else "")
+
+    def must_be_whole(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
+        """Reads raise nothing but what the contract has, and give the right bytes or a miss."""
+        for page_hash, data in pages.items():
+            found = self.caller.get([page_hash])
+            self.must_be_known(found, when)
+            if found.error is None and found.answer not in ([data], [None]):
+                raise self.violation(
+                    f"batch_get is True with wrong bytes {when}",
+                    expected="the bytes that were set, or a miss",
+                )
+            if there and self.keeps and found.answer != [data]:
+                raise self.violation(
+                    f"a page that was set can't be read {when}", found, expected="its bytes"
+                )
+
+    def must_be_known(self, made: Attempt, when: str) -> None:
+        """It raised nothing foreign."""
+        if made.error is not None and not made.failed_by_contract:
+            raise self.violation(
+                f"{made.operation} raised {type(made.error).__name__} {when}",
+                made,
+                expected="False for that page, or StorageUnavailable",
+            )
+
+    def must_work_again(self, pages: Mapping[str, bytes], when: str) -> None:
+        """Sets of these pages succeed, if not at once, then soon."""
+        last: list[Attempt] = []
+
+        def works() -> bool:
+            last[:] = [self.caller.set({one: data}) for one, data in pages.items()]
+            return all(made.answer == [True] for made in last)
+
+        if not wait_until(works, _LIMIT_S / 2):
+            failed = next(made for made in last if made.answer != [True])
+            raise self.violation(f"sets do not work again {when}", failed, expected="True")
+        self.must_be_whole(pages, when, there=True)
+
+
+def _write_on_a_full_disk(link: Link, store: _Store) -> None:
+    """How many sets did not succeed, at several sizes that no file may exceed."""
+    together = min(2, store.probe.max_batch)
+    refused = 0
+    for limit in _limits(store):
+        pages = store.contents(2)
+        batch = store.contents(together)
+        when = f"when no file may be longer than {limit} bytes"
+        with files_no_longer_than(limit):
+            made = [store.caller.set({one: data}) for one, data in pages.items()]
+            made_at_once = store.caller.set(batch)
+            for one in (*made, made_at_once, *_other_calls(store, limit)):
+                store.must_be_known(one, when)
+            store.must_be_whole(store.earlier, when, there=True)
+        for one, page in zip(made, _one_by_one(pages), strict=True):
+            _must_be_as_told(store, one.answer, page, when)
+            refused += one.answer != [True]
+        verdicts = made_at_once.answer or [None] * together
+        for verdict, page in zip(verdicts, _one_by_one(batch), strict=True):
+            _must_be_as_told(store, None if verdict is None else [verdict], page, when)
+        store.must_be_whole(store.earlier, "after the disk was full", there=True)
+        store.must_work_again(pages, "after the disk was full")
+        _must_take(store, limit)
+    store.probe.close()
+    link.say(refused)
+
+
+def _other_calls(store: _Store, limit: int) -> list[Attempt]:
+    """What else is called on a full disk: sets of present pages, deletes, a key space that is new."""
+    elsewhere = _elsewhere(store, limit)
+    return [
+        *(store.caller.set({one: data}) for one, data in store.earlier.items()),
+        store.caller.delete(["0" * 64]),
+        elsewhere.open_space(),
+        elsewhere.exists(["0" * 64]),
+    ]
+
+
+def _elsewhere(store: _Store, limit: int) -> Caller:
+    """In a key space that is first used on a disk that is full."""
+    tenant = f"{store.space.tenant}-{limit}"
+    return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
+
+
+def _must_take(store: _Store, limit: int) -> None:
+    """Such a key space works when there is room again."""
+    elsewhere = _elsewhere(store, limit)
+    pages = store.contents(1, elsewhere.space)
+    made = [elsewhere.open_space()]
+
+    def works() -> bool:
+        made[:] = [elsewhere.open_space(), elsewhere.set(pages)]
+        return bool(made[-1].answer == [True])
+
+    if not wait_until(works, _LIMIT_S / 2):
+        raise store.violation(
+            "a key space that was opened when the disk was full takes no pages afterwards",
+            made[-1],
+            expected="True",
+        )
+    elsewhere.delete(list(pages))
+
+
+def _one_by_one(pages: Mapping[str, bytes]) -> list[dict[str, bytes]]:
+    return [{page_hash: data} for page_hash, data in pages.items()]
+
+
+def _must_be_as_told(
+    store: _Store, answer: list[bool] | None, page: Mapping[str, bytes], when: str
+) -> None:
+    """True: it is there. False: it is not, and nothing of it. None: the set raised."""
+    if answer == [False]:
+        seen = store.caller.exists(list(page))
+        found = store.caller.get(list(page))
+        if seen.answer == [True] or found.answer not in ([None], None):
+            raise store.violation(
+                f"a page is there whose batch_set returned False {when}",
+                seen,
+                expected="a miss: what was refused never shows",
+            )
+    then = f"after a set that returned {answer} {when}" if answer else f"after a set {when}"
+    store.must_be_whole(page, then, there=answer == [True])
+
+
+def _count_debris(link: Link, store: _Store) -> None:
+    """By how many bytes the files have grown with the pages that were refused."""
+    page_nbytes = store.space.stored_nbytes
+    with files_no_longer_than(page_nbytes // 2):
+        answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
+        before = files_under(store.directory)
+        answers += [store.caller.set(store.contents(1)).answer for _ in range(_MANY)]
+    if [True] in answers:
+        link.say("the store finds room where no file may grow")
+        return
+    now: dict[Path, int] = {}
+
+    def is_tidy() -> bool:
+        now.clear()
+        now.update(files_under(store.directory))
+        grown = sum(now.values()) - sum(before.values())
+        return grown <= page_nbytes and len(now) - len(before) < _MANY // 2
+
+    if not wait_until(is_tidy, _TIDY_LIMIT_S):
+        more = sorted(path.name for path in now.keys() - before.keys())
+        raise store.violation(
+            f"{_MANY} pages that were refused left {len(now) - len(before)} files and"
+            f" {sum(now.values()) - sum(before.values())} bytes",
+            expected=f"nothing that grows with what is refused; there are now {', '.join(more[:3])}",
+        )
+    store.probe.close()
+    link.say(sum(now.values()) - sum(before.values()))
+
+
+def _run_out_of_descriptors(link: Link, store: _Store) -> None:
+    """True, or why it does not apply."""
+    if not store.writes_files and not ProcessResources.taken().beyond(store.before):
+        link.say("the store holds no descriptor and writes no files")
+        return
+    when = "when the process has no descriptor left"
+    pages = store.contents(1)
+    calls: list[Callable[[], Attempt]] = [
+        partial(store.caller.exists, list(store.earlier)[:1]),
+        partial(store.caller.get, list(store.earlier)[:1]),
+        partial(store.caller.set, pages),
+        partial(store.caller.delete, ["0" * 64]),
+    ]
+    with no_free_descriptor():
+        for call in calls * 2:
+            store.must_be_known(call(), when)
+        opened = attempted(store.probe, "from_config", link.open_storage, limit_s=_LIMIT_S)
+        if opened.error is None:
+            opened.answer.close()
+        elif not isinstance(opened.error, HiCacheError):
+            raise store.violation(
+                f"from_config raised {type(opened.error).__name__} {when}",
+                opened,
+                expected=f"StorageUnavailable, from {error_text(opened.error)}",
+            )
+    store.must_be_whole(store.earlier, "when there are descriptors again", there=True)
+    store.must_work_again(pages, "when there are descriptors again")
+    store.probe.close()
+    link.say(True)
+
+
+def _limits(store: _Store) -> list[int]:
+    """File sizes below what one more page needs, for a file a page and for one file of all pages."""
+    page = store.space.stored_nbytes
+    largest = max(files_under(store.directory).values())
+    wanted = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}
+    return sorted(wanted)

@@ -1,0 +1,333 @@
+"""KV-403, KV-404: pages that were damaged behind the store's back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.rules import Need
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.scenarios.after_death import left_open, reopened
+from hicache_conformance.scenarios.framed import PAGE_STORE, FramedStore, framed_space
+from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.tools.observation.files import InSharedFiles, OwnObject, at_rest
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_conformance.tools.observation.files import PageAtRest
+    from hicache_storage.keys import KeySpace
+
+    Damage = Callable[[bytes, bytes], bytes | None]
+
+_PAGE_NBYTES = 5000
+_HEADER_OFFSETS = (0, 5, 8, 17, 24, 45, 113, 127)
+_MISSES = {Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE}
+
+_DAMAGES: dict[str, Damage] = {
+    "cut by its last byte": lambda raw, _: raw[:-1],
+    "emptied": lambda _raw, _: b"",
+    "extended by a byte": lambda raw, _: raw + b"\0",
+    "cut to half": lambda raw, _: raw[: len(raw) // 2],
+    "extended by another page": lambda raw, other: raw + other,
+    "cut by its first byte": lambda raw, _: raw[1:],
+    "doubled": lambda raw, _: raw + raw,
+    "removed": lambda _raw, _: None,
+}
+_EXTENDED = ("extended by a byte", "extended by another page", "doubled")
+_REMOVED = "removed"
+
+
+@check("KV-403")
+def a_damaged_object_is_a_miss(case: Case) -> None:
+    """A page whose object was cut, emptied, extended or removed is a miss, and no other page is."""
+    _must_be_missed(case, _damages(case))
+
+
+@check("KV-403")
+def an_extended_object_is_a_miss(case: Case) -> None:
+    """A page whose object is longer than it is a miss: nobody knows which of its bytes are meant."""
+    _must_be_missed(case, {words: _DAMAGES[words] for words in _EXTENDED})
+
+
+@check("KV-403")
+def a_removed_object_heals_when_it_is_set_unseen(case: Case) -> None:
+    """A page whose object was removed by somebody else is there again when it was set."""
+    _must_heal(case, {_REMOVED: _DAMAGES[_REMOVED]}, looks_first=False)
+
+
+def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
+    store, space = _opened(case)
+    for words, damage in damages.items():
+        pages, victim = _damaged(case, store, space, damage)
+        with about(f"its object was {words}"):
+            if _is_cached(case, store, space, pages, victim):
+                store = _another(case, store, space)
+                if store.get(space, [victim]) != [None]:
+                    raise store.violation(
+                        "batch_get is True for a page whose object is damaged",
+                        expected="a miss",
+                        got=f"True for {victim[:8]}",
+                    )
+        store.delete(space, list(pages))
+
+
+@check("KV-403")
+def a_damaged_object_heals_when_it_is_set_after_a_miss(case: Case) -> None:
+    """A page whose object was damaged is there again, in new handles too, when it was got and set."""
+    _must_heal(case, _damages(case), looks_first=True)
+
+
+@check("KV-403")
+def a_damaged_object_heals_when_it_is_set_unseen(case: Case) -> None:
+    """A page whose object was damaged is there again when it was set without having been got."""
+    _must_heal(case, _damages(case), looks_first=False)
+
+
+@check("KV-403", Need.ENUMERABLE)
+def damaged_objects_do_not_break_listings(case: Case) -> None:
+    """A scan lists the other pages, and a clear removes them, although an object was damaged."""
+    for words, damage in _damages(case).items():
+        store, space = _opened(case, tenant=words)
+        pages, victim = _damaged(case, store, space, damage)
+        with about(f"an object was {words}"):
+            listed = {info.page_hash for info in store.scan(space)}
+            if case.keeps and not pages.keys() - {victim} <= listed:
+                raise store.violation(
+                    "scan does not list a page because another one is damaged",
+                    expected=f"{len(pages) - 1} whole pages",
+                    got=f"{len(listed & pages.keys())} pages",
+                )
+            store.clear(space)
+            others = [page_hash for page_hash in pages if page_hash != victim]
+            case.must_miss(store, space, others, "was cleared")
+
+
+@check("KV-403")
+def the_page_store_heals_a_damaged_object(case: Case) -> None:
+    """A damaged object is a miss for the page store, and the next save heals it."""
+    space = framed_space(case, _PAGE_NBYTES)
+    for words, damage in _damages(case).items():
+        store = FramedStore(case, case.open(), space)
+        payloads = case.contents(space, case.hashes(3))
+        stored = store.save(payloads)
+        victim = list(payloads)[1]
+        _harm(_own(case, store.stored_space, stored, victim), damage, stored)
+        with about(f"its object was {words}"):
+            store = _missed_by_page_store(case, store, space, payloads, {victim})
+            _must_be_healed(case, store, space, payloads)
+
+
+@check("KV-404")
+def a_flipped_bit_is_a_miss_and_heals(case: Case) -> None:
+    """A page with a flipped bit anywhere is a miss for the page store, and the next save heals it."""
+    space = framed_space(case, 1000)
+    store = FramedStore(case, case.open(), space)
+    nbytes, frame_nbytes = store.stored_space.stored_nbytes, store.stored_space.frame_nbytes
+    offsets = [*_HEADER_OFFSETS, frame_nbytes, nbytes // 2, nbytes - 1]
+    offsets += [case.random.randrange(nbytes) for _ in range(2 if case.quick else 6)]
+    payloads = case.contents(space, case.hashes(len(offsets)))
+    stored = store.save(payloads)
+    store = _let_go(case, store, space, stored)
+    for page_hash, offset in zip(payloads, offsets, strict=True):
+        bit = case.random.randrange(8)
+        case.trace.ended(
+            case.trace.began(f"bit {bit} of byte {offset} flipped", [page_hash]), "done"
+        )
+        _found(case, store.stored_space, stored, page_hash).flip(offset, bit)
+    store = _missed_by_page_store(case, store, space, payloads, set(payloads))
+    _must_be_healed(case, store, space, payloads)
+
+
+@check("KV-404")
+def a_flipped_bit_is_no_hit_without_the_page_store(case: Case) -> None:
+    """A store that is used without the page store finds a flipped bit itself, and the next set heals."""
+    store, space = _opened(case)
+    first = case.stored(store, space, 1)
+    _found(case, space, first, next(iter(first)))
+    if PAGE_STORE not in case.absent:
+        raise NotDeclared("the page store finds flipped bits in the pages of this store")
+    for bit, offset in enumerate((0, _PAGE_NBYTES // 2, _PAGE_NBYTES - 1)):
+        pages = case.stored(store, space, 3)
+        victim = list(pages)[1]
+        at = min(offset, space.stored_nbytes - 1)
+        _found(case, space, pages, victim).flip(at, bit)
+        with about(f"bit {bit} of its byte {at} was flipped"):
+            if _is_cached(case, store, space, pages, victim):
+                store = _another(case, store, space)
+                _is_cached(case, store, space, pages, victim)
+            page = {victim: pages[victim]}
+            case.must_set(store, space, page)
+            case.must_hold(store, space, page)
+
+
+@check("KV-404")
+def a_flipped_bit_in_what_the_store_adds_does_no_harm(case: Case) -> None:
+    """A flipped bit in what the store puts around a page costs that page at most, till the next save."""
+    space = framed_space(case, 1000)
+    store = FramedStore(case, case.open(), space)
+    payloads = case.contents(space, case.hashes(8))
+    stored = store.save(payloads)
+    for bit, page_hash in enumerate(payloads):
+        found = _own(case, store.stored_space, stored, page_hash)
+        if not found.margins():
+            raise NotVerified("the store puts nothing around a page")
+        found.flip_raw(case.random.choice(found.margins()), bit)
+    verdicts = store.load(payloads)
+    _no_errors(case, verdicts)
+    _must_be_healed(case, store, space, payloads)
+
+
+# --- objects -------------------------------------------------------------------------------------
+
+
+def _damages(case: Case) -> dict[str, Damage]:
+    return dict(list(_DAMAGES.items())[: 4 if case.quick else None])
+
+
+def _opened(case: Case, tenant: str = "") -> tuple[Probe, KeySpace]:
+    store, space = case.open(), case.space(fitting(case, _PAGE_NBYTES), tenant=tenant)
+    store.open_space(space)
+    return store, space
+
+
+def _damaged(
+    case: Case, store: Probe, space: KeySpace, damage: Damage
+) -> tuple[dict[str, bytes], str]:
+    """Three fresh pages, the object of one of which has been damaged; which one."""
+    pages = case.stored(store, space, 3)
+    victim = list(pages)[1]
+    _harm(_own(case, space, pages, victim), damage, pages)
+    return pages, victim
+
+
+def _harm(found: OwnObject, damage: Damage, pages: Mapping[str, bytes]) -> None:
+    found.write(damage(found.read(), next(iter(pages.values()))))
+
+
+def _own(case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str) -> OwnObject:
+    found = _found(case, space, pages, page_hash)
+    if not isinstance(found, OwnObject):
+        raise NotVerified(
+            "a page lies in files together with others: give the back door `tamper` to cut its object"
+        )
+    return found
+
+
+def _found(case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str) -> PageAtRest:
+    return at_rest(case.subject, case.scratch.path, space, pages, page_hash)
+
+
+def _another(case: Case, store: Probe, space: KeySpace) -> Probe:
+    left_open(case, store)
+    fresh = reopened(case)
+    fresh.open_space(space)
+    return fresh
+
+
+def _is_cached(
+    case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes], victim: str
+) -> bool:
+    """Read all pages; whether the damaged one is a hit, from a memory that was not damaged."""
+    found = dict(zip(pages, store.get(space, list(pages)), strict=True))
+    if found[victim] not in (None, pages[victim]):
+        raise case.wrong_bytes(store, space, victim, found[victim] or b"", [])
+    others = {h: data for h, data in pages.items() if h != victim}
+    case.must_hold(store, space, others)
+    lost = [page_hash for page_hash in others if found[page_hash] is None]
+    if lost and case.keeps:
+        raise store.violation(
+            "a damaged page makes another one of its batch a miss",
+            expected="True for every other page",
+            got=f"False for {lost[0][:8]}",
+        )
+    return found[victim] is not None
+
+
+def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) -> None:
+    store, space = _opened(case)
+    for words, damage in damages.items():
+        pages, victim = _damaged(case, store, space, damage)
+        with about(f"its object was {words}"):
+            if looks_first and _is_cached(case, store, space, pages, victim):
+                store = _another(case, store, space)
+                store.get(space, [victim])
+            page = {victim: pages[victim]}
+            case.must_set(store, space, page)
+            case.must_hold(store, space, page)
+            store = _another(case, store, space)
+            if store.get(space, [victim]) == [None]:  # the handle before had it in its memory
+                case.must_set(store, space, page)
+                store = _another(case, store, space)
+            case.must_hold(store, space, page)
+        store.delete(space, list(pages))
+
+
+# --- through the page store ----------------------------------------------------------------------
+
+
+def _let_go(
+    case: Case, store: FramedStore, space: KeySpace, stored: Mapping[str, bytes]
+) -> FramedStore:
+    """A file that several pages share must not be open while it is changed: who has it may cache it."""
+    found = _found(case, store.stored_space, stored, next(iter(stored)))
+    if not isinstance(found, InSharedFiles):
+        return store
+    store.close()
+    return FramedStore(case, reopened(case), space)
+
+
+def _missed_by_page_store(
+    case: Case,
+    store: FramedStore,
+    space: KeySpace,
+    payloads: Mapping[str, bytes],
+    victims: set[str],
+) -> FramedStore:
+    """Load all pages; the victims must be misses, if not in this handle then in a new one."""
+    for attempt in range(2):
+        verdicts = store.load(payloads)
+        _no_errors(case, verdicts)
+        wrong = sum(verdict not in (Verdict.OK, Verdict.MISS) for verdict in verdicts.values())
+        if store.found_wrong() != wrong:
+            raise Violation("damaged pages are not counted", str(wrong), str(store.found_wrong()))
+        case.evidence["damaged"] = f"{wrong} found by the page store"
+        if all(verdicts[page_hash] is not Verdict.OK for page_hash in victims):
+            return store
+        if attempt == 0:
+            store.close()
+            store = FramedStore(case, reopened(case), space)
+    raise NotVerified("damaged pages are read whole: from a memory, or the store mends them itself")
+
+
+def _no_errors(case: Case, verdicts: Mapping[str, Verdict]) -> None:
+    for page_hash, verdict in verdicts.items():
+        if verdict not in _MISSES | {Verdict.OK}:
+            raise Violation(
+                "a damaged page makes the whole call fail",
+                "a miss, or a page that the page store finds corrupt",
+                verdict.value,
+                tuple(case.trace.sequence(page_hash[:8])),
+            )
+
+
+def _must_be_healed(
+    case: Case, store: FramedStore, space: KeySpace, payloads: Mapping[str, bytes]
+) -> None:
+    store.save(payloads)
+    for _ in range(2):
+        verdicts = store.load(payloads)
+        ill = [page_hash for page_hash, verdict in verdicts.items() if verdict is not Verdict.OK]
+        if ill and (case.keeps or verdicts[ill[0]] is not Verdict.MISS):
+            raise Violation(
+                "a damaged page is not healed by the next save",
+                "ok: it was missed, deleted and saved again",
+                f"{verdicts[ill[0]].value} for {ill[0][:8]}",
+                tuple(case.trace.sequence(ill[0][:8])),
+            )
+        store.close()
+        store = FramedStore(case, reopened(case), space)
+    store.close()

@@ -1,0 +1,111 @@
+"""KV-402: readers that were killed in the middle of a get or a scan pin nothing for ever."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotVerified
+from hicache_conformance.scenarios.after_death import left_open, reopened, require_files
+from hicache_conformance.scenarios.fork_server import ForkServer, read_half, scan_half
+from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.tools.observation.files import Usage, backdate
+
+if TYPE_CHECKING:
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+
+_PAGE_NBYTES = 64 << 10
+_PAGES = 6
+_TURNS = 24
+"""Of a churn: as many pages are set and deleted."""
+_CHURNS = 12
+_KILLS = 4
+_KILLS_QUICK = 2
+_MONTH_S = 30 * 86_400.0
+_CLEANING_LIMIT_S = 5.0
+_POLL_S = 0.1
+
+
+@check("KV-402", quick=False)
+def killed_readers_leave_nothing_that_grows(case: Case) -> None:
+    """Sets and deletes take no more room from time to time after readers were killed half way."""
+    require_files(case)
+    churn = _Churn(case)
+    if not churn.settles():
+        raise NotVerified("the store grows with every set, whether or not anybody reads")
+    kills = _KILLS_QUICK if case.quick else _KILLS
+    churn.kill_readers(kills)
+    before = churn.usage()
+    churn.usage()
+    after = churn.usage()
+    case.evidence["left"] = f"{before} after {kills} readers were killed, {after} later"
+    until_s = time.monotonic() + _CLEANING_LIMIT_S
+    while after.nbytes - before.nbytes > churn.nbytes:
+        if time.monotonic() > until_s:
+            raise churn.violation(
+                "after readers were killed half way, the store grows with every set",
+                f"about {before}, as before {2 * _TURNS} pages were set and deleted",
+                str(after),
+            )
+        backdate(case.scratch.path, _MONTH_S)  # who goes by age can't wait for a test
+        time.sleep(_POLL_S)
+        after = churn.usage()
+
+
+class _Churn:
+    """A store with a few pages, in which others are set and deleted, and processes killed that read."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.space = case.space(fitting(case, _PAGE_NBYTES))
+        self.nbytes = _TURNS * self.space.stored_nbytes
+        """Of the pages that one churn sets."""
+        self._mortals = ForkServer(case)
+        self._store = case.open()
+        self._store.open_space(self.space)
+        self._pages = case.stored(self._store, self.space, _PAGES)
+        self._is_beside = left_open(case, self._store)
+
+    def usage(self) -> Usage:
+        """What lies there after one more churn."""
+        store = self._handle()
+        for turn in range(_TURNS):
+            new = self.case.contents(self.space, self.case.hashes(1))
+            if not all(store.set(self.space, new)):
+                raise store.violation(
+                    "a page is refused for want of room after others were set and deleted",
+                    expected=f"True: {_PAGES} pages are there, as when the first were set",
+                    got=f"False after {turn} pages of {self.space.stored_nbytes} bytes",
+                )
+            store.delete(self.space, list(new))
+        left_open(self.case, store)
+        return Usage.of(self.case.scratch.path)
+
+    def settles(self) -> bool:
+        """Whether it stops growing: a store may use new room first, and old room again later."""
+        usage = self.usage()
+        for _ in range(_CHURNS):
+            before, usage = usage, self.usage()
+            if usage.nbytes - before.nbytes <= self.nbytes // 2:
+                return True
+        return False
+
+    def kill_readers(self, count: int) -> None:
+        """In the middle of a get, and of a scan."""
+        for _ in range(count):
+            self._mortals.start(read_half, self.space, list(self._pages)).hear()
+            if self.case.claims.enumerable:
+                self._mortals.start(scan_half, self.space).hear()
+        self._mortals.end()
+
+    def violation(self, message: str, expected: str, got: str) -> Exception:
+        return self._store.violation(message, expected=expected, got=got)
+
+    def _handle(self) -> Probe:
+        if self._is_beside:
+            return self._store
+        store = reopened(self.case)
+        store.open_space(self.space)
+        return store

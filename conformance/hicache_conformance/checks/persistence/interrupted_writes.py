@@ -1,0 +1,300 @@
+"""KV-402: what a writer leaves that was killed in the middle of a set."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hicache_conformance.checks import check
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
+from hicache_conformance.scenarios.after_death import (
+    Scene,
+    answering,
+    fatal_lengths,
+    is_kept,
+    left_open,
+    must_be_whole_or_absent,
+    must_take,
+    reopened,
+    require_files,
+    require_outlived,
+)
+from hicache_conformance.scenarios.attempts import Caller
+from hicache_conformance.scenarios.fault_path import LEAST_NBYTES
+from hicache_conformance.scenarios.fork_server import (
+    HELD,
+    ForkServer,
+    open_within_the_limit,
+    write_for_ever,
+    write_half,
+    write_until_the_limit,
+)
+from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.tools.network.proxy import FaultProxy, endpoints_in, redirected
+from hicache_conformance.tools.observation.files import Usage, backdate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_PAGE_NBYTES = 12_000
+_SEGMENTED_NBYTES = 16_384
+_STORM_NBYTES = 6_000
+_CALL_LIMIT_S = 60.0
+_MONTH_S = 30 * 86_400.0
+_CLEANING_LIMIT_S = 10.0
+_POLL_S = 0.1
+
+
+@check("KV-402")
+def a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole(case: Case) -> None:
+    """A page is absent or whole, and can be set, after the kernel killed its writer at a byte of it."""
+    require_files(case)
+    _kill_at_bytes(case, versions=1)
+
+
+@check("KV-402", quick=False)
+def an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes(case: Case) -> None:
+    """A page is whole, old or new, after the kernel killed a writer at a byte of its new bytes."""
+    require_files(case)
+    _kill_at_bytes(case, versions=2)
+
+
+@check("KV-402")
+def a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole(case: Case) -> None:
+    """A page is absent or whole, and can be set, after its writer was killed between two segments."""
+    require_outlived(case)
+    _kill_between_segments(case, versions=1)
+
+
+@check("KV-402", quick=False)
+def an_overwrite_killed_half_way_leaves_old_or_new_bytes(case: Case) -> None:
+    """A page is whole, old or new, after a writer was killed between two segments of its new bytes."""
+    require_outlived(case)
+    _kill_between_segments(case, versions=2)
+
+
+@check("KV-402", quick=False)
+def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None:
+    """A store opens, and takes pages, after a process was killed while it was making the store."""
+    if str(case.scratch.path) not in str(case.config):
+        raise NotVerified("the config names no place under the test's directory: use {scratch}")
+    mortals, space = ForkServer(case), case.space(fitting(case, 1024))
+    limits = (0, 100) if case.quick else (0, 1, 20, 100, 1000, 4000)
+    killed = 0
+    for limit in limits:
+        config = dict(case.subject.config(case.new_scratch()))
+        early = case.contents(space, case.hashes(1))
+        number = case.trace.began(
+            f"process killed at byte {limit} of a file: from_config(), batch_set"
+        )
+        words = mortals.start(open_within_the_limit, config, space, early, limit).last_words()
+        case.trace.ended(number, words[0] if words else "killed")
+        killed += not words
+        with answering(case):
+            store = reopened(case, config)
+            store.open_space(space)
+            must_be_whole_or_absent(case, store, space, {h: [data] for h, data in early.items()})
+            must_take(case, store, space, {h: [data] for h, data in early.items()})
+            store.close()
+    case.evidence["killed"] = f"{killed} of {len(limits)}"
+
+
+@check("KV-402", stochastic=True, quick=False)
+def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
+    """Pages are absent or whole after a writer was killed at a random point of a storm of sets."""
+    require_outlived(case)
+    space = case.space(fitting(case, _STORM_NBYTES))
+    versions = [case.contents(space, case.hashes(6))]
+    versions += [case.contents(space, list(versions[0]), version) for version in (1, 2)]
+    pages = {page_hash: [each[page_hash] for each in versions] for page_hash in versions[0]}
+    store, mortals = case.open(), ForkServer(case)
+    store.open_space(space)
+    left_open(case, store)
+    taken: set[str] = set()
+    rounds = 3 if case.quick else 6
+    for _ in range(rounds):
+        writer = mortals.start(write_for_ever, space, pages, case.random.choice((1, 3)))
+        for _ in range(case.random.randrange(12)):
+            taken.update(writer.hear())
+        for said in writer.kill():
+            taken.update(said)
+        case.trace.stored[space].update(taken)
+        with answering(case):
+            fresh = reopened(case)
+            fresh.open_space(space)
+            must_be_whole_or_absent(case, fresh, space, pages)
+            if is_kept(case) and case.keeps:
+                case.must_hold(fresh, space, {page_hash: pages[page_hash] for page_hash in taken})
+            fresh.close()
+    case.evidence["killed"] = f"{rounds} times"
+    last = reopened(case)
+    last.open_space(space)
+    must_take(case, last, space, pages)
+
+
+@check("KV-402")
+def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> None:
+    """A page is absent or whole for others when the connection is cut after some bytes of its set."""
+    endpoints = endpoints_in(case.config)
+    if not endpoints:
+        raise NotVerified("the config names no address of a server")
+    direct = case.open(label="direct")
+    endpoint = endpoints[0]
+    with FaultProxy((endpoint.host, endpoint.port)) as proxy:
+        config = redirected(case.config, {endpoint: proxy.address})
+        writer = case.open(config, label="through the proxy")
+        space = case.space(fitting(case, _PAGE_NBYTES))
+        for store in (direct, writer):
+            store.open_space(space)
+        before = proxy.bytes_up
+        case.stored(writer, space, 1)
+        cost = proxy.bytes_up - before
+        if cost < LEAST_NBYTES:
+            raise NotVerified("sets do not go by way of the address in the config")
+        near_the_end = cost - min(cost, space.stored_nbytes) // 4
+        cuts = [0, 1, cost // 2, cost - 1, cost, 12, cost // 4, near_the_end]
+        for nbytes in cuts[: 4 if case.quick else None]:
+            for versions in (1, 2):
+                cut = partial(proxy.reset_after, nbytes)
+                _cut(case, Caller(writer, space, _CALL_LIMIT_S), direct, cut, versions)
+                proxy.pass_through()
+
+
+@check("KV-402", quick=False)
+def killed_writers_leave_nothing_that_grows(case: Case) -> None:
+    """What killed writers leave behind does not grow with how many were killed."""
+    require_files(case)
+    kills = 2 if case.quick else 3
+    scene = Scene(case, _PAGE_NBYTES)
+    victims = scene.victims(1)
+    limit = fatal_lengths(case, scene.space)[1]
+    _must_not_grow(case, scene, partial(_killed_at, case, scene, victims, limit), kills=kills)
+    _must_not_grow(case, scene, partial(_killed_half_way, case, scene, victims, 7), kills=kills)
+
+
+def _kill_at_bytes(case: Case, *, versions: int) -> None:
+    if versions > 1 and not case.claims.overwrites:
+        raise NotDeclared("overwrites is declared False: a set of a present page writes nothing")
+    scene = Scene(case, _PAGE_NBYTES)
+    limits = fatal_lengths(case, scene.space)
+    killed = 0
+    for limit in limits:
+        victims = scene.victims(versions)
+        killed += _killed_at(case, scene, victims, limit)
+        scene.judge(victims)
+    case.evidence["killed"] = f"{killed} of {len(limits)}"
+    if not killed:
+        raise NotVerified(
+            "no writer was killed: no set made a file longer than the limit (it may write into files"
+            " that are there already, or through a mapping)"
+        )
+
+
+def _killed_at(
+    case: Case, scene: Scene, victims: Mapping[str, Sequence[bytes]], limit: int
+) -> bool:
+    """Set pages in a process that is killed when it makes a file longer than `limit`."""
+    new = {page_hash: contents[-1] for page_hash, contents in victims.items()}
+    line = f"process killed at byte {limit} of a file: batch_set"
+    number = case.trace.began(line, list(new))
+    said = scene.mortals.start(write_until_the_limit, scene.space, new, limit).last_words()
+    case.trace.ended(number, said[0] if said else "killed")
+    case.trace.stored[scene.space].update(new)
+    return not said
+
+
+def _kill_between_segments(case: Case, *, versions: int) -> None:
+    scene = Scene(case, _SEGMENTED_NBYTES)
+    held = 0
+    for before in (7,) if case.quick else (0, 1, 4, 7):
+        victims = scene.victims(versions)
+        held += _killed_half_way(case, scene, victims, before)
+        scene.judge(victims)
+    case.evidence["killed"] = f"{held} times in the middle"
+
+
+def _killed_half_way(
+    case: Case, scene: Scene, victims: Mapping[str, Sequence[bytes]], before: int
+) -> bool:
+    """Set a page in a process that is killed in front of segment `before`; whether it came there."""
+    new = {page_hash: contents[-1] for page_hash, contents in victims.items()}
+    line = f"process killed in front of segment {before} of 8: batch_set"
+    number = case.trace.began(line, list(new))
+    writer = scene.mortals.start(write_half, scene.space, {}, new, before)
+    writer.hear()
+    said = writer.hear()
+    case.trace.ended(number, "killed" if said == HELD else said)
+    case.trace.stored[scene.space].update(new)
+    writer.kill()
+    return bool(said == HELD)
+
+
+def _cut(case: Case, writer: Caller, direct: Probe, cut: Callable[[], None], versions: int) -> None:
+    """Set a page over a connection that is cut meanwhile, and look at it from elsewhere."""
+    space, hashes = writer.space, case.hashes(1)
+    contents = [case.contents(space, hashes, version) for version in range(versions)]
+    for each in contents[:-1]:
+        case.must_set(direct, space, each)
+    cut()
+    writer.set(contents[-1])
+    allowed = {page_hash: [each[page_hash] for each in contents] for page_hash in hashes}
+    must_be_whole_or_absent(case, direct, space, allowed)
+    if versions > 1:
+        case.must_hold(direct, space, allowed)
+    must_take(case, direct, space, allowed)
+    direct.delete(space, hashes)
+
+
+def _must_not_grow(case: Case, scene: Scene, kill: Callable[[], object], *, kills: int) -> None:
+    """Kill some writers, look, kill twice as many more, and look again."""
+    usages: list[Usage] = []
+    for times in (kills, 2 * kills):
+        for _ in range(times):
+            kill()
+        usages.append(_cleaned(case, scene.space))
+    first, second = usages
+    case.evidence["left"] = f"{first} after {kills} kills, {second} after {3 * kills}"
+    if _has_grown(case, scene, first, kills) and not _shrinks(case, scene, first, kills):
+        raise Violation(
+            "what killed writers leave behind grows with every one that is killed",
+            f"about as much after {3 * kills} kills as after {kills}: {first}",
+            str(Usage.of(case.scratch.path)),
+            tuple(case.trace.sequence()),
+        )
+
+
+def _has_grown(case: Case, scene: Scene, first: Usage, kills: int) -> bool:
+    """Whether each of the `2 * kills` kills since `first` seems to have left something."""
+    now = Usage.of(case.scratch.path)
+    nbytes = kills * scene.space.stored_nbytes // 2
+    return now.files - first.files >= 2 * kills or now.nbytes - first.nbytes >= nbytes
+
+
+def _shrinks(case: Case, scene: Scene, first: Usage, kills: int) -> bool:
+    """Whether what has grown since `first` grows with sets that nobody kills, too, or goes by itself."""
+    backdate(case.scratch.path, _MONTH_S)  # who goes by age can't wait for a test
+    usages = [_cleaned(case, scene.space) for _ in range(2 * kills)]
+    if usages[-1].nbytes - usages[0].nbytes > (usages[0].nbytes - first.nbytes) // 2:
+        return True  # a log, that will be compacted
+    until_s = time.monotonic() + _CLEANING_LIMIT_S
+    while _has_grown(case, scene, first, kills):  # who cleans up in the background needs a while
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _cleaned(case: Case, space: KeySpace) -> Usage:
+    """What lies there after the store was opened again, used and closed."""
+    store = reopened(case)
+    store.open_space(space)
+    pages = case.contents(space, case.hashes(1))
+    must_take(case, store, space, {page_hash: [data] for page_hash, data in pages.items()})
+    store.delete(space, list(pages))
+    store.close()
+    return Usage.of(case.scratch.path)

@@ -1,0 +1,52 @@
+"""Whose an exception is that no check expected: the store's, or the kit's."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hicache_conformance.case.probe import ServerGone
+from hicache_conformance.run.outcomes import Violation
+from hicache_storage import storage
+
+if TYPE_CHECKING:
+    from hicache_storage.storage import HiCacheStorage
+
+_KIT = Path(__file__).parent
+_STORES = tuple(_KIT / name for name in ("stores", "controls", "field"))
+"""Of the kit, but judged by it."""
+
+
+def blamed(error: BaseException, storage_class: type[HiCacheStorage] | None) -> Violation | None:
+    """The violation that an exception is which came out of a call of the store; None: it is none."""
+    if storage_class is None or isinstance(error, ServerGone) or not isinstance(error, Exception):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    place = max((at for at, frame in enumerate(frames) if _is_kit(frame.filename)), default=-1)
+    if place + 1 >= len(frames) or frames[place + 1].filename not in _files_of(storage_class):
+        return None
+    called, origin = frames[place + 1], frames[-1]
+    text = " ".join(str(error).split())
+    return Violation(
+        f"{called.name} raised {type(error).__name__} where the contract has no exception",
+        "an answer; for a store that can't be used StorageUnavailable or StorageTimeout",
+        f"{type(error).__name__}: {text} ({origin.filename}:{origin.lineno})"[:300],
+    )
+
+
+def _is_kit(filename: str) -> bool:
+    path = Path(filename)
+    return path.is_relative_to(_KIT) and not any(path.is_relative_to(one) for one in _STORES)
+
+
+def _files_of(storage_class: type) -> set[str]:
+    """Where the class, and what it derives from, is written down."""
+    found = {storage.__file__}
+    for one in storage_class.__mro__:
+        try:
+            found.add(inspect.getfile(one))
+        except (TypeError, OSError):
+            continue  # built in
+    return found

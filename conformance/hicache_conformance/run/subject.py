@@ -1,0 +1,148 @@
+"""The store that is judged: its class, its config, and the back doors that its author opens."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+
+from hicache_conformance.run.outcomes import NotVerified
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Room for one test, and for no other."""
+
+    path: Path
+    """A fresh directory, removed after the test."""
+    prefix: str
+    """A token unique to this test, in [a-z0-9]: for key prefixes, buckets, tables."""
+
+
+class Server(Protocol):
+    """A real server that the rules about faults may stop. Data may or may not survive `stop`."""
+
+    def stop(self) -> None: ...
+    def start(self) -> None:
+        """Start it again, on the same address; return when it answers."""
+        ...
+
+    def pause(self) -> None:
+        """Let it accept connections and answer nothing (SIGSTOP)."""
+        ...
+
+    def resume(self) -> None: ...
+
+
+class Subject:
+    """What the kit has to know of a store. One instance serves one test."""
+
+    storage_class: ClassVar[type[HiCacheStorage]]
+
+    absent: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Operations of the interface that a store which was not written for it has not, or has in part,
+    and of each, in words, what is missing: `{"batch_delete": "it deletes no single page"}`.
+
+    Where it refuses one with UnsupportedOperation, the check that called it is `not_verified`, with
+    these words. `page_store` stands for the layer over a storage that finds flipped bits: a store that
+    is used without has to find them itself. The verdict on such a store is `partial` at best.
+    """
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        """The config of a fresh, empty store; the same `scratch` gives the same store."""
+        raise NotImplementedError(f"{type(self).__name__} has no config(self, scratch)")
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        """Back door: the page's bytes as they lie in the store, or None."""
+        raise _missing("peek", space, page_hash)
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        """Back door: behind the store's back make `data`, of any length, the page; None removes it."""
+        raise _missing("tamper", space, page_hash, data)
+
+    def server(self) -> AbstractContextManager[Server]:
+        """Back door: a real server of the test's own, for the checks that stop and pause one.
+
+        In these, `config` is called inside of it, and names it. In all others `config` is called
+        without, and names a store that is there anyway. A store without a server leaves it out.
+        """
+        raise _missing("server")
+
+    def small_config(self, scratch: Scratch, capacity_nbytes: int) -> Mapping[str, Any]:
+        """Back door: the same config, of a store that is full with about `capacity_nbytes` of pages.
+
+        Only for stores whose config has no `capacity_nbytes`, which the kit sets by itself.
+        """
+        raise _missing("small_config", scratch, capacity_nbytes)
+
+    def stall(self) -> AbstractContextManager[None]:
+        """Back door: inside of it somebody else holds what a call has to wait for, and does not let go.
+
+        The lock of the store, say, held by another process. It is entered while a handle is open.
+        """
+        raise _missing("stall")
+
+    def offers(self, back_door: str) -> bool:
+        """Whether a subclass opened the back door of this name."""
+        return getattr(type(self), back_door) is not getattr(Subject, back_door)
+
+
+def _missing(back_door: str, *_: object) -> NotVerified:
+    return NotVerified(f"needs the back door `{back_door}`")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassReference:
+    """A class by name, for another process."""
+
+    module: str
+    name: str
+    path: str
+    """The file of the module, for modules that no import finds, such as pytest's."""
+
+    @classmethod
+    def of(cls, target: type) -> Self:
+        """The reference to a class at the top of a module.
+
+        Raises:
+            NotVerified: It was made inside a function: another process can't find it.
+        """
+        module = sys.modules.get(target.__module__)
+        if "<locals>" in target.__qualname__ or module is None:
+            raise NotVerified(
+                f"{target.__qualname__} can't be imported by another process: define it at the top"
+                " of a module"
+            )
+        return cls(target.__module__, target.__qualname__, getattr(module, "__file__", None) or "")
+
+    def load(self) -> type[HiCacheStorage]:
+        """Import the class."""
+        try:
+            return self._in(importlib.import_module(self.module))
+        except (ImportError, AttributeError):
+            if not self.path:
+                raise
+        spec = importlib.util.spec_from_file_location(self.module, self.path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.module] = module
+        spec.loader.exec_module(module)
+        return self._in(module)
+
+    def _in(self, module: Any) -> type[HiCacheStorage]:
+        found: Any = module
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        return cast("type[HiCacheStorage]", found)

@@ -1,0 +1,163 @@
+"""Calls that the contract lets fail: what came of each, how long it took, whether it came back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hicache_conformance.case.probe import require_present, space_text
+from hicache_storage.errors import StorageTimeout, StorageUnavailable, UnsupportedOperation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_conformance.case.probe import Probe
+    from hicache_conformance.run.outcomes import Violation
+    from hicache_storage.keys import KeySpace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One call that was made, and that came back."""
+
+    operation: str
+    answer: Any = None
+    error: BaseException | None = None
+    elapsed_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """What came of it, in a line."""
+        if self.error is None:
+            return _shortened(repr(self.answer), 100)
+        return f"raised {error_text(self.error)}"
+
+    @property
+    def failed_by_contract(self) -> bool:
+        """Whether it raised what a store raises that does not answer."""
+        return isinstance(self.error, (StorageUnavailable, StorageTimeout))
+
+
+def attempted(
+    probe: Probe, operation: str, call: Callable[[], Any], *, limit_s: float, detail: str = ""
+) -> Attempt:
+    """Make a call in a thread of its own.
+
+    Raises:
+        Violation: It has not come back after `limit_s`. Its thread is left to itself.
+        NotVerified: The store refuses it, since it was not written for it.
+    """
+    number = probe.trace.began(f"{probe.label}.{operation}({detail})")
+    began_s = time.monotonic()
+    made: list[Attempt] = []
+
+    def run() -> None:
+        try:
+            answer, error = call(), None
+        except BaseException as raised:  # noqa: BLE001 - whatever a store raises is an outcome
+            answer, error = None, raised
+        elapsed_s = time.monotonic() - began_s
+        attempt = Attempt(operation=operation, answer=answer, error=error, elapsed_s=elapsed_s)
+        made.append(attempt)
+        probe.trace.ended(number, f"{attempt.text} after {elapsed_s:.2f} s")
+
+    thread = threading.Thread(target=run, name=f"conformance {operation}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if not made:
+        raise hang(probe, operation, time.monotonic() - began_s)
+    if isinstance(made[0].error, UnsupportedOperation):
+        require_present(operation, probe.absent)
+    return made[0]
+
+
+def hang(probe: Probe, operation: str, elapsed_s: float) -> Violation:
+    """What to raise for a call that does not come back."""
+    return probe.violation(
+        f"{operation} did not return: the call hangs",
+        expected="an answer or an exception in time",
+        got=f"nothing for {elapsed_s:.1f} s",
+    )
+
+
+def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make these calls at once; what each returned."""
+    met = threading.Barrier(len(calls))
+
+    def begun(call: Callable[[], T]) -> T:
+        met.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(begun, calls))
+
+
+class Caller:
+    """The calls of a storage that may fail, over bytes, none waited for longer than `limit_s`."""
+
+    def __init__(self, probe: Probe, space: KeySpace, limit_s: float) -> None:
+        self.probe = probe
+        self.space = space
+        self.limit_s = limit_s
+
+    def open_space(self) -> Attempt:
+        """Its answer: None."""
+        storage = self.probe.storage
+        return self._made("open_space", [], lambda: storage.open_space(self.space))
+
+    def exists(self, hashes: Sequence[str]) -> Attempt:
+        """Its answer: a list of bool."""
+        storage = self.probe.storage
+        return self._made("batch_exists", hashes, lambda: storage.batch_exists(self.space, hashes))
+
+    def get(self, hashes: Sequence[str]) -> Attempt:
+        """Its answer: the bytes of each page, None for a miss."""
+        memory = self.probe.memory(self.space, len(hashes))
+
+        def call() -> list[bytes | None]:
+            hits = self.probe.storage.batch_get(self.space, hashes, memory.pages)
+            return [
+                page.tobytes() if hit else None
+                for hit, page in zip(hits, memory.pages, strict=True)
+            ]
+
+        return self._made("batch_get", hashes, call)
+
+    def set(self, contents: Mapping[str, bytes]) -> Attempt:
+        """Its answer: a list of bool. The pages are taken for stored, whatever it is."""
+        hashes = list(contents)
+        memory = self.probe.memory(self.space, len(hashes)).holding(list(contents.values()))
+        self.probe.trace.stored[self.space].update(hashes)
+        self.probe.trace.offered(self.space, hashes)
+        storage = self.probe.storage
+        return self._made(
+            "batch_set", hashes, lambda: storage.batch_set(self.space, hashes, memory.pages)
+        )
+
+    def delete(self, hashes: Sequence[str]) -> Attempt:
+        """Its answer: a list of bool."""
+        storage = self.probe.storage
+        return self._made("batch_delete", hashes, lambda: storage.batch_delete(self.space, hashes))
+
+    def close(self) -> Attempt:
+        """Its answer: None."""
+        return attempted(self.probe, "close", self.probe.storage.close, limit_s=self.limit_s)
+
+    def _made(self, operation: str, hashes: Sequence[str], call: Callable[[], Any]) -> Attempt:
+        shown = ", ".join(page_hash[:8] for page_hash in hashes[:4])
+        detail = f"{space_text(self.space)}, [{shown}]"
+        return attempted(self.probe, operation, call, limit_s=self.limit_s, detail=detail)
+
+
+def error_text(error: BaseException) -> str:
+    """An exception in a line: its kind and its message."""
+    return _shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
+
+
+def _shortened(text: str, nchars: int) -> str:
+    return text if len(text) <= nchars else f"{text[: nchars - 3]}..."

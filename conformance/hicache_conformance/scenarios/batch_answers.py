@@ -1,0 +1,67 @@
+"""Batches with absent pages, and pages that occur twice, held against what is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_conformance.run.outcomes import Violation
+    from hicache_storage.keys import KeySpace
+
+    Call: TypeAlias = Callable[[Sequence[str], Sequence[Any]], list[bool]]
+
+
+def calls(store: Probe, space: KeySpace) -> dict[str, Call]:
+    """The four calls over hashes and pages, each of them one batch."""
+    return {
+        "batch_exists": lambda hashes, _: store.batch_exists(space, hashes),
+        "batch_get": lambda hashes, pages: store.batch_get(space, hashes, pages),
+        "batch_set": lambda hashes, pages: store.batch_set(space, hashes, pages),
+        "batch_delete": lambda hashes, _: store.batch_delete(space, hashes),
+    }
+
+
+def must_answer(
+    case: Case,
+    store: Probe,
+    space: KeySpace,
+    hashes: Sequence[str],
+    pages: Mapping[str, bytes | Sequence[bytes]],
+) -> None:
+    """Get and exists of `hashes`: those among `pages` are there, with one of the contents given."""
+    found = store.get(space, hashes)
+    seen = store.exists(space, hashes)
+    for place, (page_hash, data, there) in enumerate(zip(hashes, found, seen, strict=True)):
+        allowed = pages.get(page_hash)
+        if allowed is None:
+            if there or data is not None:
+                raise _strange_hit(case, store, space, (place, page_hash), data)
+            continue
+        contents = [allowed] if isinstance(allowed, bytes) else list(allowed)
+        if data is None:
+            case.missed(store, space, page_hash)
+        elif data not in contents:
+            raise case.wrong_bytes(store, space, page_hash, data, contents)
+        if not there:
+            case.missed(store, space, page_hash, "batch_exists")
+
+
+def _strange_hit(
+    case: Case, store: Probe, space: KeySpace, item: tuple[int, str], data: bytes | None
+) -> Violation:
+    """What to raise for a True about a page that is not there; `data`: as what it was read."""
+    place, page_hash = item
+    operation = "batch_exists" if data is None else "batch_get"
+    got = f"[{place}] {page_hash[:8]}: True"
+    if data is not None:
+        got += f" with {case.diagnosed(space, page_hash, data, [])}"
+    return store.violation(
+        f"{operation} is True for a page that was never set, in a batch with others",
+        expected="False",
+        got=got,
+        sequence=case.trace.sequence(page_hash[:8]),
+    )

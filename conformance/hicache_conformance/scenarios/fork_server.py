@@ -1,0 +1,290 @@
+"""Processes that are made to be killed while they write, and what they do until then.
+
+`ForkServer` starts one interpreter, which forks once for every process that is wanted. No store is open
+in that interpreter, so a fork is as clean as a fresh interpreter, and quicker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import warnings
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.run.outcomes import Unknown
+from hicache_conformance.tools.processes.child import START_LIMIT_S, act
+from hicache_conformance.tools.processes.gates import Gate, GatedPage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.tools.processes.child import Link
+    from hicache_storage.keys import KeySpace
+
+HELD = "held"
+"""What `write_half` says when the store is half way through a page."""
+_BURY = "bury"
+_END_LIMIT_S = 10.0
+_POLL_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    actor: Callable[..., None]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """A process has ended: its exit code, negative for a signal. It is a zombie until it is buried."""
+
+    code: int
+
+
+class ForkServer:
+    """Processes that open a case's store, one at a time."""
+
+    def __init__(self, case: Case) -> None:
+        self._mother = case.child(_spawn)
+        self._latest: ForkedChild | None = None
+        case.at_end(self.end)
+
+    def start(self, actor: Callable[..., None], *arguments: Any) -> ForkedChild:
+        """A process that runs `actor(link, *arguments)`. The one before it is killed."""
+        if self._latest is not None:
+            self._latest.kill()
+        self._mother.say(_Birth(actor, arguments))
+        self._latest = ForkedChild(self._mother.say, self._mother.hear)
+        return self._latest
+
+    def end(self) -> None:
+        """Kill the last one.
+
+        It would outlive its mother for a moment, and write where the case has just cleaned up.
+        """
+        if self._latest is not None:
+            self._latest.end()
+
+
+class ForkedChild:
+    """One process."""
+
+    def __init__(self, say: Callable[[Any], None], hear: Callable[[float], Any]) -> None:
+        self._say = say
+        self._hear = hear
+        self._pid: int = hear(START_LIMIT_S)
+        self._code: int | None = None
+
+    def say(self, value: Any) -> None:
+        self._say(value)
+
+    def hear(self, limit_s: float = START_LIMIT_S) -> Any:
+        """The next thing that it says.
+
+        Raises:
+            EOFError: It has died.
+        """
+        said = None if self._code is not None else self._hear(limit_s)
+        if isinstance(said, _Death):
+            self._code = said.code
+            self._say(_BURY)
+            self._hear(START_LIMIT_S)
+        if self._code is not None:
+            raise EOFError
+        return said
+
+    def kill(self) -> list[Any]:
+        """SIGKILL it; what it had said and nobody had heard."""
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)  # not buried yet: the number is still its own
+        return self.last_words()
+
+    def end(self) -> None:
+        """SIGKILL it, and wait until it is dead. Nobody is asked: its mother may be dead, or hang."""
+        if self._code is not None:
+            return
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self._pid)
+            try:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [], _END_LIMIT_S)
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def stopped(self) -> Generator[None, None, None]:
+        """SIGSTOP it, wherever it is; SIGCONT at the end."""
+        os.kill(self._pid, signal.SIGSTOP)  # not buried yet: the number is still its own
+        try:
+            _await_stop(self._pid)
+            yield
+        finally:
+            os.kill(self._pid, signal.SIGCONT)
+
+    def last_words(self) -> list[Any]:
+        """All that it says until it has died."""
+        heard: list[Any] = []
+        with suppress(EOFError):
+            while True:
+                heard.append(self.hear())
+        return heard
+
+
+def _await_stop(pid: int) -> None:
+    """A signal is delivered at once, or as soon as the process is scheduled."""
+    stat = Path(f"/proc/{pid}/stat")
+    until_s = time.monotonic() + _END_LIMIT_S
+    while stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
+        if time.monotonic() > until_s:
+            raise Unknown("another process did not stop, though it was sent SIGSTOP")
+        time.sleep(_POLL_S)
+
+
+def _spawn(link: Link) -> None:
+    """Fork a process for each order, and tell when it has died."""
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # the thread that other Pythons warn of sleeps
+    own = os.getpid()
+    while True:
+        birth: _Birth = link.hear()
+        pid = os.fork()
+        if pid == 0:
+            link.say(os.getpid())
+            act(link, own, birth.actor, *birth.arguments)
+            os._exit(0)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        link.say(_Death(_peeked(pid)))
+        while link.hear() != _BURY:
+            pass  # meant for the dead
+        os.waitpid(pid, 0)
+        link.say(_BURY)
+
+
+def _peeked(pid: int) -> int:
+    """The exit code of a zombie, which stays one."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+# --- actors --------------------------------------------------------------------------------------
+
+
+def write_until_the_limit(
+    link: Link, space: KeySpace, pages: Mapping[str, bytes], file_nbytes: int
+) -> None:
+    """Set pages, and be killed by the kernel in the write that makes a file longer than a limit."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    _limit_files(file_nbytes)
+    link.say(probe.set(space, pages))
+
+
+def open_within_the_limit(
+    link: Link,
+    config: dict[str, Any],
+    space: KeySpace,
+    pages: Mapping[str, bytes],
+    file_nbytes: int,
+) -> None:
+    """The same on the store that `config` names, with the limit in force before it is opened."""
+    assert link.reference is not None
+    link.reference.load()  # what an import writes is not to meet the limit
+    sys.dont_write_bytecode = True
+    link.config = config
+    _limit_files(file_nbytes)
+    write_until_the_limit(link, space, pages, file_nbytes)
+
+
+def write_half(
+    link: Link,
+    space: KeySpace,
+    kept: Mapping[str, bytes],
+    pages: Mapping[str, bytes],
+    before: int,
+) -> None:
+    """Set `kept`; then one page of eight segments, and say so when the store is half way through it.
+
+    It goes on from there when it is told anything.
+    """
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    link.say(probe.set(space, kept) if kept else [])
+    memory = probe.memory(space, 1, 8).holding(list(pages.values()))
+    gated = GatedPage(memory.pages[0], _ToldGate(link), before=before)
+    link.say(probe.batch_set(space, list(pages), [gated]))
+
+
+def read_half(link: Link, space: KeySpace, hashes: Sequence[str]) -> None:
+    """Get pages of eight segments, and say so when the store is half way through the first."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    memory = probe.memory(space, 1, 8)
+    gated = GatedPage(memory.pages[0], _ToldGate(link), before=4)
+    link.say(probe.batch_get(space, hashes[:1], [gated]))
+    link.hear()
+
+
+def scan_half(link: Link, space: KeySpace) -> None:
+    """List pages, and say so when the first of them came."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    listing = probe.scanning(space)
+    next(listing, None)
+    link.say(HELD)
+    link.hear()
+
+
+def write_for_ever(
+    link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
+) -> None:
+    """Set all pages again and again in ever new versions; tell which were taken, batch by batch."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    hashes = list(pages)
+    for turn in itertools.count():
+        for start in range(0, len(hashes), batch_pages):
+            part = hashes[start : start + batch_pages]
+            contents = {h: pages[h][turn % len(pages[h])] for h in part}
+            verdicts = probe.set(space, contents)
+            link.say([h for h, ok in zip(part, verdicts, strict=True) if ok])
+
+
+def write_in_a_loop(link: Link, space: KeySpace, pages: Mapping[str, bytes]) -> None:
+    """Set the same pages again and again and do next to nothing else: who stops it stops a set."""
+    probe = link.open(alone=False)
+    probe.open_space(space)
+    memory = probe.memory(space, len(pages)).holding(list(pages.values()))
+    link.say(probe.storage.batch_set(space, list(pages), memory.pages))
+    while True:
+        probe.storage.batch_set(space, list(pages), memory.pages)
+
+
+class _ToldGate(Gate):
+    """A gate that tells the parent that it has been reached, and waits for its word."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def hold(self) -> None:
+        self._link.say(HELD)
+        self._link.hear()
+
+
+def _limit_files(nbytes: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and gets EFBIG instead
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, most))

@@ -1,0 +1,237 @@
+"""A process that forks while a store is open in it, and what becomes of the handle on both sides.
+
+The process is one of the kit's own, so that nothing else is in it: a child of this one would have the
+threads of pytest, and of other stores, half alive.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import select
+import signal
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from typing import TYPE_CHECKING
+
+from hicache_conformance.run.outcomes import NotVerified, Violation
+from hicache_conformance.scenarios.attempts import Caller
+from hicache_conformance.tools.content.content import content, diagnose
+from hicache_storage.errors import HiCacheError
+from hicache_storage.storage import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hicache_conformance.scenarios.attempts import Attempt
+    from hicache_conformance.tools.processes.child import Link
+    from hicache_storage.keys import KeySpace
+
+CALL_LIMIT_S = 15.0
+_ANSWER_LIMIT_S = 60.0
+_ROUNDS = 12
+_ROUNDS_LIMIT_S = 8.0
+"""A slow store has fewer rounds: many calls that are each in time are no hang."""
+_ROUND_PAGES = 3
+
+
+class First(enum.Enum):
+    """Who closes first, while the other goes on."""
+
+    CHILD = "the forked child"
+    PARENT = "its parent"
+    """The child is killed in the end: what it was told to have stored is there without a close."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What one side has seen of its handle."""
+
+    wrong: str = ""
+    """What no store may do, whoever calls it; empty: nothing."""
+    refusals: int = 0
+    calls: int = 0
+    taken: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Pages whose set returned True."""
+
+
+def fork_and_use(
+    link: Link, space: KeySpace, kept: Mapping[str, bytes], first: First, limit_s: float
+) -> None:
+    """Actor: set `kept`, fork, use the handle on both sides at once, then on one after the other.
+
+    Says what the forked child has seen, and the pages that its parent has set since.
+    """
+    warnings.simplefilter("ignore", DeprecationWarning)  # this process's only thread sleeps
+    probe = link.open()
+    probe.open_space(space)
+    ours = _Side(Caller(probe, space, CALL_LIMIT_S), kept, "parent")
+    ours.set_all(kept)
+    ours.use(0.0)  # what begins with the first calls, threads for example, has begun
+    child = _Fork(ours)
+    try:
+        child.say(limit_s)
+        ours.use(limit_s)
+        child.hear()
+        if first is First.PARENT:
+            ours.close()
+        child.say(0.0)
+        report = child.hear()
+        if first is First.CHILD and not report.wrong:
+            child.end()
+            ours.use(0.0)
+            ours.close()
+        link.say((report, ours.report))
+    finally:
+        child.kill()
+
+
+class _Side:
+    """The parent or its forked child, with the handle that was opened before the fork."""
+
+    def __init__(self, caller: Caller, kept: Mapping[str, bytes], name: str) -> None:
+        self.caller = caller
+        self.kept = kept
+        self.name = name
+        self.report = Report()
+        self._numbers = iter(range(1 << 30))
+        self._keeps = caller.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
+
+    def set_all(self, pages: Mapping[str, bytes]) -> None:
+        """Set pages that are to be there from then on.
+
+        Raises:
+            NotVerified: The store does not take them.
+        """
+        for page_hash, data in pages.items():
+            made = self.caller.set({page_hash: data})
+            if self._keeps and made.answer != [True]:
+                raise NotVerified(f"the store takes no page before the fork: {made.text}")
+
+    def use(self, limit_s: float) -> None:
+        """Set, read and look up pages for so long, and some rounds at least; stop at what is wrong."""
+        began_s = time.monotonic()
+        elapsed_s, turn = 0.0, 0
+        while not self.report.wrong and (
+            turn == 0 or elapsed_s < limit_s or (turn < _ROUNDS and elapsed_s < _ROUNDS_LIMIT_S)
+        ):
+            turn += 1
+            for problem in self._problems():
+                self.report.wrong = problem
+                break
+            elapsed_s = time.monotonic() - began_s
+
+    def close(self) -> None:
+        self.report.wrong = self.report.wrong or self._foreign(self.caller.close())
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong in one round."""
+        fresh = self._fresh()
+        for page_hash, data in fresh.items():
+            made = self.caller.set({page_hash: data})
+            yield from filter(None, [self._foreign(made)])
+            if made.answer == [True]:
+                self.report.taken[page_hash] = data
+        for page_hash, data in [*self.kept.items(), *fresh.items()]:
+            was_set = page_hash in self.kept or page_hash in self.report.taken
+            read, seen = self.caller.get([page_hash]), self.caller.exists([page_hash])
+            yield from filter(None, [self._foreign(read), self._foreign(seen)])
+            if read.error is None and read.answer not in ([data], [None]):
+                yield f"batch_get is True with wrong bytes: {self._diagnosed(page_hash, read, data)}"
+            lost = read.answer == [None] or seen.answer == [False]
+            if lost and was_set and self._keeps:
+                yield f"a page that was set is a miss: {page_hash[:8]}"
+        if len(self.report.taken) > 8 * _ROUND_PAGES:
+            going = list(self.report.taken)[:_ROUND_PAGES]
+            made = self.caller.delete(going)
+            yield from filter(None, [self._foreign(made)])
+            for page_hash in going:
+                del self.report.taken[page_hash]
+
+    def _foreign(self, made: Attempt) -> str:
+        """What it raised, where that is no refusal."""
+        self.report.calls += 1
+        if made.error is None:
+            return ""
+        self.report.refusals += 1
+        return "" if isinstance(made.error, HiCacheError) else f"{made.operation} {made.text}"
+
+    def _fresh(self) -> dict[str, bytes]:
+        space = self.caller.space
+        numbers = [next(self._numbers) for _ in range(_ROUND_PAGES)]
+        names = [f"{os.getpid()}/{number}".encode() for number in numbers]
+        hashes = [hashlib.sha256(name).hexdigest() for name in names]
+        return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
+
+    def _diagnosed(self, page_hash: str, read: Attempt, data: bytes) -> str:
+        got: bytes = read.answer[0] or b""
+        return diagnose(got, space_id=self.caller.space.id, page_hash=page_hash, allowed=[data])
+
+
+class _Fork:
+    """The parent's side of a forked child that uses what it inherited, whenever it is told to."""
+
+    def __init__(self, ours: _Side) -> None:
+        self._connection, theirs = Pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._connection.close()
+            with suppress(BaseException):
+                _live(theirs, _Side(ours.caller, ours.kept, "forked child"))
+            os._exit(0)
+        theirs.close()
+
+    def say(self, limit_s: float) -> None:
+        """Let it use the handle for so long."""
+        with suppress(BrokenPipeError):
+            self._connection.send(limit_s)
+
+    def hear(self) -> Report:
+        """What it has seen."""
+        try:
+            if self._connection.poll(_ANSWER_LIMIT_S):
+                report: Report = self._connection.recv()
+                return report
+        except (EOFError, ConnectionResetError):
+            return Report(
+                wrong=f"the process died: {_ending(os.waitpid(self._pid, os.WNOHANG)[1])}"
+            )
+        return Report(wrong=f"it was not done after {_ANSWER_LIMIT_S:.0f} s")
+
+    def end(self) -> None:
+        """Close the handle there, and wait until it has ended."""
+        self._connection.close()
+        descriptor = os.pidfd_open(self._pid)
+        try:
+            select.select([descriptor], [], [], CALL_LIMIT_S)
+        finally:
+            os.close(descriptor)
+
+    def kill(self) -> None:
+        """SIGKILL it: it is not told before, or it would close its handle."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._connection.close()
+
+
+def _live(connection: Connection, side: _Side) -> None:
+    """The forked child."""
+    with suppress(EOFError):
+        while True:
+            limit_s: float = connection.recv()
+            try:
+                side.use(limit_s)
+            except Violation as violation:  # a call that hangs
+                side.report.wrong = f"{violation.message} ({violation.got})"
+            connection.send(side.report)
+    side.close()
+
+
+def _ending(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,72 @@
+"""Pages in number, of sizes that a store takes, and what a check adds to a violation that it meets."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hicache_conformance.run.outcomes import NotDeclared, Violation
+from hicache_storage.storage import Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_FIRST = 8
+_STEP = 256
+
+
+def fitting(case: Case, nbytes: int) -> int:
+    """`nbytes`, or the most that the store takes in one page."""
+    return min(nbytes, case.claims.max_page_nbytes or nbytes)
+
+
+def plant(
+    case: Case, store: Probe, space: KeySpace, count: int, *, limit_s: float = 20.0
+) -> dict[str, bytes]:
+    """`count` fresh pages, set; fewer where the store is slow. How many there are goes to the evidence.
+
+    Raises:
+        NotVerified: The store has no room for so many, or refuses pages at will: nothing is shown by
+            those that it took.
+    """
+    until_s = time.monotonic() + limit_s
+    planted = case.stored(store, space, min(count, _FIRST))
+    while len(planted) < count and time.monotonic() < until_s:
+        planted.update(case.stored(store, space, min(_STEP, count - len(planted))))
+    case.evidence[f"pages of {space.stored_nbytes} bytes"] = f"{len(planted)} of {count}"
+    return planted
+
+
+@contextmanager
+def about(words: str) -> Generator[None, None, None]:
+    """Add to a violation what its message can't know."""
+    try:
+        yield
+    except Violation as violation:
+        violation.message += f" ({words})"
+        raise
+
+
+def set_in(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:
+    """Open a key space and set pages of these hashes in it."""
+    store.open_space(space)
+    case.must_set(store, space, case.contents(space, hashes))
+
+
+def another_handle(case: Case, store: Probe) -> Probe:
+    """A second handle on a shared store; the store reopened where it only lasts.
+
+    Raises:
+        NotDeclared: Pages are claimed to be seen by no other handle.
+    """
+    claims = case.claims
+    if not claims.shared:
+        if claims.durability < Durability.CRASH:
+            raise NotDeclared("the store claims neither shared nor durability CRASH or more")
+        store.close()
+    return case.open()

@@ -1,0 +1,150 @@
+"""Stores made small: what happens in a full one happens soon, whatever size people give theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.run.outcomes import NotVerified
+from hicache_storage.errors import ConfigError
+from hicache_storage.storage import Durability
+
+if TYPE_CHECKING:
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_FIELDS = ("capacity_nbytes", "max_nbytes", "map_nbytes", "size_nbytes", "capacity", "map_size")
+"""Names of a capacity in configs. The first is the contract's, and is tried where there is none."""
+_PAGE_NBYTES = 64 << 10
+_PAGES = 16
+"""That have room in the store that is made for the checks."""
+_MIN_CAPACITY_NBYTES = 256 << 10
+_LARGEST_NBYTES = 16 << 20
+"""A store whose own capacity is larger is made smaller."""
+_MAX_CALLS = 64
+"""For filling it: a remote store has few calls a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A store of a small capacity, empty."""
+
+    case: Case
+    probe: Probe
+    space: KeySpace
+    capacity_nbytes: int
+
+    @property
+    def pages(self) -> int:
+        """How many pages fit, where nothing else takes room."""
+        return self.capacity_nbytes // self.space.stored_nbytes
+
+    def filled(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """The pages that were taken and those that were refused, when twice the capacity was offered."""
+        taken: dict[str, bytes] = {}
+        refused: dict[str, bytes] = {}
+        left = 2 * self.pages + 2
+        step = -(-left // _MAX_CALLS)
+        while left > 0:
+            offered = self.case.contents(self.space, self.case.hashes(step))
+            for item, ok in zip(offered.items(), self.probe.set(self.space, offered), strict=True):
+                (taken if ok else refused).update([item])
+            left -= step
+        return taken, refused
+
+    def must_take(self, present: dict[str, bytes]) -> None:
+        """Set pages that the store has; that needs no room."""
+        answers = self.probe.set(self.space, present)
+        if not all(answers):
+            raise self.probe.violation(
+                "a store that is full refuses a page that it has",
+                expected="True: setting a present page succeeds (KV-005)",
+                got=f"{answers} for {len(present)} pages that are there",
+            )
+
+    def refused_some(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
+        """Raise where the store has taken more than it may."""
+        nbytes = len(taken) * self.space.stored_nbytes
+        if not refused and nbytes > 2 * self.capacity_nbytes:
+            raise self.probe.violation(
+                f"a store of {self.capacity_nbytes} bytes took {nbytes} bytes and refused none",
+                expected="False for the pages that have no room",
+                got=f"True for {len(taken)} pages of {self.space.stored_nbytes} bytes",
+            )
+
+
+def small_room(case: Case, page_nbytes: int = _PAGE_NBYTES) -> Room:
+    """An empty store that is full soon, and an open key space.
+
+    Raises:
+        NotVerified: It is not small, and could not be made so: the message says why.
+    """
+    page_nbytes = min(page_nbytes, case.claims.max_page_nbytes or page_nbytes)
+    capacity_nbytes = make_small(case, max(_MIN_CAPACITY_NBYTES, _PAGES * page_nbytes))
+    page_nbytes = min(page_nbytes, max(1, capacity_nbytes // _PAGES))
+    probe, space = case.open(), case.space(page_nbytes)
+    probe.open_space(space)
+    return Room(case, probe, space, capacity_nbytes)
+
+
+def make_small(case: Case, capacity_nbytes: int) -> int:
+    """Let what is opened from now on have room for about so much; how much it is.
+
+    Raises:
+        NotVerified: It is not small, and could not be made so: the message says why.
+    """
+    own_nbytes = _capacity_nbytes(case)
+    if own_nbytes is not None and own_nbytes <= _LARGEST_NBYTES:
+        return own_nbytes
+    case.reconfigure(**_small_fields(case, capacity_nbytes))
+    made_nbytes = _capacity_nbytes(case)
+    if made_nbytes is not None and made_nbytes > _LARGEST_NBYTES:
+        raise NotVerified(
+            f"the store was not made small: asked for {capacity_nbytes} bytes, it says that it has room"
+            f" for {made_nbytes}"
+        )
+    return made_nbytes or capacity_nbytes
+
+
+def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
+    """What to change in the config."""
+    if case.subject.offers("small_config"):
+        small = case.subject.small_config(case.scratch, capacity_nbytes)
+        return {name: value for name, value in small.items() if case.config.get(name) != value}
+    if not _is_own(case):
+        raise NotVerified(
+            "the store was not made small: its config names one that is not the test's alone (use"
+            " {scratch}, or {prefix} and a store that says that it is empty), and what is in it might be"
+            " evicted"
+        )
+    name = next((one for one in _FIELDS if case.config.get(one) is not None), _FIELDS[0])
+    try:
+        case.subject.storage_class.from_config({**case.config, name: capacity_nbytes}).close()
+    except ConfigError as error:
+        raise NotVerified(
+            f"the store was not made small: it takes no `{name}` of {capacity_nbytes}, and there is no"
+            " back door `small_config`"
+        ) from error
+    return {name: capacity_nbytes}
+
+
+def _is_own(case: Case) -> bool:
+    """Whether no pages but the test's can be in the store.
+
+    A prefix may be that of a store, or that of names in a store which others fill, too.
+    """
+    dies_with_us = not case.claims.shared and case.claims.durability < Durability.CRASH
+    named = str(case.config)
+    if dies_with_us or str(case.scratch.path) in named:
+        return True
+    if case.scratch.prefix not in named:
+        return False
+    with case.open_storage() as storage:
+        stats = storage.stats()
+    return 0 in (stats.pages, stats.nbytes)
+
+
+def _capacity_nbytes(case: Case) -> int | None:
+    with case.open_storage() as storage:
+        return storage.stats().capacity_nbytes

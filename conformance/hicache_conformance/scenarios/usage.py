@@ -1,0 +1,237 @@
+"""A store opened, used and closed in a process of its own, and what it leaves there.
+
+What a store leaves behind can't be told from what the rest of a busy process does; in a fresh process
+there is nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.run.outcomes import NotVerified, Violation
+from hicache_conformance.scenarios.attempts import attempted
+from hicache_conformance.tools.content.content import content
+from hicache_conformance.tools.processes.child import Link
+from hicache_conformance.tools.processes.resources import (
+    ProcessResources,
+    left_after,
+    resident_nbytes,
+)
+from hicache_storage.errors import HiCacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_conformance.tools.processes.child import Child
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+GIVE_BACK_LIMIT_S = 10.0
+_CLOSE_LIMIT_S = 20.0
+_ANSWER_LIMIT_S = 240.0
+_USERS = 3
+_WARM_UP_ROUNDS = 2
+"""Libraries keep a few things of their first use: an epoll descriptor, a shared event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What rounds of open, use and close have left, of what is a round each where it leaks."""
+
+    rounds: int
+    left: list[str]
+    """Threads, descriptors and processes."""
+    alive: int
+    """Closed storages that something still refers to."""
+
+
+def told(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
+    """What `actor` says in a process of its own; in this one where no other can import the class."""
+    try:
+        child = case.child(actor, *arguments)
+    except NotVerified:
+        return _told_here(case, actor, *arguments)
+    return heard(child)
+
+
+def heard(child: Child) -> Any:
+    """What a process says next that uses a store.
+
+    Raises:
+        Violation: It died.
+    """
+    try:
+        return child.hear(_ANSWER_LIMIT_S)
+    except EOFError:
+        raise Violation(
+            "a process that opened, used and closed the store died",
+            "a store that leaves the process that uses it alive",
+            f"its return code was {child.wait()}",
+        ) from None
+
+
+class _Here(Link):
+    """The same without another process."""
+
+    def __init__(self, case: Case) -> None:
+        self._ours, theirs = Pipe()
+        super().__init__(theirs, None, case.config, case.absent)
+        self._case = case
+
+    def open_storage(self) -> HiCacheStorage:
+        return self._case.subject.storage_class.from_config(self.config)
+
+    def said(self) -> Any:
+        with self._ours, self.connection:
+            return self._ours.recv()
+
+
+def _told_here(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
+    link = _Here(case)
+    try:
+        actor(link, *arguments)
+    except BaseException:
+        link.say(None)
+        link.said()
+        raise
+    return link.said()
+
+
+def small_space(case: Case) -> KeySpace:
+    """A key space of pages that any store has room for."""
+    return case.space(min(4096, case.claims.max_page_nbytes or 4096))
+
+
+def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None:
+    """Every method of daily use, on pages that are gone afterwards."""
+    hashes = [f"{number:08x}{os.getpid():024x}{_digits(tag):032x}" for number in range(pages)]
+    probe.open_space(space)
+    contents = {one: content(space.id, one, space.stored_nbytes) for one in hashes}
+    probe.set(space, contents)
+    probe.exists(space, hashes)
+    probe.get(space, hashes)
+    probe.storage.stats()
+    if probe.storage.capabilities.enumerable:
+        probe.scan(space)
+        probe.spaces()
+    if "batch_delete" not in probe.absent:
+        probe.delete(space, hashes)
+
+
+def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
+    """Actor: what is left of a storage that several threads used, and of one that nobody used."""
+    if temporary is not None and not isinstance(link, _Here):
+        tempfile.tempdir = os.environ["TMPDIR"] = temporary
+    with ThreadPoolExecutor(_USERS) as users:
+        for _ in range(_WARM_UP_ROUNDS):
+            _used_by_all(link, space, users)
+            _closed(link.open())
+        earlier = ProcessResources.taken()
+        kept = [_used_by_all(link, space, users)]  # not collected, so close must have done it
+        used = left_after(earlier, GIVE_BACK_LIMIT_S)
+        kept.append(_closed(link.open()))
+        unused = left_after(earlier, GIVE_BACK_LIMIT_S) if not used else []
+        assert kept
+    link.say((used, unused))
+
+
+def growth(link: Link, space: KeySpace, rounds: int) -> None:
+    """Actor: what so many rounds leave; twice as many where they leave something."""
+    for _ in range(_WARM_UP_ROUNDS):
+        _round(link, space)
+    earlier = ProcessResources.taken()
+    stores: list[weakref.ref[HiCacheStorage]] = []
+    for doubled in (1, 2):
+        stores += [weakref.ref(_round(link, space)) for _ in range(rounds)]
+        left = left_after(earlier, GIVE_BACK_LIMIT_S / 2)
+        alive = sum(one() is not None for one in stores)
+        if max(len(left), alive) < doubled * rounds // 2:
+            break
+    link.say(Growth(len(stores), left, alive))
+
+
+def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -> None:
+    """Actor: what is left of so many attempts to open the store with each config that is wrong."""
+    for config in wrong_configs:
+        _fail_to_open(link, config)
+    earlier = ProcessResources.taken()
+    for config in wrong_configs:
+        for _ in range(rounds):
+            _fail_to_open(link, config)
+    link.say(left_after(earlier, GIVE_BACK_LIMIT_S))
+
+
+def failing_calls(link: Link, space: KeySpace, rounds: int) -> None:
+    """Actor: what is left of so many calls that fail between two words of the parent."""
+    probe = link.open()
+    use(probe, space)
+    use(probe, space)
+    earlier = ProcessResources.taken()
+    link.say("ready")
+    link.hear()
+    for _ in range(rounds):
+        with suppress(HiCacheError):
+            probe.storage.batch_exists(space, ["0" * 64])
+    link.say("failed")
+    link.hear()
+    link.say(left_after(earlier, GIVE_BACK_LIMIT_S))
+
+
+def _fail_to_open(link: Link, config: dict[str, Any]) -> None:
+    right, link.config = link.config, config
+    with suppress(HiCacheError):
+        link.open_storage().close()
+    link.config = right
+
+
+def memory(link: Link, space: KeySpace, pages: int, rounds: int) -> None:
+    """Actor: resident memory after each round."""
+    samples: list[int] = []
+    for _ in range(rounds):
+        _round(link, space, pages)
+        samples.append(resident_nbytes())
+    link.say(samples)
+
+
+def _round(link: Link, space: KeySpace, pages: int = 3) -> HiCacheStorage:
+    probe = link.open()
+    use(probe, space, pages)
+    return _closed(probe).storage
+
+
+def _used_by_all(link: Link, space: KeySpace, users: ThreadPoolExecutor) -> Probe:
+    """Threads that live on have used it: what a store keeps for each thread is seen."""
+    probe = link.open()
+    met = threading.Barrier(_USERS)
+
+    def one(number: int) -> None:
+        met.wait(GIVE_BACK_LIMIT_S)
+        use(probe, space, tag=str(number))
+
+    list(users.map(one, range(_USERS)))
+    use(probe, space, tag="main")
+    return _closed(probe)
+
+
+def _closed(probe: Probe) -> Probe:
+    done = attempted(probe, "close", probe.storage.close, limit_s=_CLOSE_LIMIT_S)
+    if done.error is not None or done.elapsed_s > GIVE_BACK_LIMIT_S:
+        raise probe.violation(
+            "close failed" if done.error else "close took longer than 10 s",
+            got=f"{done.text} after {done.elapsed_s:.1f} s",
+        )
+    return probe
+
+
+def _digits(tag: str) -> int:
+    return int.from_bytes(tag.encode(), "big")

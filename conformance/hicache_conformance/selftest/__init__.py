@@ -1,0 +1,1 @@
+"""The kit tested on stores whose verdict is known."""

@@ -1,0 +1,472 @@
+"""Wrong stores: what threads, processes and slow pages do to them."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import os
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore, Stored
+from hicache_conformance.selftest.references.evicting import EvictingSettings, EvictingStore
+from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
+from hicache_conformance.selftest.references.streaming import StreamingShelf
+from hicache_conformance.selftest.references.wire import WireStore
+from hicache_storage.storage import PageInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Hashable, Sequence
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+_BEHIND_S = 0.02
+
+
+# --- threads ---------------------------------------------------------------------------------------
+
+
+class _LivePages(DictStore):
+    """What is read is copied from where it is kept, not from a copy."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored._replace(data=self._kept(key, stored.data)))
+
+    @abc.abstractmethod
+    def _kept(self, key: Hashable, data: bytes) -> bytes:
+        """Where the bytes of a page are kept."""
+
+
+def _poured(data: bytes, room: Any) -> bytes:
+    """`room`, now holding `data`: bytes that can change."""
+    memoryview(room)[:] = data
+    return cast("bytes", room)
+
+
+@caught_by("KV-501")
+class OverwritesWhatIsRead(_LivePages):
+    """A page is overwritten in the memory from which others are copying it."""
+
+    def _kept(self, key: Hashable, data: bytes) -> bytes:
+        stored = self._pages.get(key)
+        room = bytearray(len(data)) if stored is None else stored.data
+        return _poured(data, room)
+
+
+@caught_by("KV-501")
+class OneBufferToRead(DictStore):
+    """All gets go through one buffer: two at once get the same page, or a mixture."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._buffer = bytearray()
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._begin(space, hashes, pages)
+        return self._answer([self._got(space, *pair) for pair in zip(hashes, pages, strict=True)])
+
+    def _got(self, space: KeySpace, page_hash: str, page: Page) -> bool:
+        data = self._read(space, page_hash)
+        if data is None or len(data) != page.nbytes:
+            return False
+        self._buffer[: len(data)] = data
+        return self._filled(page, cast("bytes", memoryview(self._buffer)[: len(data)]))
+
+
+@caught_by("KV-501", check="threads_with_pages_of_their_own_keep_them")
+class OneBufferToWrite(StreamingShelf):
+    """All sets gather their segments in one buffer: two at once store a mixture."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._gathered: list[bytes] = []
+
+    def _written(self, path: Path, page: Page) -> bool:
+        self._gathered.clear()
+        for segment in page.segments:
+            self._gathered.append(bytes(segment))
+        return len(b"".join(self._gathered)) == page.nbytes and self._replaced(
+            path, b"".join(self._gathered)
+        )
+
+
+@caught_by("KV-501", "KV-502", check="a_set_half_way_in_another_process_mixes_with_nothing")
+class OneTempName(StreamingShelf):
+    """A page's temporary file has one name, whoever writes it: two writers mix in it."""
+
+    def _temp_path(self, path: Path) -> Path:
+        return path.with_name(f"{path.name}.tmp")
+
+
+@caught_by("KV-501", check="threads_with_pages_of_their_own_keep_them")
+class LosesUpdates(DictStore):
+    """The dict is copied, changed and put back without a lock: of two changes at once one is lost."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        pages = dict(self._pages)
+        pages[self._key(space, page_hash)] = Stored(space, page_hash, data)
+        self._spaces[space] = None
+        self._pages = pages
+        return True
+
+
+@caught_by("KV-501", check="all_methods_at_once_raise_nothing")
+class ListsTheLiveDict(DictStore):
+    """A listing walks through the dict while others change it."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        pages = self._pages.values()
+        return [PageInfo(one.page_hash, len(one.data)) for one in pages if one.space == space]
+
+
+@caught_by("KV-501")
+class ListsTheLiveSpaces(DictStore):
+    """A listing of the key spaces walks through the dict while others are opened."""
+
+    def _known_spaces(self) -> list[KeySpace]:
+        return [space for space in self._spaces if space.stored_nbytes]
+
+
+@caught_by("KV-501", check="the_answers_about_a_page_fit_one_order")
+class CachesPerThread(DictStore):
+    """Each thread keeps what it has read: what another thread deletes is still there for it."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._near = threading.local()
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        near = vars(self._near).setdefault("pages", {})
+        key = self._key(space, page_hash)
+        if key not in near:
+            data = super()._read(space, page_hash)
+            if data is None:
+                return None
+            near[key] = data
+        found: bytes = near[key]
+        return found
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        vars(self._near).get("pages", {}).pop(self._key(space, page_hash), None)
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-501")
+class StoresSoon(DictStore):
+    """A set returns True when a thread has been told to store the page."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        later = partial(super()._write_whole, space, page_hash, data)
+        threading.Timer(_BEHIND_S, self._unless_closed, (later,)).start()
+        return True
+
+    def _unless_closed(self, later: partial[bool]) -> None:
+        if not self._closed:
+            later()
+
+
+# --- pages that go -----------------------------------------------------------------------------------
+
+
+@caught_by("KV-503")
+class LooksBeforeItReads(Shelf):
+    """A get asks which files are there, and then opens them without expecting that one is gone."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._begin(space, hashes, pages)
+        present = self._present(space, hashes)
+        return [
+            there and self._filled(page, self._path(space, page_hash).read_bytes())
+            for there, page_hash, page in zip(present, hashes, pages, strict=True)
+        ]
+
+
+@caught_by("KV-503", check="pages_that_come_and_go_are_whole_or_misses")
+class KeyErrorInTheGap(DictStore):
+    """It is looked whether a page is there, and taken for granted a moment later."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        if not self._is_known(space, page_hash):
+            return None
+        return self._pages[self._key(space, page_hash)].data
+
+    def _is_known(self, space: KeySpace, page_hash: str) -> bool:
+        return self._key(space, page_hash) in self._pages
+
+
+class _Recycling(_LivePages):
+    """The memory of pages that have gone is used for the next ones."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._free: list[bytes] = []
+
+    def _kept(self, key: Hashable, data: bytes) -> bytes:  # noqa: ARG002 - any room will do
+        fitting = [room for room in self._free if len(room) == len(data)]
+        if not fitting:
+            return _poured(data, bytearray(len(data)))
+        self._free.remove(fitting[0])
+        return _poured(data, fitting[0])
+
+
+@caught_by("KV-503")
+class ReusesDeletedRoom(_Recycling):
+    """A deleted page's memory takes the next page, while somebody is still copying the deleted one."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        stored = self._pages.get(self._key(space, page_hash))
+        if stored is not None:
+            self._free.append(stored.data)
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-503")
+class ReusesEvictedRoom(EvictingStore):
+    """An evicted page's memory takes the next page, while somebody is still copying the evicted one."""
+
+    def __init__(self, settings: EvictingSettings) -> None:
+        super().__init__(settings)
+        self._free: list[bytes] = []
+
+    def _evict(self) -> None:
+        self._free.append(next(iter(self._pages.values())).data)
+        super()._evict()
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        fits = bool(self._free) and len(self._free[-1]) == len(stored.data)
+        room = self._free.pop() if fits else bytearray(len(stored.data))
+        super()._put(key, stored._replace(data=_poured(stored.data, room)))
+
+
+@caught_by("KV-503")
+class TouchesTheEvicted(EvictingStore):
+    """A get renews its page without a lock: one that is evicted meanwhile is a KeyError."""
+
+    def _touch(self, key: Hashable) -> None:
+        if key in self._pages:
+            time.sleep(0)  # another thread's turn: the race is lost often enough to be seen
+            self._pages[key] = self._pages.pop(key)
+
+
+# --- slow pages --------------------------------------------------------------------------------------
+
+
+@caught_by("KV-504")
+class OneLockForAll(Shelf):
+    """A lock is held for the whole of a call, and with it every other call."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._whole_call = threading.RLock()
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._whole_call:
+            return super().batch_get(space, hashes, pages)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._whole_call:
+            return super().batch_set(space, hashes, pages)
+
+
+@caught_by("KV-504")
+class OneWriterAtATime(Shelf):
+    """Sets wait for each other, from the first byte of a page to its last."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._writing = threading.Lock()
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._writing:
+            return super().batch_set(space, hashes, pages)
+
+
+@caught_by("KV-504")
+class WritersKeepReadersOut(StreamingShelf):
+    """Gets go together and sets go together, but a get waits until no page is being set."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._changed = threading.Condition()
+        self._writers = 0
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writers)
+        return super().batch_get(space, hashes, pages)
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        with self._writing():
+            return super().batch_set(space, hashes, pages)
+
+    @contextmanager
+    def _writing(self) -> Generator[None, None, None]:
+        with self._changed:
+            self._writers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writers -= 1
+                self._changed.notify_all()
+
+
+@caught_by("KV-504")
+class OneConnection(WireStore):
+    """It declares four calls at once, and has one connection."""
+
+    def _has_turn(self) -> bool:
+        return self._closed or not self._busy
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+@caught_by("KV-502")
+class RemembersOthersMisses(Shelf):
+    """A page that was missing once is taken for missing until this handle sets it."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._missing: set[Path] = set()
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._path(space, page_hash)
+        if path in self._missing:
+            return None
+        data = super()._read(space, page_hash)
+        if data is None:
+            self._missing.add(path)
+        return data
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._missing.discard(self._path(space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+
+@caught_by("KV-502")
+class RemembersOthersHits(Shelf):
+    """What was read once is kept in memory, and served after another process has deleted it."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._near: dict[Path, bytes] = {}
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._path(space, page_hash)
+        data = self._near.get(path) or super()._read(space, page_hash)
+        if data is not None:
+            self._near[path] = data
+        return data
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._near.pop(self._path(space, page_hash), None)
+        return super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._near.pop(self._path(space, page_hash), None)
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-502", check="a_page_deleted_elsewhere_is_gone_at_once")
+class RemembersPresence(Shelf):
+    """That a page is there is asked once; exists is True after another process has deleted it."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._present_paths: set[Path] = set()
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        path = self._path(space, page_hash)
+        if path not in self._present_paths and super()._has(space, page_hash):
+            self._present_paths.add(path)
+        return path in self._present_paths
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._present_paths.add(self._path(space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._present_paths.discard(self._path(space, page_hash))
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-502")
+class OwnFolder(Shelf):
+    """It claims to be shared, and keeps the pages of each process in a folder of that process."""
+
+    def _folder(self, space: KeySpace) -> Path:
+        folder = self._root / str(os.getpid()) / space.id
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+@caught_by("KV-502", check="listings_show_what_others_set")
+class ListsItsOwn(Shelf):
+    """Only key spaces that this handle has opened are listed."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._opened_spaces: dict[KeySpace, None] = {}
+
+    def _remember(self, space: KeySpace) -> bool:
+        self._opened_spaces[space] = None
+        return super()._remember(space)
+
+    def _known_spaces(self) -> list[KeySpace]:
+        found = super()._known_spaces()
+        return [space for space in found if space in self._opened_spaces]
+
+
+@caught_by("KV-502", check="a_set_half_way_in_another_process_mixes_with_nothing")
+class CountsTempNames(StreamingShelf):
+    """Temporary files are counted from 0 in every process: two processes write into one of them."""
+
+    _numbers = itertools.count()
+
+    def _temp_path(self, path: Path) -> Path:
+        return self._folder_of_temps(path) / f"tmp-{next(CountsTempNames._numbers) % 2}"
+
+    def _folder_of_temps(self, path: Path) -> Path:
+        return path.parent
+
+
+@caught_by("KV-502")
+class SeenAfterAWhile(Shelf):
+    """The directory is read once in a while: others' pages are missing until then."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._looked_s = 0.0
+        self._seen: set[Path] = set()
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._path(space, page_hash)
+        if time.monotonic() > self._looked_s + 1.0:
+            self._looked_s = time.monotonic()
+            self._seen = set(self._folder(space).iterdir())
+        return super()._read(space, page_hash) if path in self._seen else None
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._seen.add(self._path(space, page_hash))
+        return super()._write_whole(space, page_hash, data)

@@ -1,0 +1,221 @@
+"""Wrong stores: what they make of pages that were damaged at rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import xxhash
+
+from hicache_conformance.scenarios.framed import PAGE_STORE
+from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
+from hicache_storage.errors import CorruptPage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import PageInfo
+
+_SEAL_NBYTES = 8
+
+
+@caught_by("KV-403")
+class ServesLonger(Shelf):
+    """Of a longer object as many bytes are read as a page has (seen in two known file backends)."""
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        path = self._path(space, page_hash)
+        return path.exists() and path.stat().st_size >= space.stored_nbytes
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        return None if data is None else data[: space.stored_nbytes]
+
+
+@caught_by("KV-404")
+class ServesRot(Shelf):
+    """Nothing finds a flipped bit, neither the store nor what is above it (seen in two backends)."""
+
+    absent: ClassVar[Mapping[str, str]] = {PAGE_STORE: "its engine puts no checksum around pages"}
+
+
+@caught_by("KV-403")
+class PadsShort(Shelf):
+    """A short read is not noticed: the rest of the page is zeros."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        return None if data is None else data.ljust(space.stored_nbytes, b"\0")
+
+
+@caught_by("KV-403")
+class NeverHeals(Shelf):
+    """A set is done when there is a file of the page's name, whatever its length."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        path = self._path(space, page_hash)
+        return path.exists() or super()._write_whole(space, page_hash, data)
+
+
+@caught_by("KV-403")
+class HealsWhatItRead(NeverHeals):
+    """A damaged file is removed by the get that finds it; a set that comes first changes nothing."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        if data is not None and len(data) != space.stored_nbytes:
+            self._removed(space, page_hash)
+        return data
+
+
+@caught_by("KV-403", "KV-502", check="a_page_deleted_elsewhere_can_be_set_again")
+class KnowsWhatItSet(Shelf):
+    """What this handle has set is remembered, and not written a second time."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._written: set[Path] = set()
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        path = self._path(space, page_hash)
+        if path not in self._written and super()._write_whole(space, page_hash, data):
+            self._written.add(path)
+        return path in self._written
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._written.discard(self._path(space, page_hash))
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-403")
+class CopiesUnchecked(Shelf):
+    """The length of what was read is not looked at: copying it into the page fails."""
+
+    def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:  # noqa: ARG002 - the fault
+        return data is not None
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        if data is not None:
+            page.copy_from(data)
+        return data is not None
+
+
+@caught_by("KV-403")
+class CorruptIsAnError(Shelf):
+    """A damaged page ends the whole call with `CorruptPage`."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        if data is not None and len(data) != space.stored_nbytes:
+            raise CorruptPage("wrong_size", f"page {page_hash} has {len(data)} bytes")
+        return data
+
+
+@caught_by("KV-403")
+class EndsAtTheDamage(Shelf):
+    """Behind a damaged page the rest of the batch is not read."""
+
+    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for page_hash in hashes:
+            data = self._read(space, page_hash)
+            if data is not None and not self._is_whole(space, data):
+                break
+            found.append(data)
+        return found + [None] * (len(hashes) - len(found))
+
+
+@caught_by("KV-403")
+class ListingStumbles(Shelf):
+    """A scan ends with an error at the first object that is not as long as a page."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        found = super()._names(space)
+        for info in found:
+            if info.nbytes != space.stored_nbytes:
+                raise CorruptPage("wrong_size", f"page {info.page_hash} has {info.nbytes} bytes")
+        return found
+
+
+@caught_by("KV-404")
+class DeleteOnlyHides(Shelf):
+    """A deleted page is only marked, and a set takes the mark away without writing the page."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._hidden: set[Path] = set()
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._path(space, page_hash) not in self._hidden and super()._has(space, page_hash)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        hidden = self._path(space, page_hash) in self._hidden
+        return None if hidden else super()._read(space, page_hash)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._hidden.discard(self._path(space, page_hash))
+        return super()._has(space, page_hash) or super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._hidden.add(self._path(space, page_hash))
+        return True
+
+
+@caught_by("KV-404")
+class LosesDeletes(Shelf):
+    """A delete is answered True and lost, and a present page is not written again."""
+
+    capabilities = replace(Shelf.capabilities, overwrites=False)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        return self._has(space, page_hash) or super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:  # noqa: ARG002 - the fault
+        return True
+
+
+class _Sealed(Shelf):
+    """Each file ends with a checksum of its own."""
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        path = self._path(space, page_hash)
+        return path.exists() and path.stat().st_size == space.stored_nbytes + _SEAL_NBYTES
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        return None if data is None else self._opened(data)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        return super()._write_whole(space, page_hash, data + self._seal(data))
+
+    def _seal(self, data: bytes) -> bytes:
+        return xxhash.xxh3_64_digest(data)
+
+    def _opened(self, data: bytes) -> bytes:
+        raise NotImplementedError
+
+
+@caught_by("KV-404")
+class OwnSealIsAnError(_Sealed):
+    """Its own checksum finds the flipped bit, and ends the whole call with `CorruptPage`."""
+
+    def _opened(self, data: bytes) -> bytes:
+        if xxhash.xxh3_64_digest(data[:-_SEAL_NBYTES]) != data[-_SEAL_NBYTES:]:
+            raise CorruptPage("corrupt", "a page is damaged")
+        return data[:-_SEAL_NBYTES]
+
+
+@caught_by("KV-404")
+class SealUnread(_Sealed):
+    """What it adds to a page is taken for right: a seal that can't be decoded ends the call."""
+
+    def _opened(self, data: bytes) -> bytes:
+        data[-_SEAL_NBYTES:].decode("ascii", errors="strict")
+        return data[:-_SEAL_NBYTES]
+
+    def _seal(self, data: bytes) -> bytes:
+        return xxhash.xxh32_hexdigest(data).encode()

@@ -1,0 +1,359 @@
+"""Wrong stores: what they lose, and what they leave, when their process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
+from hicache_conformance.selftest.references.sqlite_store import SqliteStore
+from hicache_conformance.selftest.references.streaming import StreamingShelf
+from hicache_conformance.selftest.references.wire import WireStore
+from hicache_storage.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Sequence
+    from io import FileIO
+    from typing import BinaryIO
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+_BEHIND_S = 0.05
+
+
+# --- what is lost ----------------------------------------------------------------------------------
+
+
+@caught_by("KV-401")
+class WritesAtClose(Shelf):
+    """Pages stay in memory until the store is closed, and it claims to survive crashes."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        self._dirty: dict[Path, bytes] = {}
+        super().__init__(settings)
+
+    def _replaced(self, path: Path, data: bytes) -> bool:
+        self._dirty[path] = data
+        return True
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._path(space, page_hash) in self._dirty or super()._has(space, page_hash)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return self._dirty.get(self._path(space, page_hash)) or super()._read(space, page_hash)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._dirty.pop(self._path(space, page_hash), None)
+        return super()._removed(space, page_hash)
+
+    def close(self) -> None:
+        for path, data in self._dirty.items():
+            super()._replaced(path, data)
+        self._dirty.clear()
+        super().close()
+
+
+@caught_by("KV-401")
+class WritesSoon(WritesAtClose):
+    """A set returns True when its page is in a queue, which a thread writes a moment later."""
+
+    def _replaced(self, path: Path, data: bytes) -> bool:
+        super()._replaced(path, data)
+        write_later = partial(self._write_later, partial(Shelf._replaced, self, path, data))  # noqa: SLF001 - its own
+        threading.Thread(target=write_later, daemon=True).start()
+        return True
+
+    def _write_later(self, write: Callable[[], bool]) -> None:
+        time.sleep(_BEHIND_S)
+        if not self._closed:
+            write()
+
+
+@caught_by("KV-401")
+class LastPageInTheBuffer(Shelf):
+    """The last page stays in the buffer of a file object until the next call flushes it."""
+
+    _last: BinaryIO | None = None
+
+    def _write_file(self, path: Path, data: bytes) -> None:
+        self._flush()
+        last = path.open("wb", buffering=1 << 20)
+        last.write(data)
+        self._last = last
+
+    def _begin(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page] | None = None
+    ) -> None:
+        super()._begin(space, hashes, pages)
+        self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        super().close()
+
+    def _flush(self) -> None:
+        if self._last is not None:
+            self._last.close()
+
+
+@caught_by("KV-401")
+class IndexSavedAtClose(Shelf):
+    """Pages are on disk, but the index without which none is found is saved when the store is closed."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._index_path = self._root / "index.json"
+        found = self._index_path.read_text() if self._index_path.exists() else "[]"
+        self._index: set[str] = set(json.loads(found))
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._name(space, page_hash) in self._index and super()._has(space, page_hash)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        known = self._name(space, page_hash) in self._index
+        return super()._read(space, page_hash) if known else None
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._index.add(self._name(space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def close(self) -> None:
+        self._index_path.write_text(json.dumps(sorted(self._index)))
+        super().close()
+
+    def _name(self, space: KeySpace, page_hash: str) -> str:
+        return f"{space.id}/{page_hash}"
+
+
+@caught_by("KV-401", check="a_deleted_page_stays_deleted_after_a_kill")
+class DeletesAtClose(Shelf):
+    """Deleted pages are only marked, in memory; their files go when the store is closed."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        self._gone: set[Path] = set()
+        super().__init__(settings)
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._path(space, page_hash) not in self._gone and super()._has(space, page_hash)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        gone = self._path(space, page_hash) in self._gone
+        return None if gone else super()._read(space, page_hash)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._gone.discard(self._path(space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._gone.add(self._path(space, page_hash))
+        return True
+
+    def close(self) -> None:
+        for path in self._gone:
+            path.unlink(missing_ok=True)
+        super().close()
+
+
+@caught_by("KV-401")
+class WipesAfterACrash(Shelf):
+    """A store that was not closed in order is taken for damaged, and emptied when it is opened again."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._marker = self._root / f"open-{os.getpid()}"
+        for left in self._root.glob("open-*"):
+            if not Path(f"/proc/{left.name.removeprefix('open-')}").exists():
+                left.unlink()
+                for page in self._root.glob("*/" + "[0-9a-f]" * 32 + "*"):
+                    page.unlink()
+        self._marker.touch()
+
+    def close(self) -> None:
+        self._marker.unlink(missing_ok=True)
+        super().close()
+
+
+@caught_by("KV-401", check="a_kill_in_a_set_takes_no_other_page_with_it")
+class TornRecordEndsTheLog(Shelf):
+    """A log says which pages are there; one record that was cut off makes all of it unreadable."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._note(f"begin {page_hash}")
+        written = super()._write_whole(space, page_hash, data)
+        self._note(f"end {page_hash}")
+        return written
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._is_logged(page_hash) and super()._has(space, page_hash)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return super()._read(space, page_hash) if self._is_logged(page_hash) else None
+
+    def _note(self, record: str) -> None:
+        with (self._root / "log").open("a") as log:
+            log.write(f"{record}\n")
+
+    def _is_logged(self, page_hash: str) -> bool:
+        log = self._root / "log"
+        records = log.read_text().split("\n") if log.exists() else []
+        balanced = sum(each.startswith("begin") for each in records) * 2 == len(records) - 1
+        return balanced and f"end {page_hash}" in records
+
+
+# --- what is left ------------------------------------------------------------------------------------
+
+
+@caught_by("KV-402", "KV-501", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes")
+class OverwritesInPlace(Shelf):
+    """A page that is there is overwritten where it lies; its length is right all the time."""
+
+    def _replaced(self, path: Path, data: bytes) -> bool:
+        if not path.exists():
+            return super()._replaced(path, data)
+        with path.open("r+b") as file:
+            file.write(data)
+        return True
+
+
+@caught_by("KV-402", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes")
+class TruncatesToOverwrite(Shelf):
+    """A page is written where it will lie: an overwrite begins by throwing the old bytes away."""
+
+    def _temp_path(self, path: Path) -> Path:
+        return path
+
+    def _publish(self, temp: Path, path: Path) -> None:
+        pass
+
+
+@caught_by(
+    "KV-402", "KV-501", "KV-503", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes"
+)
+class VisibleWhenPreallocated(StreamingShelf):
+    """A file gets its name and its length first, and its bytes then."""
+
+    def _temp_path(self, path: Path) -> Path:
+        return path
+
+    def _poured(self, page: Page, file: FileIO) -> None:
+        file.truncate(page.nbytes)
+        super()._poured(page, file)
+
+    def _publish(self, temp: Path, path: Path) -> None:
+        pass
+
+
+@caught_by("KV-402")
+class LengthInTheIndex(TruncatesToOverwrite):
+    """The index says how long a page is; that its file is shorter is noticed by nobody."""
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._path(space, page_hash).exists()
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        return None if data is None else data.ljust(space.stored_nbytes, b"\0")
+
+
+@caught_by("KV-402", check="killed_writers_leave_nothing_that_grows")
+class TempFilesForEver(Shelf):
+    """What a killed writer had begun to write is never removed."""
+
+    def _sweep(self) -> None:
+        pass
+
+
+@caught_by("KV-402", check="killed_writers_leave_nothing_that_grows")
+class SessionsForEver(Shelf):
+    """Every process leaves a file that says it is there, and only takes it away when it is closed."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._session = self._root / f"session-{os.getpid()}-{secrets.token_hex(4)}"
+        self._session.touch()
+
+    def close(self) -> None:
+        self._session.unlink(missing_ok=True)
+        super().close()
+
+
+@caught_by("KV-402")
+class LockOfTheDead(Shelf):
+    """A page is locked by a file while it is written; the file of a killed writer stays."""
+
+    def _replaced(self, path: Path, data: bytes) -> bool:
+        lock = path.with_suffix(".lock")
+        try:
+            lock.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        try:
+            return super()._replaced(path, data)
+        finally:
+            lock.unlink()
+
+
+@caught_by("KV-402")
+class StoreLockOfTheDead(Shelf):
+    """The directory is locked by a file while it is open; after a kill it can't be opened any more."""
+
+    capabilities = replace(Shelf.capabilities, shared=False)
+    _lock_path: Path | None = None
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        lock_path = self._root / "LOCK"
+        try:
+            lock_path.touch(exist_ok=False)
+        except FileExistsError:
+            raise StorageUnavailable(f"{self._root} is in use by another process") from None
+        self._lock_path = lock_path
+
+    def close(self) -> None:
+        if self._lock_path is not None:
+            self._lock_path.unlink(missing_ok=True)
+        super().close()
+
+
+@caught_by("KV-402", check="a_writer_killed_while_it_opens_leaves_a_store_that_opens")
+class HalfAFormatFile(Shelf):
+    """A format file is written in place when the store is made; half of it keeps it from opening."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        path = self._root / "store.json"
+        if not path.exists():
+            path.write_text(json.dumps({"format": 1, "made_by": type(self).__name__}))
+        self._format: dict[str, Any] = json.loads(path.read_text())
+
+
+@caught_by("KV-402")
+class WithoutAJournal(SqliteStore):
+    """SQLite's journal is turned off for speed: a transaction that is cut off breaks the database."""
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        super()._prepare(database)
+        database.execute("PRAGMA journal_mode = DELETE")
+        database.execute("PRAGMA journal_mode = OFF")
+
+
+@caught_by("KV-402", "KV-501")
+class UploadsInParts(WireStore):
+    """A page goes to the server in two parts, under its final name from the first part on."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        halves = [data[: len(data) // 2].ljust(len(data), b"\0") for data in contents]
+        super()._store(space, hashes, halves)
+        return super()._store(space, hashes, contents)

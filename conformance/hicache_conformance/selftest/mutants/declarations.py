@@ -1,0 +1,360 @@
+"""Stores whose claims are untrue, and that half do what they don't claim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.references.dict_store import DictStore
+from hicache_conformance.selftest.references.evicting import EvictingStore
+from hicache_conformance.selftest.references.first_wins import FirstWins
+from hicache_storage.storage import Durability, HiCacheStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.storage import PageInfo
+
+_MAX_BATCH = 16
+_MAX_PAGE_NBYTES = 8192
+
+
+# --- KV-901: claims that are untrue ----------------------------------------------------------------
+
+
+@caught_by("KV-901")
+class KeepsAThousand(DictStore):
+    """It claims UNTIL_DELETED, and keeps the last thousand pages."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        while len(self._pages) > 1000:
+            self._drop(next(iter(self._pages)))
+
+
+@caught_by("KV-901")
+class KeepsTwoMegabytes(DictStore):
+    """It claims UNTIL_DELETED, and drops the oldest pages beyond two megabytes."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        while self._pages and self._nbytes_beside(key) + nbytes > 2 << 20:
+            self._drop(next(iter(self._pages)))
+        return True
+
+
+@caught_by("KV-901")
+class DropsWhatIsRead(EvictingStore):
+    """It claims UNTIL_PRESSURE, and drops a page that was read twenty times."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._reads: dict[Hashable, int] = {}
+
+    def _touch(self, key: Hashable) -> None:
+        self._reads[key] = self._reads.get(key, 0) + 1
+        if self._reads[key] > 20:
+            with self._lock:
+                self._drop(key)
+        super()._touch(key)
+
+
+@caught_by("KV-901", check="what_is_durable_survives_reopening")
+class DiesWithItsHandle(DictStore):
+    """It claims to survive a crash, and keeps its pages in memory."""
+
+    capabilities = replace(DictStore.capabilities, durability=Durability.CRASH)
+
+
+@caught_by("KV-901")
+class KeepsToItself(DictStore):
+    """It claims to be shared, and every handle has pages of its own."""
+
+    capabilities = replace(DictStore.capabilities, shared=True)
+
+
+@caught_by("KV-901", check="what_is_enumerable_is_listed_and_cleared")
+class ListsNothing(DictStore):
+    """It claims to be enumerable, and its listings are empty."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:  # noqa: ARG002 - that is the fault
+        return []
+
+
+@caught_by("KV-901")
+class RefusesToList(DictStore):
+    """It claims to be enumerable, and refuses to list."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        return HiCacheStorage.scan(self, space)
+
+
+@caught_by("KV-901", check="without_overwrites_the_first_bytes_stay")
+class OverwritesAnyway(FirstWins):
+    """It claims not to overwrite, and does."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super(FirstWins, self)._put(key, stored)
+
+
+@caught_by("KV-901", check="pages_in_segments_are_taken")
+class FillsFirstSegmentOnly(DictStore):
+    """It claims scatter/gather, and fills the first segment of a page only."""
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        if data is None or len(data) != page.nbytes:
+            return False
+        first = page.segments[0]
+        first[:] = data[: first.nbytes]
+        return True
+
+
+@caught_by("KV-901")
+class WidensItself(DictStore):
+    """An instance claims durability that its class does not."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        vars(self)["capabilities"] = replace(self.capabilities, durability=Durability.POWER)
+
+
+@caught_by("KV-901")
+class LiftsItsLimit(DictStore):
+    """An instance has no limit for pages, where its class has one."""
+
+    capabilities = replace(DictStore.capabilities, max_page_nbytes=1 << 20)
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        vars(self)["capabilities"] = replace(self.capabilities, max_page_nbytes=None)
+
+
+@caught_by("KV-901")
+class ChangesItsMind(DictStore):
+    """It claims less once it was used."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored)
+        if len(self._pages) > 1:
+            self.narrow(max_batch=64)
+
+
+@caught_by("KV-901")
+class ClaimsInADict(DictStore):
+    """An instance's claims are a dict, which looks much the same."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        vars(self)["capabilities"] = {"retention": "until-deleted", "enumerable": True}
+
+    def _begin(
+        self,
+        space: KeySpace,  # noqa: ARG002 - nothing is held against its limits
+        hashes: Sequence[str],  # noqa: ARG002
+        pages: Sequence[Page] | None = None,  # noqa: ARG002
+    ) -> None:
+        self.ensure_open()
+
+
+@caught_by("KV-901")
+class HalfACall(DictStore):
+    """It claims a parallelism of 2.5: no number of threads is that."""
+
+    capabilities = replace(DictStore.capabilities, parallelism=cast("int", 2.5))
+
+
+# --- KV-902: what is not claimed is half done ------------------------------------------------------
+
+
+class _Unlisted(DictStore):
+    """A store that does not claim to be enumerable; whether it refuses is another matter."""
+
+    capabilities = replace(DictStore.capabilities, enumerable=False)
+
+
+@caught_by("KV-902")
+class ListsUnclaimed(_Unlisted):
+    """Not enumerable, it lists the pages that happen to be in its memory."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        return iter(self._names(space)[:3])
+
+
+@caught_by("KV-902")
+class ListsNoSpaces(_Unlisted):
+    """Not enumerable, it says that there are no key spaces."""
+
+    def spaces(self) -> Iterator[KeySpace]:
+        return iter(())
+
+
+@caught_by("KV-902")
+class NotImplementedListing(_Unlisted):
+    """Not enumerable, it raises NotImplementedError."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        raise NotImplementedError(f"{space.id} can't be listed")
+
+
+@caught_by("KV-902")
+class ClearsNothing(_Unlisted):
+    """Not enumerable, it takes a clear and does nothing."""
+
+    def clear(self, space: KeySpace) -> int:  # noqa: ARG002 - that is the fault
+        return 0
+
+
+@caught_by("KV-902")
+class ClearsHalf(_Unlisted):
+    """Not enumerable, it clears what it finds and then says that it can't."""
+
+    def clear(self, space: KeySpace) -> int:
+        for info in self._names(space)[:2]:
+            self._removed(space, info.page_hash)
+        return super().clear(space)
+
+
+@caught_by("KV-902")
+class ClearsUncounted(_Unlisted):
+    """Not enumerable, it clears all and says that there was nothing."""
+
+    def clear(self, space: KeySpace) -> int:
+        for info in self._names(space):
+            self._removed(space, info.page_hash)
+        return 0
+
+
+# --- KV-903: limits ---------------------------------------------------------------------------------
+
+
+class _Limited(DictStore):
+    """A store with small limits."""
+
+    capabilities = replace(
+        DictStore.capabilities, max_batch=_MAX_BATCH, max_page_nbytes=_MAX_PAGE_NBYTES
+    )
+
+
+class _Unchecked(_Limited):
+    """The same, where a call is let through whatever it asks."""
+
+    def _begin(
+        self,
+        space: KeySpace,  # noqa: ARG002 - nothing is looked at
+        hashes: Sequence[str],  # noqa: ARG002
+        pages: Sequence[Page] | None = None,  # noqa: ARG002
+    ) -> None:
+        self.ensure_open()
+
+
+@caught_by("KV-903")
+class LimitForgotten(_Unchecked):
+    """It opens key spaces whose pages are larger than it says it takes."""
+
+    def open_space(self, space: KeySpace) -> None:
+        self.ensure_open()
+        self._remember(space)
+
+
+@caught_by("KV-903")
+class LimitWithoutFrame(_Unchecked):
+    """It holds the page against its limit, and not what is stored of it."""
+
+    def open_space(self, space: KeySpace) -> None:
+        if space.page_nbytes > _MAX_PAGE_NBYTES:
+            super().open_space(space)
+        self.ensure_open()
+        self._remember(space)
+
+
+@caught_by("KV-903")
+class LimitOffByOne(_Unchecked):
+    """It refuses key spaces whose pages have just the largest size."""
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(replace(space, page_nbytes=space.page_nbytes + 1))
+        self._remember(space)
+
+
+@caught_by("KV-903")
+class LargestRefused(_Limited):
+    """It opens a key space of the largest pages, and refuses each of them."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return nbytes < _MAX_PAGE_NBYTES and super()._make_room(key, nbytes)
+
+
+@caught_by("KV-903")
+class RefusedButListed(_Limited):
+    """A key space that it refuses is listed all the same."""
+
+    def open_space(self, space: KeySpace) -> None:
+        self._remember(space)
+        super().open_space(space)
+
+
+@caught_by("KV-903")
+class LimitAsValueError(_Limited):
+    """Larger pages are a ValueError."""
+
+    def open_space(self, space: KeySpace) -> None:
+        if space.stored_nbytes > _MAX_PAGE_NBYTES:
+            raise ValueError(f"pages of {space.stored_nbytes} bytes are too large")
+        super().open_space(space)
+
+
+@caught_by("KV-903")
+class FullBatchRefused(_Limited):
+    """The last page of a full batch is not stored."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        most = _MAX_BATCH - 1
+        done = super()._store(space, hashes[:most], contents[:most])
+        return done + [False] * len(hashes[most:])
+
+
+@caught_by("KV-903")
+class LongSetCut(_Unchecked):
+    """Of a set that is too long the first pages are stored, and all of them reported."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        done = super()._store(space, hashes[:_MAX_BATCH], contents[:_MAX_BATCH])
+        return done + [True] * len(hashes[_MAX_BATCH:])
+
+
+@caught_by("KV-903")
+class LongLookupCut(_Unchecked):
+    """Of a lookup that is too long the first pages are answered, and the rest are misses."""
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        found = super()._present(space, hashes[:_MAX_BATCH])
+        return found + [False] * len(hashes[_MAX_BATCH:])
+
+
+@caught_by("KV-903")
+class LongDeleteCut(_Unchecked):
+    """Of a delete that is too long the first pages are removed before it is refused."""
+
+    def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        removed = super()._remove(space, hashes[:_MAX_BATCH])
+        super(_Unchecked, self)._begin(space, hashes)
+        return removed
+
+
+@caught_by("KV-903")
+class LongSetHalfDone(_Unchecked):
+    """A set that is too long is refused once its first pages have been stored."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        done = super()._store(space, hashes[:_MAX_BATCH], contents[:_MAX_BATCH])
+        super(_Unchecked, self)._begin(space, hashes)
+        return done

@@ -1,0 +1,266 @@
+"""Wrong stores: deleted pages that stay, and others that go; KV-007."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hicache_conformance.selftest.mutants import caught_by
+from hicache_conformance.selftest.references.dict_store import DictStore, Stored
+from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_storage.errors import StorageClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from hicache_conformance.selftest.references.dict_store import DictSettings
+    from hicache_conformance.selftest.references.file_a_page import ShelfSettings
+    from hicache_storage.keys import KeySpace
+
+_SOON_S = 0.1
+
+
+@caught_by("KV-007")
+class AbsentIsFalse(DictStore):
+    """Deleting a page that is not there returns False."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        return self._has(space, page_hash) and super()._removed(space, page_hash)
+
+
+@caught_by("KV-007")
+class AbsentRaises(DictStore):
+    """Deleting a page that is not there raises KeyError."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        with self._lock:
+            del self._pages[self._key(space, page_hash)]
+        return True
+
+
+@caught_by("KV-007")
+class DeletesTheFirst(DictStore):
+    """A delete of several pages removes the first, and is True for all."""
+
+    def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        super()._remove(space, hashes[:1])
+        return [True] * len(hashes)
+
+
+@caught_by("KV-007")
+class NeverAgain(DictStore):
+    """A deleted page is remembered as deleted; setting it again is True, and changes nothing."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._deleted: set[Hashable] = set()
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._deleted.add(self._key(space, page_hash))
+        return super()._removed(space, page_hash)
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        if key not in self._deleted:
+            super()._put(key, stored)
+
+
+@caught_by("KV-007")
+class DeletesByPattern(DictStore):
+    """A delete removes every page whose hash begins with the same 32 digits."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        for info in self._names(space):
+            if info.page_hash.startswith(page_hash[:32]):
+                super()._removed(space, info.page_hash)
+        return True
+
+
+@caught_by("KV-007")
+class RemembersHits(DictStore):
+    """What exists has once found it takes for there, deleted or not."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._found: set[Hashable] = set()
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        key = self._key(space, page_hash)
+        if super()._has(space, page_hash):
+            self._found.add(key)
+        return key in self._found
+
+
+@caught_by("KV-007")
+class ServesWhatItRead(DictStore):
+    """Pages that were read are kept in a cache, which a delete does not reach."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._cache: dict[Hashable, bytes] = {}
+
+    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
+        keys = [self._key(space, page_hash) for page_hash in hashes]
+        for key, data in zip(keys, super()._contents(space, hashes), strict=True):
+            if data is not None:
+                self._cache[key] = data
+        return [self._cache.get(key) for key in keys]
+
+
+@caught_by("KV-007")
+class CountsNoReferences(DictStore):
+    """Equal pages are kept once; deleting one of them deletes the bytes of all."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        data = self._read(space, page_hash)
+        for info in self._names(space):
+            if data is not None and self._read(space, info.page_hash) == data:
+                super()._removed(space, info.page_hash)
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-007", check="another_handle_sees_no_deleted_page")
+class DeletesInMemory(Shelf):
+    """A delete is only remembered, and is forgotten when the store is opened again."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._hidden: set[tuple[KeySpace, str]] = set()
+
+    def _is_hidden(self, space: KeySpace, page_hash: str) -> bool:
+        return (space, page_hash) in self._hidden
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return not self._is_hidden(space, page_hash) and super()._has(space, page_hash)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return None if self._is_hidden(space, page_hash) else super()._read(space, page_hash)
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._hidden.discard((space, page_hash))
+        return super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._hidden.add((space, page_hash))
+        return True
+
+
+@caught_by("KV-007")
+class CachesForItself(Shelf):
+    """Each handle keeps what it has read, and does not see what others delete."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._kept: dict[tuple[KeySpace, str], bytes] = {}
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = self._kept.get((space, page_hash)) or super()._read(space, page_hash)
+        if data is not None:
+            self._kept[space, page_hash] = data
+        return data
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._kept[space, page_hash] = data
+        return super()._write_whole(space, page_hash, data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._kept.pop((space, page_hash), None)
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-007")
+class RebuildsItsIndex(DictStore):
+    """Opening a key space reads what was written, and not what was deleted since."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._log: list[Stored] = []
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        self._log.append(stored)
+        super()._put(key, stored)
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        with self._lock:
+            for stored in [one for one in self._log if one.space == space]:
+                super()._put(self._key(space, stored.page_hash), stored)
+
+
+@caught_by("KV-007")
+class FreesSlotsTwice(DictStore):
+    """Pages lie in numbered slots; deleting a page twice makes its slot free for two others."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._slots: list[bytes] = []
+        self._free: list[int] = []
+        self._slot_of: dict[Hashable, int] = {}
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        if key not in self._pages:
+            self._slots.append(b"")
+            self._slot_of[key] = self._free.pop() if self._free else len(self._slots) - 1
+        self._slots[self._slot_of[key]] = stored.data
+        super()._put(key, stored)
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        if super()._read(space, page_hash) is None:
+            return None
+        return self._slots[self._slot_of[self._key(space, page_hash)]]
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        slot = self._slot_of.get(self._key(space, page_hash))
+        if slot is not None:
+            self._free.append(slot)
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-007")
+class CompactsTooMuch(DictStore):
+    """When most of it was deleted the store is packed, and every eighth page is left out."""
+
+    _gone = 0
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        super()._removed(space, page_hash)
+        with self._lock:
+            self._gone += 1
+            if self._gone > max(20, len(self._pages)):
+                self._gone = 0
+                for key in list(self._pages)[::8]:
+                    self._drop(key)
+        return True
+
+
+class _Late(DictStore):
+    """Does a thing again a moment after it was done, which a subclass chooses."""
+
+    def _again(self, call: Callable[[], object]) -> None:
+        def run() -> None:
+            if not self._closed:
+                with suppress(StorageClosed):
+                    call()
+
+        timer = threading.Timer(_SOON_S, run)
+        timer.daemon = True
+        timer.start()
+
+
+@caught_by("KV-007")
+class DeletesInTheBackground(_Late):
+    """A delete hides the page at once and removes it later, when it may have been set again."""
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        self._again(partial(super()._removed, space, page_hash))
+        return super()._removed(space, page_hash)
+
+
+@caught_by("KV-007")
+class WritesBehind(_Late):
+    """A page shows at once and is written later, when it may have been deleted."""
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        self._again(partial(super()._write_whole, space, page_hash, data))
+        return super()._write_whole(space, page_hash, data)

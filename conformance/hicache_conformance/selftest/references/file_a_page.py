@@ -1,0 +1,201 @@
+"""One file a page, in one directory a key space.
+
+PATH/SPACE/manifest.json      the key space, as JSON
+PATH/SPACE/HASH               one page, bare
+PATH/SPACE/.tmp-PID-TOKEN     what process PID is about to put in place
+
+Everything else under PATH is somebody else's, and is never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_conformance.selftest.references.plain import FileName, PlainStore
+from hicache_storage.errors import StorageUnavailable
+from hicache_storage.keys import KeySpace
+from hicache_storage.settings import PositiveSeconds, Settings
+from hicache_storage.storage import Capabilities, Durability, PageInfo, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_SPACE = re.compile(r"[0-9a-f]{32}")
+_PAGE = re.compile(r"[0-9a-f]{32,128}")
+_TEMP = re.compile(r"\.tmp-(?P<pid>[0-9]+)-[0-9a-f]+")
+_MANIFEST = "manifest.json"
+
+
+class ShelfSettings(Settings):
+    """The config of `Shelf`."""
+
+    path: FileName
+    """The directory; made where it is missing."""
+    timeout_s: PositiveSeconds = 30.0
+    """Every store has it; a file system can't be hurried."""
+
+
+class Shelf(PlainStore):
+    """Pages as files. A page is written aside and renamed: there is all of it, or nothing.
+
+    It survives its processes, not a loss of power. Its own methods: `_path` says where a page lies,
+    `_temp_path` where it is written first; `_write_file` writes, `_publish` puts in place; `_sweep`
+    removes at the start what writers left that were killed.
+    """
+
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        enumerable=True,
+        parallelism=4,
+    )
+    usable_after_fork = True  # nothing is open between two calls
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__()
+        self._root = Path(settings.path).expanduser().absolute()
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(ShelfSettings.parse("shelf", config))
+
+    # --- one page ------------------------------------------------------------------------------------
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return _size(self._path(space, page_hash)) == space.stored_nbytes
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        try:
+            return self._path(space, page_hash).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            self._counters.add("unreadable")
+            return None
+
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        return self._remember(space) and self._replaced(self._path(space, page_hash), data)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        try:
+            self._path(space, page_hash).unlink(missing_ok=True)
+        except OSError:
+            self._counters.add("undeletable")
+            return False
+        return True
+
+    # --- files ---------------------------------------------------------------------------------------
+
+    def _folder(self, space: KeySpace) -> Path:
+        return self._root / space.id
+
+    def _path(self, space: KeySpace, page_hash: str) -> Path:
+        return self._folder(space) / page_hash
+
+    def _temp_path(self, path: Path) -> Path:
+        """A name that nobody else has, and that tells who is to blame when it stays."""
+        return path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(8)}")
+
+    def _replaced(self, path: Path, data: bytes) -> bool:
+        """Make a file of `data` at `path`, in one step. False: no room, or the disk says no."""
+        return self._placed(path, lambda temp: self._write_file(temp, data))
+
+    def _placed(self, path: Path, write: Callable[[Path], None]) -> bool:
+        """The same of what `write` writes."""
+        temp = self._temp_path(path)
+        try:
+            write(temp)
+            self._publish(temp, path)
+        except OSError:
+            self._counters.add("refused")
+            self._discard(temp)
+            return False
+        return True
+
+    def _write_file(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def _publish(self, temp: Path, path: Path) -> None:
+        temp.replace(path)
+
+    def _discard(self, temp: Path) -> None:
+        temp.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        for folder in self._entries(self._root, _SPACE):
+            for temp in self._entries(folder, _TEMP):
+                name = _TEMP.fullmatch(temp.name)
+                if name and not _is_alive(int(name["pid"])):
+                    self._discard(temp)
+
+    # --- listings --------------------------------------------------------------------------------------
+
+    def _remember(self, space: KeySpace) -> bool:
+        manifest = self._folder(space) / _MANIFEST
+        if manifest.exists():
+            return True
+        try:
+            manifest.parent.mkdir(exist_ok=True)
+        except OSError:
+            self._counters.add("refused")
+            return False
+        return self._replaced(manifest, json.dumps(space.manifest()).encode())
+
+    def _known_spaces(self) -> list[KeySpace]:
+        found = [_space_in(folder) for folder in self._entries(self._root, _SPACE)]
+        return [space for space in found if space is not None]
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        found = [(path.name, _size(path)) for path in self._entries(self._folder(space), _PAGE)]
+        return [PageInfo(name, nbytes) for name, nbytes in found if nbytes is not None]
+
+    def _entries(self, folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
+        """What lies in a folder under such names; nothing where there is no folder."""
+        try:
+            listed = list(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return iter(())
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return (path for path in listed if name.fullmatch(path.name))
+
+    def _unavailable(self, error: OSError) -> StorageUnavailable:
+        return StorageUnavailable(f"shelf: {self._root} can't be used: {error.strerror}")
+
+
+def _size(path: Path) -> int | None:
+    """The length of the file at `path`, None where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _space_in(folder: Path) -> KeySpace | None:
+    """The key space whose folder this is, if it is one."""
+    try:
+        space = KeySpace.from_manifest(json.loads((folder / _MANIFEST).read_bytes()))
+    except (OSError, ValueError):
+        return None
+    return space if space.id == folder.name else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's process
+    return True

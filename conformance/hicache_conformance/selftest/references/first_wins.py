@@ -1,0 +1,23 @@
+"""A store that keeps the first bytes of a page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hicache_conformance.selftest.references.dict_store import DictStore
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from hicache_conformance.selftest.references.dict_store import Stored
+
+
+class FirstWins(DictStore):
+    """A set of a present page is True and changes nothing: its hash fixes its bytes."""
+
+    capabilities = replace(DictStore.capabilities, overwrites=False)
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        if key not in self._pages:
+            super()._put(key, stored)

@@ -1,0 +1,185 @@
+"""What all reference stores have in common: the interface, over a few small methods.
+
+A wrong store overrides one of them. From the outside in:
+
+    _begin          before every call: whether it may be made at all
+    _answer         after every call: the verdicts, as they are returned
+    _taken, _filled copy a page out of, and into, the caller's memory
+    _present, _contents, _store, _remove    a batch; go page by page, or in one round trip
+    _has, _read, _write_whole, _removed     one page
+    _key            what a page is kept under
+    _is_whole       whether bytes that were found can be a page of the key space
+    _remember, _known_spaces, _names        key spaces and listings
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Annotated
+
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.errors import UnsupportedOperation
+from hicache_storage.settings import Field
+from hicache_storage.storage import HiCacheStorage, PageInfo, StorageStats
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+FileName = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
+"""A path as a setting."""
+
+
+class PlainStore(HiCacheStorage):
+    """A store that is obviously right. Bytes are copied at once, and nothing is kept of the caller's.
+
+    No lock may be held in `_taken` and `_filled`: a page that is slow to copy stalls only its own call.
+    """
+
+    def __init__(self) -> None:
+        self._counters = Counters()
+
+    # --- the interface -----------------------------------------------------------------------------
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        self._remember(space)  # where there was no room to, the next set tries again
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self._begin(space, hashes)
+        return self._answer(self._present(space, hashes))
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._begin(space, hashes, pages)
+        found = self._contents(space, hashes)
+        return self._answer([self._filled(*pair) for pair in zip(pages, found, strict=True)])
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._begin(space, hashes, pages)
+        contents = [self._taken(page) for page in pages]
+        self.ensure_open()  # it may have been closed while the pages were copied
+        return self._answer(self._store(space, hashes, contents))
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self._begin(space, hashes)
+        return self._answer(self._remove(space, hashes))
+
+    def spaces(self) -> Iterator[KeySpace]:
+        if not self.capabilities.enumerable:
+            return super().spaces()
+        self.ensure_open()
+        return iter(self._known_spaces())
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        if not self.capabilities.enumerable:
+            return super().scan(space)
+        self.ensure_open()
+        return iter([info for info in self._names(space) if info.nbytes == space.stored_nbytes])
+
+    def clear(self, space: KeySpace) -> int:
+        removed = super().clear(space)
+        for info in self._names(space):
+            if info.nbytes != space.stored_nbytes:  # a damaged page is no page, but takes room
+                self._removed(space, info.page_hash)
+        return removed
+
+    def stats(self) -> StorageStats:
+        self.ensure_open()
+        return StorageStats(counters=self._counters.snapshot())
+
+    # --- a call --------------------------------------------------------------------------------------
+
+    def _begin(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page] | None = None
+    ) -> None:
+        """Refuse what can't be asked: of a closed store, or beyond the limits that it declares."""
+        super().open_space(space)
+        limit = self.capabilities.max_batch
+        if limit is not None and len(hashes) > limit:
+            raise UnsupportedOperation(
+                f"{type(self).__name__} takes batches of up to {limit} pages, not {len(hashes)}:"
+                " split the batch"
+            )
+        if pages is not None and len(pages) != len(hashes):
+            raise ValueError(f"{len(hashes)} hashes need as many pages, not {len(pages)}")
+
+    def _answer(self, verdicts: list[bool]) -> list[bool]:
+        """The verdicts of a call, in the order of its hashes, as they are returned."""
+        return verdicts
+
+    def _taken(self, page: Page) -> bytes:
+        """A copy of a page to store."""
+        return page.tobytes()
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        """Whether `page` now holds `data`: what was found for it, None where nothing was."""
+        if data is None or len(data) != page.nbytes:
+            return False
+        page.copy_from(data)
+        return True
+
+    # --- a batch -------------------------------------------------------------------------------------
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return [self._has(space, page_hash) for page_hash in hashes]
+
+    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
+        """The whole pages that there are; None for the others."""
+        found = [self._read(space, page_hash) for page_hash in hashes]
+        return [data if self._is_whole(space, data) else None for data in found]
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        return [
+            self._is_whole(space, data) and self._write_whole(space, page_hash, data)
+            for page_hash, data in zip(hashes, contents, strict=True)
+        ]
+
+    def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return [self._removed(space, page_hash) for page_hash in hashes]
+
+    # --- one page ------------------------------------------------------------------------------------
+
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        """What a page is kept under, where that is a key and not a path."""
+        return space.id, page_hash
+
+    def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
+        """Whether `data` can be a page of `space`: there, and exactly as long as all of them."""
+        return data is not None and len(data) == space.stored_nbytes
+
+    def _has(self, space: KeySpace, page_hash: str) -> bool:
+        return self._is_whole(space, self._read(space, page_hash))
+
+    @abc.abstractmethod
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        """The bytes kept for a page, whatever they are; None: none are."""
+
+    @abc.abstractmethod
+    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+        """Make `data` the page in one step. False: there is no room, and nothing has changed."""
+
+    @abc.abstractmethod
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        """Remove what is kept for a page; True: nothing is there now."""
+
+    # --- listings --------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _remember(self, space: KeySpace) -> bool:
+        """Write down that there is `space`, for `_known_spaces`. False: there is no room for that."""
+
+    @abc.abstractmethod
+    def _known_spaces(self) -> list[KeySpace]:
+        """The key spaces that were remembered."""
+
+    @abc.abstractmethod
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        """What is kept of `space`, damaged pages included, with the sizes that it has."""

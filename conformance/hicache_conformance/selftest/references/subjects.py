@@ -1,0 +1,165 @@
+"""The right stores as subjects: what controls derive from, and what must pass."""
+
+from __future__ import annotations
+
+import atexit
+import sqlite3
+from contextlib import closing, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.run.outcomes import Outcome
+from hicache_conformance.run.subject import Scratch, Subject
+from hicache_conformance.selftest.references.blobs import Blobs
+from hicache_conformance.selftest.references.dict_store import DictStore
+from hicache_conformance.selftest.references.evicting import EvictingStore
+from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.first_wins import FirstWins
+from hicache_conformance.selftest.references.slow import SlowStore
+from hicache_conformance.selftest.references.sqlite_store import SqliteStore
+from hicache_conformance.selftest.references.wire import WireServer, WireStore
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+
+class _Unconfigured(Subject):
+    """A store that needs no config, and dies with its object."""
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - there is nothing to say
+        return {}
+
+
+class DictSubject(_Unconfigured):
+    storage_class = DictStore
+
+
+class EvictingSubject(_Unconfigured):
+    storage_class = EvictingStore
+
+
+class SlowSubject(_Unconfigured):
+    storage_class = SlowStore
+
+
+class FirstWinsSubject(_Unconfigured):
+    storage_class = FirstWins
+
+
+class BlobsSubject(_Unconfigured):
+    storage_class = Blobs
+
+
+class ShelfSubject(Subject):
+    """One file a page: the one whose files its author may touch."""
+
+    storage_class = Shelf
+    _root: Path | None = None
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        self._root = scratch.path
+        return {"path": str(scratch.path)}
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._file(space, page_hash)
+        return path.read_bytes() if path.exists() else None
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        path = self._file(space, page_hash)
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(data)
+
+    def _file(self, space: KeySpace, page_hash: str) -> Path:
+        assert self._root is not None
+        return self._root / space.id / page_hash
+
+
+class SqliteSubject(Subject):
+    storage_class = SqliteStore
+
+    _path: Path | None = None
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:
+        self._path = scratch.path / "pages.sqlite"
+        return {"path": str(self._path)}
+
+    @contextmanager
+    def stall(self) -> Generator[None, None, None]:
+        assert self._path is not None
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+
+
+class WireSubject(Subject):
+    """Behind a real server, which serves every test but those that stop it."""
+
+    storage_class = WireStore
+    _own: WireServer | None = None
+
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - key spaces differ
+        host, port = (self._own or _shared_server()).address
+        return {"url": f"wire://{host}:{port}"}
+
+    @contextmanager
+    def server(self) -> Generator[WireServer, None, None]:
+        with WireServer() as self._own:
+            yield self._own
+
+
+@cache
+def _shared_server() -> WireServer:
+    """One for all tests of this process."""
+    server = WireServer()
+    server.start()
+    atexit.register(server.close)
+    return server
+
+
+REFERENCES: tuple[type[Subject], ...] = (
+    DictSubject,
+    ShelfSubject,
+    SqliteSubject,
+    WireSubject,
+    EvictingSubject,
+    SlowSubject,
+    FirstWinsSubject,
+    BlobsSubject,
+)
+
+
+def must_pass() -> tuple[type[Subject], ...]:
+    """Right stores of very different kinds: no rule may accuse them."""
+    return REFERENCES
+
+
+def must_skip() -> tuple[tuple[type[Subject], str, Outcome], ...]:
+    """What can't be judged, and must be told as that: neither passed nor failed."""
+    return (
+        (DictSubject, "KV-401", Outcome.NOT_DECLARED),
+        (DictSubject, "KV-502", Outcome.NOT_DECLARED),
+        (DictSubject, "KV-504", Outcome.NOT_DECLARED),
+        (SlowSubject, "KV-103", Outcome.NOT_DECLARED),
+        (SlowSubject, "KV-104", Outcome.NOT_DECLARED),
+        (DictSubject, "KV-304", Outcome.NOT_VERIFIED),
+        (DictSubject, "KV-305", Outcome.NOT_VERIFIED),
+        (DictSubject, "KV-403", Outcome.NOT_VERIFIED),
+        (DictSubject, "KV-404", Outcome.NOT_VERIFIED),
+    )
+
+
+def subject_of(storage_class: type[HiCacheStorage]) -> type[Subject]:
+    """A subject for a store that derives from a reference store."""
+    for reference in REFERENCES:
+        if issubclass(storage_class, reference.storage_class):
+            absent = getattr(storage_class, "absent", {})
+            fields = {"storage_class": storage_class, "absent": absent, "__module__": __name__}
+            return type(f"{storage_class.__name__}Subject", (reference,), fields)
+    raise TypeError(f"{storage_class.__name__} derives from no reference store: give its subject")

@@ -1,0 +1,208 @@
+"""A key-value server for `WireStore`: threads, and a dict that outlives `stop`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import TYPE_CHECKING, Self
+
+from hicache_conformance.selftest.references.wire_protocol import Connection, Message, Operation
+from hicache_storage.keys import KeySpace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HOST = "127.0.0.1"
+_JOIN_LIMIT_S = 10.0
+
+
+class WireServer:
+    """A server on 127.0.0.1. Its pages and its port are kept over `stop` and `start`, until `close`.
+
+    `with WireServer() as server:` starts and closes it. The methods are for one thread at a time.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self._place = _bound(port)
+        """Never listens: it keeps the port from everybody else while the server is stopped."""
+        self.address: tuple[str, int] = self._place.getsockname()
+        self._table = _Table()
+        self._life: _Life | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """For the settings of `WireStore`."""
+        host, port = self.address
+        return f"wire://{host}:{port}"
+
+    def start(self) -> None:
+        """Listen, on the same port as ever. Nothing happens where it does already."""
+        if self._life is None:
+            self._life = _Life(_bound(self.address[1]), self._table)
+
+    def stop(self) -> None:
+        """As if it were killed: connections end, connecting is refused. Idempotent."""
+        if self._life is not None:
+            self._life.end()
+            self._life = None
+
+    def pause(self) -> None:
+        """As if it were sent SIGSTOP: connections are accepted, requests are taken, nothing is done."""
+        if self._life is not None:
+            self._life.going.clear()
+
+    def resume(self) -> None:
+        """Do now what was asked for meanwhile."""
+        if self._life is not None:
+            self._life.going.set()
+
+    @property
+    def held(self) -> int:
+        """How many requests have come and wait until it goes on."""
+        return self._life.held if self._life is not None else 0
+
+    def close(self) -> None:
+        """Stop, for good. Idempotent."""
+        self.stop()
+        self._place.close()
+
+
+class _Life:
+    """What there is between a start and a stop: a listener, connections, and a thread for each."""
+
+    def __init__(self, listener: socket.socket, table: _Table) -> None:
+        self.going = threading.Event()
+        self.going.set()
+        self.held = 0
+        self._table = table
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._ended = False
+        self._open: dict[Connection, threading.Thread] = {}
+        self._listener.listen(128)
+        self._acceptor = threading.Thread(target=self._accept, name="wire server", daemon=True)
+        self._acceptor.start()
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            handlers = list(self._open.values())
+            for connection in self._open:
+                connection.hang_up()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
+        self.going.set()
+        for thread in (self._acceptor, *handlers):
+            thread.join(_JOIN_LIMIT_S)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            connection = Connection(accepted)
+            with self._lock:
+                if self._ended:
+                    connection.close()
+                    return
+                handler = threading.Thread(
+                    target=self._serve, args=(connection,), name="wire connection", daemon=True
+                )
+                self._open[connection] = handler
+                handler.start()
+
+    def _hold(self) -> None:
+        """Wait while the server is paused."""
+        with self._lock:
+            self.held += 1
+        self.going.wait()
+        with self._lock:
+            self.held -= 1
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            while True:
+                request = connection.receive()
+                self._hold()
+                if self._ended:
+                    return  # a server that was killed does nothing more
+                parts = self._table.answer(request)
+                connection.send(Message(request.number, request.operation, parts))
+        except (OSError, ValueError, IndexError):
+            return  # the client has gone, or speaks something else
+        finally:
+            with self._lock:
+                del self._open[connection]
+                connection.close()
+
+
+class _Table:
+    """The pages, and what the operations do with them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._manifests: dict[bytes, bytes] = {}
+        self._pages: dict[bytes, dict[bytes, bytes]] = {}
+
+    def answer(self, request: Message) -> Sequence[bytes]:
+        """The parts of the reply. A request takes effect at once, as a whole."""
+        parts = request.parts
+        with self._lock:
+            match request.operation:
+                case Operation.OPEN:
+                    self._manifests[parts[0]] = parts[1]
+                case Operation.SPACES:
+                    return list(self._manifests.values())
+                case Operation.SET:
+                    return [self._set(parts[0], parts[1], parts[2:])]
+                case Operation.EXISTS | Operation.GET | Operation.DELETE | Operation.SCAN:
+                    return self._asked(request.operation, self._pages.get(parts[0], {}), parts[1:])
+                case _:
+                    pass  # a ping, or a client of the future
+        return []
+
+    def _asked(
+        self, operation: int, pages: dict[bytes, bytes], hashes: Sequence[bytes]
+    ) -> list[bytes]:
+        if operation == Operation.SCAN:
+            named = [(page_hash, str(len(data)).encode()) for page_hash, data in pages.items()]
+            return [part for pair in named for part in pair]
+        if operation == Operation.GET:
+            return [pages.get(page_hash, b"") for page_hash in hashes]
+        if operation == Operation.DELETE:
+            for page_hash in hashes:
+                pages.pop(page_hash, None)
+            return [bytes([True] * len(hashes))]
+        return [bytes(page_hash in pages for page_hash in hashes)]
+
+    def _set(self, space_id: bytes, manifest: bytes, items: Sequence[bytes]) -> bytes:
+        nbytes = KeySpace.from_manifest(json.loads(manifest)).stored_nbytes
+        self._manifests[space_id] = manifest
+        pages = self._pages.setdefault(space_id, {})
+        verdicts = bytearray()
+        for page_hash, data in zip(items[::2], items[1::2], strict=True):
+            verdicts.append(len(data) == nbytes)
+            if verdicts[-1]:
+                pages[page_hash] = data
+        return bytes(verdicts)
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket that has a port, beside others that have it and do not listen."""
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((_HOST, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,1 @@
+"""Page bytes that name themselves, and a diagnosis of wrong ones."""

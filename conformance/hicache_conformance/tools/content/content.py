@@ -1,0 +1,109 @@
+"""What the pages of tests hold, and which of them have been set."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_conformance.tools.content.cells import Identity, stream
+from hicache_conformance.tools.content.diagnosis import UNTOUCHED, Wanted, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["UNTOUCHED", "Ledger", "content", "diagnose"]
+
+
+def content(space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
+    """The bytes of a page, determined by the arguments. Every 32 of them name all but `nbytes`.
+
+    A shorter page is the start of a longer one.
+
+    Raises:
+        ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32 bits.
+    """
+    return stream(Identity.of(space_id, page_hash, version), 0, nbytes).tobytes()
+
+
+def diagnose(
+    received: bytes | memoryview, *, space_id: str, page_hash: str, allowed: Sequence[bytes]
+) -> str:
+    """What `received` is, where one of `allowed` should have come for this page.
+
+    `allowed` is empty where the page should have been a miss. Other pages are named by the start of
+    their hash; a `Ledger` knows them in full.
+    """
+    return Ledger().explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
+
+
+class Ledger:
+    """The pages that a test has set, to recognise bytes of one that came for another. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[int, tuple[str, str]] = {}
+        self._known: dict[Identity, None] = {}
+
+    def add(self, space_id: str, page_hash: str, version: int = 0) -> None:
+        """Remember a version of a page."""
+        identity = Identity.of(space_id, page_hash, version)
+        with self._lock:
+            self._names[identity.tag] = (space_id, page_hash)
+            self._known[identity] = None
+
+    def content(self, space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
+        """The bytes of a page, which is remembered."""
+        self.add(space_id, page_hash, version)
+        return content(space_id, page_hash, nbytes, version)
+
+    def __contains__(self, page: tuple[str, str, int]) -> bool:
+        with self._lock:
+            return Identity.of(*page) in self._known
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._known)
+
+    def diagnose(
+        self,
+        received: bytes | memoryview,
+        *,
+        expected: Sequence[tuple[str, str, int]],
+        nbytes: int | None = None,
+    ) -> str:
+        """What `received` is, where one of `expected` (space id, page hash, version) should have come.
+
+        The first of `expected` names the page that was asked for. `nbytes`: how long that is, where
+        `received` may have another length.
+
+        Raises:
+            ValueError: `expected` is empty.
+        """
+        if not expected:
+            raise ValueError("name the page that was asked for: `expected` is empty")
+        size = memoryview(received).nbytes if nbytes is None else nbytes
+        space_id, page_hash, _ = expected[0]
+        allowed = [content(space, page, size, version) for space, page, version in expected]
+        return self.explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
+
+    def explain(
+        self,
+        received: bytes | memoryview,
+        *,
+        space_id: str,
+        page_hash: str,
+        allowed: Sequence[bytes],
+    ) -> str:
+        """The same for contents of the caller's own."""
+        own = Identity.of(space_id, page_hash)
+        with self._lock:
+            known, names = tuple(self._known), dict(self._names)
+        wanted = Wanted(
+            own=own,
+            right=[np.frombuffer(each, dtype=np.uint8) for each in allowed],
+            names={**names, own.tag: (space_id, page_hash)},
+            known=known,
+        )
+        return verdict(np.frombuffer(received, dtype=np.uint8), wanted)

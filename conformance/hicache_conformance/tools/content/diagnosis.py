@@ -1,0 +1,281 @@
+"""What wrong bytes are, in a sentence for people.
+
+The bytes are cut into spans, each explained by one source: the right bytes, a page that its cells name,
+zeros, or memory that nothing was written into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache_conformance.tools.content.cells import CELL_NBYTES, Identity, Origin, origins, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_conformance.tools.content.cells import Flags, Octets
+
+UNTOUCHED = 0xA5
+"""The byte that a page is full of before it is read into."""
+
+_MAX_ORIGINS = 8
+_MAX_SPANS = 4
+_RUN_NBYTES = 4
+"""So many bytes in a row are more than chance."""
+_SCATTERED_NBYTES = 64
+"""Up to so many bytes that nothing explains are told as single differences."""
+_GUESSED_VERSIONS = 16
+_RIGHT = "the right bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The page that was asked for, and what else is known."""
+
+    own: Identity
+    """The page; its version is of no account."""
+    right: list[Octets]
+    """The contents that it may have."""
+    names: dict[int, tuple[str, str]]
+    """Space id and page hash by tag."""
+    known: tuple[Identity, ...]
+    """What has been set, in any version."""
+
+    def label(self, identity: Identity) -> str:
+        """Bytes of this page, in words."""
+        version = f"version {identity.version}"
+        if identity.tag == self.own.tag:
+            versions = {one.version for one in self.known if one.tag == identity.tag}
+            never = bool(versions) and identity.version not in versions
+            return f"{version} (never set)" if never else version
+        unnamed = (f"{identity.space:08x}...", f"{identity.page:08x}...")
+        space_id, page_hash = self.names.get(identity.tag, unnamed)
+        suffix = f", {version}" if identity.version else ""
+        return f"bytes of the page {page_hash} of space {space_id}{suffix}"
+
+
+def verdict(data: Octets, wanted: Wanted) -> str:
+    """What `data` is."""
+    if any(np.array_equal(data, each) for each in wanted.right):
+        return "the right page"
+    return _length_words(data, wanted.right) + _words(data, wanted)
+
+
+def _words(data: Octets, wanted: Wanted) -> str:
+    if not data.size:
+        return "no bytes at all"
+    if data.min() == data.max() and (data.size >= _RUN_NBYTES or data[0] in (0, UNTOUCHED)):
+        return _filled_with(int(data[0]))
+    differences = _differences(data, wanted.right)
+    if differences is not None and differences.size < _RUN_NBYTES:
+        return _guessed(data, wanted) or _difference_words(data, differences)
+    spans = _spans(data, _sources(data, wanted))
+    if any(span.source is None for span in spans):
+        guess = _guessed(data, wanted)
+        if guess:
+            return guess
+        most = min(_SCATTERED_NBYTES, data.size // CELL_NBYTES)
+        if differences is not None and differences.size <= most:
+            return _difference_words(data, differences)
+    return _span_words(data, spans, wanted)
+
+
+def _length_words(data: Octets, right: list[Octets]) -> str:
+    sizes = sorted({each.size for each in right})
+    if not sizes or data.size in sizes:
+        return ""
+    return f"{data.size} bytes instead of {' or '.join(map(str, sizes))}: "
+
+
+def _filled_with(value: int) -> str:
+    if value == UNTOUCHED:
+        return "untouched buffer"
+    return f"every byte is 0x{value:02x}" if value else "all zeros"
+
+
+# --- differences ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    """From the nearest right content of the same length."""
+
+    size: int
+    first: int
+    due: int
+
+
+def _differences(data: Octets, right: list[Octets]) -> _Differences | None:
+    places = [np.flatnonzero(each != data) for each in right if each.size == data.size]
+    alike = [each for each in right if each.size == data.size]
+    if not alike:
+        return None
+    nearest = min(range(len(alike)), key=lambda number: places[number].size)
+    first = int(places[nearest][0])
+    return _Differences(places[nearest].size, first, int(alike[nearest][first]))
+
+
+def _difference_words(data: Octets, differences: _Differences) -> str:
+    first, due = differences.first, differences.due
+    got = int(data[first])
+    words = f"first differs at byte {first}: 0x{got:02x} instead of 0x{due:02x}"
+    if differences.size > 1:
+        return f"{words}; {differences.size} bytes differ in all"
+    return f"{words} (one bit)" if (got ^ due).bit_count() == 1 else words
+
+
+def _guessed(data: Octets, wanted: Wanted) -> str:
+    """Of which page a page too short for a whole cell is, found by trying; empty if of none."""
+    if not _RUN_NBYTES <= data.size < CELL_NBYTES:
+        return ""
+    versions = [replace(wanted.own, version=version) for version in range(_GUESSED_VERSIONS)]
+    for identity in (*wanted.known, *versions):
+        if np.array_equal(stream(identity, 0, data.size), data):
+            return wanted.label(identity)
+    return ""
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Something that bytes may be: `read(start, nbytes)` gives its bytes from its own `start` on.
+
+    Position p of what was received would hold its byte p + `shift`.
+    """
+
+    label: str
+    read: Callable[[int, int], Octets]
+    shift: int = 0
+
+    def run(self, data: Octets, start: int) -> int:
+        """How many bytes from `start` on it explains."""
+        at, step = start, 1 << 12
+        while at < data.size:
+            same = self._same(data, at, step)
+            if not same.all():
+                return at + int(same.argmin()) - start
+            at, step = at + same.size, min(4 * step, 1 << 20)
+        return data.size - start
+
+    def next_run(self, data: Octets, start: int) -> int:
+        """Where, from `start` on, it explains some bytes in a row; the end of `data` if nowhere."""
+        step = 1 << 16
+        for at in range(start, data.size, step):
+            same = self._same(data, at, step + 2 * _RUN_NBYTES)
+            for width in (1, 2, 4):
+                same = same[:-width] & same[width:]
+            if same.any():
+                return at + int(same.argmax())
+        return data.size
+
+    def words(self, start: int) -> str:
+        """What it is, as found from byte `start` on."""
+        if not self.shift:
+            return self.label
+        moved = f"(byte {start} holds what belongs at byte {start + self.shift})"
+        return f"{self.label} shifted by {abs(self.shift)} bytes {moved}"
+
+    def _same(self, data: Octets, start: int, nbytes: int) -> Flags:
+        piece = data[start : start + nbytes]
+        lead = min(
+            max(0, -(start + self.shift)), piece.size
+        )  # what would lie in front of its start
+        theirs = self.read(start + self.shift + lead, piece.size - lead)
+        same = np.zeros(piece.size, dtype=np.bool_)
+        end = lead + theirs.size
+        np.equal(piece[lead:end], theirs, out=same[lead:end])
+        return same
+
+
+def _sources(data: Octets, wanted: Wanted) -> list[_Source]:
+    """What the bytes may be, the likelier first."""
+    found = origins(data, _MAX_ORIGINS)
+    named = [_named(each) for each in wanted.right]
+    allowed = {identity for identity in named if identity is not None}
+    seen = {one.identity for one in found if one.identity.tag == wanted.own.tag}
+    several = len(allowed | seen) > 1
+
+    def label(identity: Identity | None) -> str:
+        plain = identity is None or (identity in allowed and not several)
+        return _RIGHT if plain or identity is None else wanted.label(identity)
+
+    right = [
+        _right_source(label(identity), each)
+        for identity, each in zip(named, wanted.right, strict=True)
+    ]
+    rest = [_origin_source(label(origin.identity), origin) for origin in found]
+    return [*right, *rest, _filler(0), _filler(UNTOUCHED)]
+
+
+def _named(right: Octets) -> Identity | None:
+    """What a right content says it is; None where it is not made of cells."""
+    found = origins(right[:CELL_NBYTES], 1)
+    return found[0].identity if found else None
+
+
+def _right_source(label: str, right: Octets) -> _Source:
+    return _Source(label, lambda start, nbytes: right[start : start + nbytes])
+
+
+def _origin_source(label: str, origin: Origin) -> _Source:
+    return _Source(
+        label, lambda start, nbytes: stream(origin.identity, start, nbytes), origin.shift
+    )
+
+
+def _filler(value: int) -> _Source:
+    return _Source(_filled_with(value), lambda _, nbytes: np.full(nbytes, value, dtype=np.uint8))
+
+
+# --- spans ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A part of what was received, and what it is; no source: bytes of nothing that is known."""
+
+    start: int
+    end: int
+    source: _Source | None
+
+    def words(self, data: Octets) -> str:
+        if self.source is not None:
+            return self.source.words(self.start)
+        shown = data[self.start : min(self.end, self.start + 8)].tobytes().hex(" ")
+        more = " ..." if self.end - self.start > 8 else ""
+        return f"bytes of no known page ({shown}{more})"
+
+
+def _spans(data: Octets, sources: Sequence[_Source]) -> list[_Span]:
+    """The bytes cut into what they are: the first few spans, each as long as one source allows."""
+    spans: list[_Span] = []
+    start = 0
+    while start < data.size and len(spans) <= _MAX_SPANS:
+        runs = [source.run(data, start) for source in sources]
+        longest = max(runs)
+        if longest >= min(_RUN_NBYTES, data.size - start):
+            spans.append(_Span(start, start + longest, sources[runs.index(longest)]))
+        else:
+            end = min(source.next_run(data, start + 1) for source in sources)
+            spans.append(_Span(start, end, None))
+        start = spans[-1].end
+    return spans
+
+
+def _span_words(data: Octets, spans: list[_Span], wanted: Wanted) -> str:
+    right = spans[0].source is not None and spans[0].words(data) == _RIGHT
+    if right and len(spans) == 1:
+        whole = all(data.size >= each.size for each in wanted.right)
+        return _RIGHT if whole else f"{_RIGHT}, cut short"
+    if right and len(spans) == 2:
+        return f"{spans[1].words(data)} from byte {spans[1].start} on"
+    parts = [f"{span.words(data)} up to byte {span.end}" for span in spans[:_MAX_SPANS]]
+    if len(spans) > _MAX_SPANS:
+        return ", then ".join(parts) + ", and so on"
+    parts[-1] = spans[-1].words(data)
+    return ", then ".join(parts)

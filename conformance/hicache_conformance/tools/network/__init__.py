@@ -1,0 +1,1 @@
+"""Endpoints in configs, and a proxy that makes a network fail."""

@@ -1,0 +1,171 @@
+"""Relays in a process of their own: a client that stops this interpreter does not stop them.
+
+Native clients of stores hold the interpreter's lock while they talk to their server, some for seconds. A
+proxy that is a thread beside them would never let them through. One such process serves all proxies of
+this one, and ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.tools.network.relay import Relay
+
+if TYPE_CHECKING:
+    from hicache_conformance.tools.network.flows import Counts, Mode
+
+_END_LIMIT_S = 10.0
+
+
+class HostedRelay:
+    """One relay of the other process. Thread-safe."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self._host = _host()
+        self._number: int
+        self.address: tuple[str, int]
+        self._number, self.address = self._host.ask("open", server)
+        self._lock = threading.Lock()
+        self._last: Counts | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self._last is not None
+
+    def behave(self, mode: Mode) -> None:
+        """From now on, behave like `mode`."""
+        self._host.ask("behave", self._number, mode)
+
+    def drop_held(self) -> int:
+        """Forget what was received and not yet sent on; how many bytes that was."""
+        dropped: int = self._host.ask("drop_held", self._number)
+        return dropped
+
+    def held_nbytes(self) -> int:
+        """What was received and not yet sent on."""
+        with self._lock:
+            held: int = 0 if self._last else self._host.ask("held_nbytes", self._number)
+            return held
+
+    def counts(self) -> Counts:
+        """What has happened so far; after `stop`, what had until then."""
+        with self._lock:
+            counts: Counts = self._last or self._host.ask("counts", self._number)
+            return counts
+
+    def stop(self) -> None:
+        """End it and everything that it serves. Idempotent."""
+        with self._lock:
+            if self._last is None:
+                self._last = self._host.ask("stop", self._number)
+
+
+class _Host:
+    """The parent's side of the process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._lock = threading.Lock()
+        self._connection, theirs = Pipe()
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        atexit.register(self.close)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What the other process answers, or raise what it raised."""
+        with self._lock:
+            self._connection.send((method, *arguments))
+            answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End it. A forked child leaves it to its parent."""
+        if self.pid == os.getpid():
+            self._connection.close()
+            try:
+                self._process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+_hosts: list[_Host] = []
+_starting = threading.Lock()
+
+
+def _host() -> _Host:
+    """The process that serves this one's proxies."""
+    with _starting:
+        if not _hosts or _hosts[-1].pid != os.getpid():
+            _hosts.append(_Host())
+        return _hosts[-1]
+
+
+class _Relays:
+    """The other process: what it is asked."""
+
+    def __init__(self) -> None:
+        self._relays: dict[int, Relay] = {}
+        self._opened = 0
+
+    def open(self, server: tuple[str, int]) -> tuple[int, tuple[str, int]]:
+        relay = Relay(server)
+        self._opened += 1
+        self._relays[self._opened] = relay
+        return self._opened, relay.address
+
+    def behave(self, number: int, mode: Mode) -> None:
+        relay = self._relays[number]
+        relay.ask(lambda: relay.behave(mode))
+
+    def drop_held(self, number: int) -> int:
+        relay = self._relays[number]
+        return relay.ask(relay.drop_held)
+
+    def held_nbytes(self, number: int) -> int:
+        relay = self._relays[number]
+        return relay.ask(relay.held_nbytes)
+
+    def counts(self, number: int) -> Counts:
+        relay = self._relays[number]
+        return relay.ask(lambda: copy.deepcopy(relay.counts))
+
+    def stop(self, number: int) -> Counts:
+        relay = self._relays.pop(number)
+        relay.stop()
+        return relay.counts
+
+
+def main() -> None:
+    """Answer what the parent asks, until it is gone."""
+    connection, relays = Connection(int(sys.argv[1])), _Relays()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            method, *arguments = connection.recv()
+            try:
+                answer = getattr(relays, method)(*arguments)
+            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+                answer = error
+            connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Files, logs and histories that a store leaves."""

@@ -1,0 +1,107 @@
+"""Everything that a store shows of itself to people: messages, `repr`, logs, warnings and prints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from hicache_conformance.scenarios.usage import use
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from hicache_conformance.case.probe import Probe
+    from hicache_conformance.tools.processes.child import Link
+    from hicache_storage.keys import KeySpace
+
+Shown = dict[str, str]
+"""Where something was shown, and all that was."""
+
+
+def show(link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Actor: what the store shows when it is opened, used, misused, closed, and wrongly configured.
+
+    `wrong_configs` are configs that can't be opened, each with a word for what is wrong with it. To be
+    run in a process of its own: all of its logging and printing is taken.
+    """
+    assert link.reference is not None
+    storage_class = link.reference.load()
+    shown: Shown = {}
+    with _everything_heard(shown):
+        try:
+            probe = link.open()
+        except Exception as error:  # noqa: BLE001 - its text is what is looked at
+            shown["the exception of from_config"] = chain_text(error)
+        else:
+            _used(probe, space, shown)
+        for what, config in wrong_configs.items():
+            try:
+                with storage_class.from_config(config) as storage:
+                    storage.batch_exists(space, ["0" * 64])
+            except Exception as error:  # noqa: BLE001 - its text is what is looked at
+                shown[f"the exception with {what}"] = chain_text(error)
+    link.say(shown)
+
+
+def chain_text(error: BaseException) -> str:
+    """An exception as a log shows it, with its causes and its notes, and as `repr` shows it."""
+    lines = traceback.format_exception(error)
+    return "".join([*lines, repr(error), repr(error.args)])
+
+
+def _used(probe: Probe, space: KeySpace, shown: Shown) -> None:
+    storage = probe.storage
+    shown["repr(storage)"] = f"{storage!r} {storage} {type(storage)!r}"
+    try:
+        use(probe, space)
+        shown["repr(storage.stats())"] = repr(storage.stats())
+    except Exception as error:  # noqa: BLE001 - its text is what is looked at
+        shown["an exception of a call"] = chain_text(error)
+    shown["repr(storage) after use"] = f"{storage!r} {storage.capabilities!r}"
+    misuses: dict[str, Callable[[], object]] = {
+        "close": storage.close,
+        "a call after close": lambda: storage.batch_exists(space, ["0" * 64]),
+    }
+    for what, misuse in misuses.items():
+        try:
+            misuse()
+        except Exception as error:  # noqa: BLE001 - its text is what is looked at
+            shown[f"the exception of {what}"] = chain_text(error)
+    shown["repr(storage) after close"] = repr(storage)
+
+
+@contextlib.contextmanager
+def _everything_heard(shown: Shown) -> Generator[None, None, None]:
+    """Take the log records of all loggers, the warnings, and what is printed."""
+    log, printed = _Lines(), io.StringIO()
+    logging.root.addHandler(log)
+    logging.root.setLevel(logging.DEBUG)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.setLevel(logging.NOTSET)
+            logger.propagate = True
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
+        yield
+    shown["a log record"] = "\n".join(log.lines)
+    shown["what was printed"] = printed.getvalue()
+    shown["a warning"] = "\n".join(str(one.message) for one in warned)
+
+
+class _Lines(logging.Handler):
+    """Keeps every record as text, with its exception."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name}: {self.format(record)}")

@@ -1,0 +1,304 @@
+"""Whether the answers that concurrent callers got about one page could have come one at a time.
+
+Wing and Gong's search for an order of the operations that respects time and explains every answer, with
+Lowe's memory of the (operations placed, state) that were tried. It is for stores that keep pages until
+they are deleted, and for histories of fewer than 200 operations a page.
+
+    history = History()
+    with history.running(process=1, kind="set", value=7) as call:
+        call.answered(storage.batch_set(space, [page_hash], [page])[0])
+    found = explain(history.operations())
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hicache_conformance.tools.observation.history import READS, History, Kind, Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Counterexample", "History", "Kind", "Operation", "Undecided", "explain"]
+
+_SHRINK_STATES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """Operations that no order explains, none of which can be left out."""
+
+    operations: tuple[Operation, ...]
+    culprit: Operation
+    """The one whose answer came last: until then there was an order."""
+
+    def lines(self) -> list[str]:
+        """For people: an operation a line, in the order in which they began."""
+        return [
+            f"{operation}{'   <- no order explains this' if operation == self.culprit else ''}"
+            for operation in self.operations
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The search gave up."""
+
+    states: int
+    """How many it had visited."""
+
+
+def explain(
+    history: Sequence[Operation],
+    *,
+    keeps_first: bool = False,
+    set_may_keep: bool = True,
+    max_states: int = 200_000,
+) -> Counterexample | Undecided | None:
+    """None: some order of the operations explains every answer. Otherwise, what none explains.
+
+    `keeps_first`: a set of a present page changes nothing (`Capabilities.overwrites` is False).
+    `set_may_keep`: it may change nothing (KV-005 allows both).
+    """
+    history = [each if each.returned is not None else each.unanswered for each in history]
+    search = _Search(keeps_first=keeps_first, set_may_keep=set_may_keep, max_states=max_states)
+    verdict = search.explains(history)
+    if verdict is None:
+        return Undecided(max_states)
+    if verdict:
+        return None
+    return _smallest(history, replace(search, max_states=min(max_states, _SHRINK_STATES)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The model of a page (None: absent; else its version), and the search for an order that fits it."""
+
+    keeps_first: bool
+    set_may_keep: bool
+    max_states: int
+
+    def explains(self, history: Sequence[Operation]) -> bool | None:
+        """Whether an order explains `history`; None: unknown after `max_states`."""
+        table = _Table.of(_telling(history, keeps_first=self.keeps_first))
+        if any(table.is_lost(version, 0, None) for version in table.gets):
+            return False
+        stack: list[tuple[int, int | None]] = [(0, None)]
+        visited = set(stack)
+        while stack:
+            placed, state = stack.pop()
+            placed = table.with_reads(placed, state)
+            if placed & table.must == table.must:
+                return True
+            for number in self._writes(table, placed, state):
+                for after in self._states_after(table.operations[number], state):
+                    step = (placed | 1 << number, after)
+                    if step not in visited and not self._loses(table, number, state, step):
+                        visited.add(step)
+                        stack.append(step)
+            if len(visited) > self.max_states:
+                return None
+        return False
+
+    def _writes(self, table: _Table, placed: int, state: int | None) -> list[int]:
+        """The writes that may come next, the last to begin first.
+
+        One without an answer may come at any later time, so that it need not come before somebody sees
+        it; and of those that do the same, one is enough.
+        """
+        operations = [(number, table.operations[number]) for number in table.candidates(placed)]
+        seen = {each.value for _, each in operations if each.kind == "get" and each.outcome}
+        exists = any(each.kind == "exists" and each.outcome for _, each in operations)
+        found: dict[tuple[str, int | None], int] = {}
+        for number, each in operations:
+            if each.kind in READS:
+                continue
+            if each.outcome is not None:
+                found["answered", number] = number
+            elif each.kind == "delete" and state is not None:
+                found.setdefault(("delete", None), number)
+            elif each.kind == "set" and (state is None or not self.keeps_first):
+                read = each.value in table.gets
+                if self.keeps_first or each.value in seen or (exists and state is None):
+                    found.setdefault(("set", each.value if read else None), number)
+        return sorted(found.values(), reverse=True)
+
+    def _states_after(self, operation: Operation, state: int | None) -> Sequence[int | None]:
+        """The states in which a set or a delete may leave a page."""
+        if operation.kind == "delete":
+            return (None,) if operation.outcome is not False else (None, state)
+        if state is None:
+            return (operation.value,)
+        if self.keeps_first:
+            return (state,)
+        return (state, operation.value) if self.set_may_keep else (operation.value,)
+
+    def _loses(
+        self, table: _Table, number: int, before: int | None, step: tuple[int, int | None]
+    ) -> bool:
+        """Whether after `step` a version that is still to be read cannot come back."""
+        return any(table.is_lost(each, *step) for each in (before, table.operations[number].value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Operations by time; sets of them are bits of a number."""
+
+    operations: list[Operation]
+    must: int
+    """Those that did take place: they have an answer."""
+    gets: dict[int | None, int]
+    """Those that read each version."""
+    sets: dict[int | None, int]
+
+    @classmethod
+    def of(cls, operations: list[Operation]) -> _Table:
+        table = cls(operations, 0, {}, {})
+        must = 0
+        for number, each in enumerate(operations):
+            must |= (each.outcome is not None) << number
+            if each.kind == "set" or (each.kind == "get" and each.outcome):
+                by_version = table.sets if each.kind == "set" else table.gets
+                by_version[each.value] = by_version.get(each.value, 0) | 1 << number
+        return replace(table, must=must)
+
+    def is_lost(self, version: int | None, placed: int, state: int | None) -> bool:
+        """Whether `version` is still to be read, and neither there nor to be set any more."""
+        to_read = self.gets.get(version, 0) & ~placed
+        return bool(to_read) and state != version and not self.sets.get(version, 0) & ~placed
+
+    def candidates(self, placed: int) -> list[int]:
+        """The operations that may come next: before which none had returned that is not placed."""
+        found: list[int] = []
+        first_return = float("inf")
+        start = (~placed & (placed + 1)).bit_length() - 1  # all before it are placed
+        for number in range(start, len(self.operations)):
+            operation = self.operations[number]
+            if operation.invoked > first_return:
+                break
+            if not placed >> number & 1:
+                found.append(number)
+                if operation.returned is not None:
+                    first_return = min(first_return, operation.returned)
+        return found
+
+    def with_reads(self, placed: int, state: int | None) -> int:
+        """`placed` with every read that may come next and fits: it changes nothing, so that is right."""
+        while True:
+            fitting = [
+                number
+                for number in self.candidates(placed)
+                if _is_fitting_read(self.operations[number], state)
+            ]
+            if not fitting:
+                return placed
+            for number in fitting:
+                placed |= 1 << number
+
+
+def _is_fitting_read(operation: Operation, state: int | None) -> bool:
+    if operation.kind not in READS:
+        return False
+    if not operation.outcome:
+        return state is None
+    return state is not None and (operation.kind == "exists" or state == operation.value)
+
+
+def _telling(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
+    """The operations that can make a difference, by time.
+
+    A set that answered False had no effect, ever (KV-006). What has no answer may never have had one, so
+    that it counts only if somebody can have seen it: a set by a read of its version, a delete by a miss.
+    """
+    reads = [each for each in history if each.kind in READS and each.outcome is not None]
+    exists = any(each.kind == "exists" and each.outcome for each in reads)
+    missed = keeps_first or any(not each.outcome for each in reads)
+    versions = {each.value for each in reads if each.kind == "get" and each.outcome}
+
+    def counts(operation: Operation) -> bool:
+        if operation.outcome is not None:
+            return operation.kind != "set" or operation.outcome
+        if operation.kind == "set":
+            return exists or operation.value in versions
+        return operation.kind == "delete" and missed
+
+    return sorted(filter(counts, history), key=lambda each: each.invoked)
+
+
+# --- the smallest sequence that shows it ---------------------------------------------------------
+
+
+def _smallest(history: Sequence[Operation], search: _Search) -> Counterexample:
+    """The shortest beginning that no order explains, without what it does not take."""
+    culprit, beginning = _shortest_beginning(history, search)
+    doubted = _doubted(beginning, culprit, search)
+    for number, each in enumerate(doubted):
+        without = doubted[:number] + doubted[number + 1 :]
+        if each.kind == "delete" and each is not culprit and search.explains(without) is False:
+            doubted[number] = each.unanswered
+    reads = [each for each in doubted if each.kind in READS and each.outcome is not None]
+    seen = {each.value for each in reads if each.kind == "get" and each.outcome}
+    missed = any(not each.outcome for each in reads)
+    kept = [
+        operation
+        for operation, doubt in zip(beginning, doubted, strict=True)
+        if doubt.outcome is not None
+        or (operation.kind == "set" and operation.value in seen)
+        or (operation.kind == "delete" and operation.outcome is None and missed)
+    ]
+    return Counterexample(tuple(sorted(kept, key=lambda each: each.invoked)), culprit)
+
+
+def _doubted(operations: list[Operation], culprit: Operation, search: _Search) -> list[Operation]:
+    """`operations` without as many answers as it takes for no order to explain them still.
+
+    To doubt an answer, not to leave an operation out: what a set without an answer may have done, it may
+    have done here too.
+    """
+    doubted = list(operations)
+    numbers = [
+        n for n, each in enumerate(operations) if each is not culprit and each.outcome is not None
+    ]
+    numbers.sort(key=lambda number: operations[number].kind not in READS)
+    size = len(numbers)
+    while size:
+        for start in range(0, len(numbers), size):
+            without = list(doubted)
+            for number in numbers[start : start + size]:
+                without[number] = operations[number].unanswered
+            if search.explains(without) is False:
+                doubted = without
+        size //= 2
+    return doubted
+
+
+def _shortest_beginning(
+    history: Sequence[Operation], search: _Search
+) -> tuple[Operation, list[Operation]]:
+    """The operation whose return ends it, and the operations as they stood then."""
+    by_return = sorted(
+        (each for each in history if each.returned is not None), key=lambda each: each.returned or 0
+    )
+    low, high = 0, len(by_return) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if search.explains(_until(history, by_return[middle])) is False:
+            high = middle
+        else:
+            low = middle + 1
+    return by_return[low], _until(history, by_return[low])
+
+
+def _until(history: Sequence[Operation], last: Operation) -> list[Operation]:
+    """`history` as it was known when `last` returned."""
+    end = last.returned
+    assert end is not None, "it is one of those that returned"
+    return [
+        each if each.returned is not None and each.returned <= end else each.unanswered
+        for each in history
+        if each.invoked <= end
+    ]

@@ -1,0 +1,1 @@
+"""Child processes, threads, and what they hold."""

@@ -1,0 +1,134 @@
+"""What a process holds: threads, descriptors, children, memory and files.
+
+Counted, to see what a store leaves behind. Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_POLL_S = 0.02
+_TEMPORARY = re.compile(r"(^|[._-])(te?mp|part|partial)([._-]|$)|^\.?tmp|~$|\.swp$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResources:
+    """What this process holds at one moment, in words that can be compared."""
+
+    threads: Counter[str]
+    descriptors: Counter[str]
+    processes: Counter[str]
+
+    @classmethod
+    def taken(cls) -> Self:
+        """Of now, when what nothing refers to has been collected."""
+        gc.collect()
+        return cls(
+            Counter(_thread_words()), Counter(_descriptor_words()), Counter(_process_words())
+        )
+
+    def beyond(self, earlier: Self) -> list[str]:
+        """What there is now and was not then; nothing of a kind that has not grown in all."""
+        found: list[str] = []
+        for kind, now, then in (
+            ("thread", self.threads, earlier.threads),
+            ("descriptor", self.descriptors, earlier.descriptors),
+            ("child process", self.processes, earlier.processes),
+        ):
+            if now.total() > then.total():
+                found += [f"{kind} {words}" for words in (now - then).elements()]
+        return found
+
+
+def left_after(earlier: ProcessResources, limit_s: float) -> list[str]:
+    """What this process holds beyond `earlier`, when it had `limit_s` to give it back."""
+    held: list[str] = []
+
+    def nothing_is_left() -> bool:
+        held[:] = ProcessResources.taken().beyond(earlier)
+        return not held
+
+    wait_until(nothing_is_left, limit_s)
+    return held
+
+
+def wait_until(fact: Callable[[], bool], limit_s: float) -> bool:
+    """Whether `fact` came true in time."""
+    deadline_s = time.monotonic() + limit_s
+    while not fact():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def resident_nbytes() -> int:
+    """Memory of this process that is in use, when the allocator has given back what is free."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def files_under(directory: Path) -> dict[Path, int]:
+    """Every file there is, and its size; those that vanish meanwhile left out."""
+    found: dict[Path, int] = {}
+    for root, _, names in os.walk(directory):
+        for name in names:
+            path = Path(root, name)
+            try:
+                found[path] = path.lstat().st_size
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def looks_temporary(path: Path) -> bool:
+    """Whether a file's name says that it is not meant to stay."""
+    return _TEMPORARY.search(path.name) is not None
+
+
+def _thread_words() -> Iterator[str]:
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
+        yield names.get(int(task)) or _command(f"/proc/self/task/{task}/comm")
+
+
+def _descriptor_words() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - the text of a link
+        except OSError:
+            continue  # the descriptor that the listing itself used
+        yield re.sub(r":\[\d+\]$", "", target)
+
+
+def _process_words() -> Iterator[str]:
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
+        try:
+            children = Path(f"/proc/self/task/{task}/children").read_text("ascii").split()
+        except OSError:
+            continue  # that thread has ended
+        for child in children:
+            yield _command(f"/proc/{child}/comm")
+
+
+def _command(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except OSError:
+        return "that has just ended"

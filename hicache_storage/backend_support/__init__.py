@@ -1,0 +1,1 @@
+"""Building blocks that backends share: executors, fork handling, counters, deadlines, files."""

@@ -1,0 +1,134 @@
+"""Threads that may be left behind: a store that hangs must hang neither a caller nor the exit."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hicache_storage.errors import StorageClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+
+class DaemonExecutor:
+    """A fixed number of daemon threads behind one queue.
+
+    The standard library's executor joins its threads when the interpreter exits, so that one blocked
+    storage call would block the exit for ever. These threads are daemons, and `close` gives up in time.
+    Threads do not survive a fork: in a forked child every task fails at once.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._owner = os.getpid()
+        self._tasks: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Callable[[], T]) -> Future[T]:
+        """Run `task` on one of the threads. Cancelling works until it has begun, and lets go of it.
+
+        After `close`, and in a forked child, nobody would run it: the future has ended with
+        StorageClosed.
+        """
+        if self._owner != os.getpid():  # a thread that is not here may have held the lock
+            return _failed(f"{self._name}: its threads stayed in the process that was forked")
+        future: Future[T] = _Queued(self)
+        with self._changed:
+            if not self._closed:
+                self._tasks[future] = task
+                self._changed.notify()
+                return future
+        return _failed(f"{self._name}: its threads have ended, it was closed")
+
+    def close(self, timeout_s: float) -> bool:
+        """End the threads once their tasks are done; False where some still run after `timeout_s`."""
+        if self._owner != os.getpid():
+            return True
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def remove(self, future: Future[Any]) -> bool:
+        """Take a task out of the queue; False where it is not in it any more."""
+        if self._owner != os.getpid():
+            return False
+        with self._changed:
+            return self._tasks.pop(future, None) is not None
+
+    def _work(self) -> None:
+        while (item := self._next()) is not None:
+            future, task = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = task()
+                except BaseException as error:  # noqa: BLE001 - whatever a store raises, the thread lives on
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
+            del item, future, task  # an idle thread holds no page
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._tasks or self._closed)
+            return self._tasks.popitem(last=False) if self._tasks else None
+
+
+class _Queued(Future[T]):
+    """A future whose task leaves the queue with it: nothing that was cancelled keeps memory."""
+
+    def __init__(self, workers: DaemonExecutor) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled and self._workers.remove(self):
+            self.set_running_or_notify_cancel()  # no thread will meet it, and tell who waits for it
+        return cancelled
+
+
+def _failed(message: str) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(StorageClosed(message))
+    return future
+
+
+def when_all_done(futures: Sequence[Future[Any]]) -> Future[None]:
+    """A future that is done when all of `futures` are, however they ended."""
+    done: Future[None] = Future()
+    if not futures:
+        done.set_result(None)
+        return done
+    remaining = len(futures)
+    lock = threading.Lock()
+
+    def count_down(_: Future[Any]) -> None:
+        nonlocal remaining
+        with lock:
+            remaining -= 1
+            last = remaining == 0
+        if last:
+            done.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(count_down)
+    return done

@@ -1,0 +1,132 @@
+"""Where completions are posted, read and cleared away: a key space of small pages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import HiCacheError
+from hicache_storage.handoff.completion import Completion
+from hicache_storage.keys import KeySpace, Shard
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.results import Transfer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hicache_storage.page_store import PageStore
+
+logger = logging.getLogger(__name__)
+
+POOL = "handoff"
+PAGE_NBYTES = 4096
+
+_SWEPT_AT_ONCE = 256
+
+
+class CompletionStore:
+    """The completions of one model and tenant in one page store. Thread-safe; blocks like the store.
+
+    Framed and checksummed as any page: what is damaged is deleted, and not there.
+    """
+
+    def __init__(self, store: PageStore, target: KeySpace, *, stale_after_s: float) -> None:
+        """Open the key space.
+
+        Args:
+            store: Shared by both sides; where the pages are, or elsewhere.
+            target: Any key space of the target: model, revision, tenant and page size are taken from it.
+            stale_after_s: How far from now a completion's time may be.
+
+        Raises:
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
+        """
+        self._store = store
+        self._stale_after_s = stale_after_s
+        self.space = KeySpace(
+            model=target.model,
+            revision=target.revision,
+            tenant=target.tenant,
+            dtype="json",
+            layout="completion-1",  # versions do not meet, nor sweep each other away
+            page_tokens=target.page_tokens,
+            page_nbytes=PAGE_NBYTES,
+            shard=Shard(layers=(0, 1)),
+            pool=POOL,
+        )
+        store.open_space(self.space)
+
+    def post(self, completions: Mapping[str, Completion]) -> list[str]:
+        """Put `completions` up by their keys; those keys that the store did not take.
+
+        Completions of an earlier attempt go first: a store may keep the bytes that it has. Where such a
+        store may still have one of them, none is put up.
+        """
+        keys, deadline = list(completions), self._deadline()
+        gone = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
+        if gone < len(keys) and not self._store.storage.capabilities.overwrites:
+            return keys
+        pages = [self._page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
+        transfer = Transfer(self.space, keys, pages)
+        (verdicts,) = self._store.save([transfer], timeout_s=deadline.remaining_s()).verdicts
+        return [
+            key for key, verdict in zip(keys, verdicts, strict=True) if verdict is not Verdict.OK
+        ]
+
+    def read(self, keys: Sequence[str]) -> dict[str, Completion]:
+        """Those of `keys` that are up and fresh. What is stale or unreadable is deleted."""
+        deadline = self._deadline()
+        present = self._store.present(self.space, keys, timeout_s=deadline.remaining_s())
+        wanted = [key for key, there in zip(keys, present, strict=True) if there]
+        if not wanted:
+            return {}
+        pages = [self._page(bytes(PAGE_NBYTES)) for _ in wanted]
+        transfer = Transfer(self.space, wanted, pages)
+        (verdicts,) = self._store.load([transfer], timeout_s=deadline.remaining_s()).verdicts
+        read = {
+            key: Completion.decode(page.payload.tobytes())
+            for key, page, verdict in zip(wanted, pages, verdicts, strict=True)
+            if verdict is Verdict.OK
+        }
+        fresh = {key: found for key, found in read.items() if found and self._is_fresh(found)}
+        self.remove([key for key in read if key not in fresh])
+        return fresh
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Take `keys` down; another may have."""
+        self._store.delete(self.space, keys)
+
+    def sweep(self) -> int:
+        """Delete what dead engines have left; how many completions stayed because they are fresh.
+
+        Nothing to do where the storage cannot list pages: there its own eviction bounds them.
+        """
+        fresh = 0
+        if not self._store.storage.capabilities.enumerable:
+            return fresh
+        keys = self._listed()
+        try:
+            while batch := list(islice(keys, _SWEPT_AT_ONCE)):
+                fresh += len(self.read(batch))
+        except HiCacheError as error:
+            logger.warning("old completions could not be looked through: %s", error)
+        return fresh
+
+    def _deadline(self) -> Deadline:
+        """Of one call here, whatever it asks the store for."""
+        return Deadline(self._store.settings.timeout_s)
+
+    def _listed(self) -> Iterator[str]:
+        framed = self._store.framed(self.space)
+        return (info.page_hash for info in self._store.storage.scan(framed))
+
+    def _page(self, content: bytes) -> FramedPage:
+        header = memoryview(bytearray(self._store.frame_nbytes))
+        return FramedPage(header, Page(bytearray(content)))
+
+    def _is_fresh(self, completion: Completion) -> bool:
+        return abs(time.time() - completion.written_at_s) <= self._stale_after_s

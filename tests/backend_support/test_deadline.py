@@ -1,0 +1,40 @@
+"""hicache_storage.backend_support.deadline"""
+
+from __future__ import annotations
+
+import pytest
+from clocks import Clock
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import StorageTimeout
+
+
+def test_what_remains_shrinks_with_the_clock_and_stops_at_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    deadline = Deadline(2.0)
+    clock.now_s += 0.5
+    half = deadline.remaining_s()
+    clock.now_s += 5
+
+    assert (half, deadline.remaining_s()) == (1.5, 0.0)
+
+
+def test_it_has_passed_at_its_very_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    deadline = Deadline(2.0)
+    before = deadline.passed()
+    clock.now_s += 2.0
+
+    assert (before, deadline.passed()) == (False, True)
+
+
+def test_a_step_without_time_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    deadline = Deadline(2.5)
+    deadline.check("the name look-up")
+    clock.now_s += 3
+
+    with pytest.raises(StorageTimeout, match=r"the name look-up did not end within 2\.5 s"):
+        deadline.check("the name look-up")

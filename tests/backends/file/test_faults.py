@@ -1,0 +1,677 @@
+"""The `file` backend when the file system is in trouble, and when others use its directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.file import FileStorage, process_state
+from hicache_backends.file.capacity import Capacity
+from hicache_backends.file.layout import Layout
+from hicache_backends.file.ledger import Ledger
+from hicache_backends.file.page_file import TRAILER_NBYTES, PageFiles
+from hicache_backends.file.writer import pending_nbytes
+from pages import blank, hash_of, page, space
+
+from hicache_storage import ConfigError, Page, StorageUnavailable, UnsupportedOperation
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import StorageTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SPACE = space()
+FILE_NBYTES = 4096 + TRAILER_NBYTES
+HASHES = [hash_of(number) for number in range(200)]
+LIMIT_S = 60.0
+
+
+def opened(root: Path, pages: int | None = None, **config: Any) -> FileStorage:
+    limit = {} if pages is None else {"capacity_nbytes": pages * FILE_NBYTES}
+    storage = FileStorage.from_config({"path": str(root), **limit, **config})
+    storage.open_space(SPACE)
+    return storage
+
+
+def put(storage: FileStorage, *numbers: int) -> list[bool]:
+    return [storage.batch_set(SPACE, [HASHES[n]], [page(seed=n)])[0] for n in numbers]
+
+
+def there(storage: FileStorage) -> list[int]:
+    return [n for n, is_there in enumerate(storage.batch_exists(SPACE, HASHES)) if is_there]
+
+
+def file_of(root: Path, number: int) -> Path:
+    return root / "spaces" / SPACE.id / HASHES[number][:2] / HASHES[number]
+
+
+def used_nbytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.glob("spaces/*/??/*"))
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -> Any:
+    """A system call that fails with `code` for the arguments that `when` is true for."""
+    real = getattr(os, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if when(*args):
+            raise OSError(code, os.strerror(code))
+        return real(*args, **kwargs)
+
+    return call
+
+
+def is_published(path: str, *_: object) -> bool:
+    return "/spaces/" in path
+
+
+def is_third(path: str, *_: object) -> bool:
+    return path.endswith(HASHES[2])
+
+
+def is_creating(_: str, flags: int, *__: object) -> bool:
+    return bool(flags & os.O_CREAT)
+
+
+def no_time_is_left(_: Deadline) -> bool:
+    return True
+
+
+def within(call: Callable[[], object], limit_s: float) -> object:
+    """What `call` returns or raises, in a thread; an assertion fails where it takes longer."""
+    answers: list[object] = []
+
+    def run() -> None:
+        try:
+            answers.append(call())
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            answers.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    assert answers, f"no answer within {limit_s} s"
+    return answers[0]
+
+
+class TestVanishedDirectory:
+    @pytest.mark.parametrize("pages", [None, 4], ids=["unlimited", "full"])
+    @pytest.mark.parametrize("how", ["removed", "moved"])
+    def test_every_set_is_unavailable_and_all_work_again_once_it_is_back(
+        self, root: Path, pages: int | None, how: str
+    ) -> None:
+        away = root.with_name(root.name + "-away")
+        with opened(root, pages, timeout_s=5) as storage:
+            assert all(put(storage, *range(6)))
+            root.rename(away)
+            try:
+                for number in range(10, 14):
+                    with pytest.raises(StorageUnavailable):
+                        put(storage, number)
+                assert "refused_no_space" not in storage.stats().counters
+                assert "io_errors" not in storage.stats().counters
+            finally:
+                if how == "moved":
+                    away.rename(root)
+                else:
+                    shutil.rmtree(away)
+                    root.mkdir()
+
+            assert [True] * 3 == put(storage, 20, 21, 22)
+            storage.open_space(space(model="other"))
+            assert {20, 21, 22} <= set(there(storage))
+
+    def test_a_writer_that_was_moved_away_and_back_is_alive(self, root: Path) -> None:
+        away = root.with_name(root.name + "-away")
+        with opened(root) as storage:
+            root.rename(away)
+            with pytest.raises(StorageUnavailable):
+                put(storage, 0)
+            away.rename(root)
+            with opened(root) as other:
+                assert "dead_writers" not in other.stats().counters
+            assert [True] == put(storage, 0)
+
+    def test_clear_delete_and_scan_do_not_take_it_for_empty(self, root: Path) -> None:
+        away = root.with_name(root.name + "-away")
+        with opened(root) as storage:
+            put(storage, 0)
+            root.rename(away)
+            try:
+                calls: list[Callable[[], object]] = [
+                    lambda: storage.clear(SPACE),
+                    lambda: list(storage.scan(SPACE)),
+                    lambda: list(storage.spaces()),
+                    lambda: storage.batch_delete(SPACE, HASHES[:1]),
+                ]
+                for call in calls:
+                    with pytest.raises(StorageUnavailable):
+                        call()
+            finally:
+                away.rename(root)
+            assert [0] == there(storage)
+
+    def test_processes_old_and_new_keep_to_the_capacity_together(self, root: Path) -> None:
+        old = [opened(root, 20) for _ in range(3)]
+        for storage in old:
+            put(storage, *range(20))
+        for path in list(root.iterdir()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        stores = [*old, opened(root, 20)]
+        for turn in range(10):
+            for number, storage in enumerate(stores):
+                put(storage, *range(50 + 3 * turn + number, 53 + 3 * turn + number))
+                assert used_nbytes(root) <= 20 * FILE_NBYTES
+        for storage in stores:
+            storage.close()
+
+    def test_a_removed_ledger_is_made_anew(self, root: Path) -> None:
+        with opened(root, 10) as storage:
+            put(storage, *range(5))
+            (root / "usage").unlink()
+            assert [True] == put(storage, 5)
+            assert 16 == (root / "usage").stat().st_size
+            assert (storage.stats().nbytes or 0) >= 6 * FILE_NBYTES
+            assert all(put(storage, *range(6, 30)))
+            assert set(range(22, 30)) <= set(
+                there(storage)
+            )  # the new sum may be too high, not too low
+            assert used_nbytes(root) <= 10 * FILE_NBYTES
+
+
+class TestTransientErrors:
+    @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
+    def test_a_rename_that_fails_for_a_while_ends_no_eviction(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        with opened(root, 20) as storage:
+            put(storage, *range(20))
+            monkeypatch.setattr(os, "rename", failing("rename", code, is_published))
+            assert [False] == put(storage, 100)
+            monkeypatch.undo()
+
+            assert [True] * 30 == put(storage, *range(110, 140))
+            assert list(range(120, 140)) == there(storage)
+
+    def test_victims_that_may_be_removed_at_last_are_found(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with opened(root, 4) as storage:
+            put(storage, *range(4))
+            monkeypatch.setattr(os, "rename", failing("rename", errno.EACCES, is_published))
+            assert [False] == put(storage, 4)
+            monkeypatch.undo()
+            give_up_s = time.monotonic() + LIMIT_S
+            while put(storage, 5) != [True]:
+                assert time.monotonic() < give_up_s
+
+    def test_room_is_given_back_when_the_free_space_cannot_be_told(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with opened(root, 40, min_free_nbytes="1MiB") as storage:
+            put(storage, *range(10))
+            monkeypatch.setattr(os, "statvfs", failing("statvfs", errno.EIO))
+            for _ in range(6):
+                with pytest.raises(StorageUnavailable):
+                    storage.batch_set(SPACE, HASHES[50:55], [page()] * 5)
+            monkeypatch.undo()
+
+            assert 10 * FILE_NBYTES == storage.stats().nbytes
+            assert 0 == storage._presences.get().writer.promised()
+            assert all(put(storage, *range(10, 60)))
+            assert 40 == len(there(storage))
+
+    @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EPERM])
+    def test_a_page_that_cannot_be_touched_is_read(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        with opened(root, 4) as storage:
+            put(storage, 0)
+            monkeypatch.setattr(os, "utime", failing("utime", code))
+            target = blank()
+            assert [True] == storage.batch_get(SPACE, HASHES[:1], [target])
+            assert page(seed=0).tobytes() == target.tobytes()
+            assert [True] == put(storage, 0)
+
+    def test_a_read_only_file_system_is_unavailable_for_sets(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with opened(root) as storage:
+            put(storage, 0)
+            monkeypatch.setattr(os, "open", failing("open", errno.EROFS, is_creating))
+            with pytest.raises(StorageUnavailable):
+                put(storage, 1)
+            assert [True] == storage.batch_get(SPACE, HASHES[:1], [blank()])
+            monkeypatch.undo()
+            assert [True] == put(storage, 1)
+
+    def test_an_open_that_fails_leaves_no_file(self, root: Path) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with opened(root) as storage:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+            try:
+                for number in range(5):
+                    with pytest.raises(StorageUnavailable):
+                        storage.open_space(space(model=f"m{number}"))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+            assert [] == [p for p in root.glob("writers/*/*") if p.name != "lock"]
+            storage.open_space(space(model="m0"))
+
+    def test_a_direct_write_that_is_cut_short_is_refused(self, tmp_path: Path) -> None:
+        nbytes = 4 << 20
+        key_space = space(page_nbytes=nbytes)
+        memory = mmap.mmap(-1, nbytes)  # not closed: what a traceback keeps of it is the point
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with opened(tmp_path / "root", durability="power") as storage:
+            if storage.capabilities.alignment == 1:
+                pytest.skip("no O_DIRECT here")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+            try:
+                verdicts = storage.batch_set(key_space, HASHES[:1], [Page(memoryview(memory))])
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+            assert [False] == verdicts
+            assert {"refused_no_space": 1} == dict(storage.stats().counters)
+
+    def test_clear_that_leaves_a_page_says_so(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with opened(root) as storage:
+            put(storage, *range(4))
+            monkeypatch.setattr(os, "unlink", failing("unlink", errno.EIO, is_third))
+            with pytest.raises(StorageUnavailable, match=r"1 pages .* 3 were"):
+                storage.clear(SPACE)
+            monkeypatch.undo()
+            assert [2] == there(storage)
+            assert 1 == storage.clear(SPACE)
+
+    def test_a_clear_that_fails_everywhere_keeps_one_error(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Millions of pages on a file system that has become read-only: an error holds a kilobyte."""
+
+        class RefusedError(OSError):
+            pass
+
+        alive, most = weakref.WeakSet[RefusedError](), 0
+
+        def refuse(_: str) -> None:
+            nonlocal most
+            most = max(most, len(alive))
+            error = RefusedError(errno.EROFS, os.strerror(errno.EROFS))
+            alive.add(error)
+            try:
+                raise error
+            finally:
+                del error  # its traceback would keep it
+
+        with opened(root) as storage:
+            put(storage, *range(20))
+            monkeypatch.setattr(os, "unlink", refuse)
+            with pytest.raises(StorageUnavailable, match=r"20 pages .* 0 were"):
+                storage.clear(SPACE)
+            monkeypatch.undo()
+            assert most <= 3
+
+
+class TestDeadlines:
+    def test_a_listing_that_hangs_delays_neither_sets_nor_close(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(process_state, "_CLOSE_TIMEOUT_S", 2.0)
+        gate = threading.Event()
+        listed = Layout.all_pages
+
+        def hung(layout: Layout) -> Any:
+            gate.wait(LIMIT_S)
+            return listed(layout)
+
+        storage = opened(root, 4, timeout_s=20)
+        put(storage, *range(9))
+        monkeypatch.setattr(Layout, "all_pages", hung)
+        shutil.rmtree(root / "survey", ignore_errors=True)
+        storage._presences.get().room._victims._queue.clear()
+        try:
+            answers = [within(lambda n=n: put(storage, n), 15) for n in range(20, 24)]  # type: ignore[misc]
+            assert [[True]] * 4 == answers
+            assert None is within(storage.close, 15)
+        finally:
+            gate.set()
+
+    def test_a_process_stopped_in_the_ledger_delays_a_call_once(self, root: Path) -> None:
+        with opened(root, 40, timeout_s=10) as storage:
+            assert all(storage.batch_set(SPACE, HASHES[:30], [page()] * 30))
+            holder = os.open(root / "usage", os.O_RDWR)
+            try:
+                fcntl.flock(holder, fcntl.LOCK_EX)
+                assert [True] * 30 == within(lambda: storage.batch_delete(SPACE, HASHES[:30]), 10)
+                assert [[True]] * 3 == [put(storage, n) for n in (50, 51, 52)]
+            finally:
+                os.close(holder)
+            assert 3 * FILE_NBYTES == storage.stats().nbytes
+
+    def test_who_was_not_waited_for_long_is_not_taken_for_stopped(self, tmp_path: Path) -> None:
+        """The lock was busy for a moment twice, seconds apart. Its holder is about to write."""
+        path = str(tmp_path / "usage")
+        ledger = Ledger(path)
+        ledger.settle(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))
+        holder = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            ledger.add(1, Deadline(0))
+            fcntl.flock(holder, fcntl.LOCK_UN)
+            time.sleep(1.1)
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            added, removed = struct.unpack("<QQ", os.pread(holder, 16, 0))
+            adding = threading.Thread(target=ledger.add, args=(10, Deadline(LIMIT_S)))
+            adding.start()
+            adding.join(0.1)
+            os.pwrite(holder, struct.pack("<QQ", added + 100, removed), 0)
+            fcntl.flock(holder, fcntl.LOCK_UN)
+            adding.join(LIMIT_S)
+            assert 111 == ledger.totals(Deadline(LIMIT_S)).used
+        finally:
+            os.close(holder)
+            ledger.close()
+
+    def test_a_thread_stuck_in_the_ledger_delays_others_until_their_deadline(
+        self, root: Path
+    ) -> None:
+        with opened(root, 40, timeout_s=0.5) as storage:
+            put(storage, 0)
+            ledger = storage._presences.get().ledger
+            with ledger._lock:
+                assert isinstance(within(lambda: put(storage, 1), 15), list)
+            storage.batch_delete(SPACE, HASHES[:2])
+            assert 0 == storage.stats().nbytes
+
+    @pytest.mark.parametrize("call", ["exists", "delete"])
+    def test_what_was_not_asked_in_time_is_not_called_absent(
+        self, root: Path, call: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with opened(root, timeout_s=5) as storage:
+            put(storage, 0)
+            monkeypatch.setattr(Deadline, "passed", no_time_is_left)
+            method = storage.batch_exists if call == "exists" else storage.batch_delete
+            with pytest.raises(StorageTimeout):
+                method(SPACE, HASHES[:1])
+            monkeypatch.undo()
+            assert [0] == there(storage)
+
+    @pytest.mark.parametrize(
+        ("owner", "step"), [(Capacity, "_claim"), (PageFiles, "check")], ids=["evictions", "looks"]
+    )
+    def test_a_set_begins_no_step_after_its_deadline(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+    ) -> None:
+        """A slow file system: time is up with the third page that goes, or that is looked for."""
+        with opened(root, 40, timeout_s=LIMIT_S) as storage:
+            assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
+            real, steps = getattr(owner, step), list[int]()
+
+            def slow(*args: Any) -> Any:
+                steps.append(1)
+                return real(*args)
+
+            def left_s(_: Deadline) -> float:
+                return float(len(steps) < 3)
+
+            monkeypatch.setattr(owner, step, slow)
+            monkeypatch.setattr(Deadline, "remaining_s", left_s)
+
+            verdicts = storage.batch_set(SPACE, HASHES[40:80], [page()] * 40)
+
+            monkeypatch.undo()
+            assert len(steps) == 3
+            assert verdicts == storage.batch_exists(SPACE, HASHES[40:80])
+            assert storage.stats().counters["timeouts"] >= 37
+            assert used_nbytes(root) <= 40 * FILE_NBYTES
+
+
+class TestForeignFiles:
+    def test_what_lies_behind_a_symlink_is_left_alone(self, root: Path, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        blob = elsewhere / ("ab" + "12" * 31)
+        blob.write_bytes(b"x" * 5000)
+        os.utime(blob, (1, 1))
+        dead = tmp_path / "dead"
+        dead.mkdir()
+        (dead / "lock").touch()
+        (dead / "1").write_text("foreign")
+        opened(root).close()
+        (root / "spaces" / ("0" * 32)).mkdir()
+        (root / "spaces" / ("0" * 32) / "ab").symlink_to(elsewhere)
+        (root / "spaces" / ("1" * 32)).symlink_to(elsewhere)
+        (root / "writers" / ("0" * 16)).symlink_to(dead)
+
+        with opened(root, 2) as storage:
+            assert [True] * 4 == put(storage, 0, 1, 2, 3)
+        assert 5000 == blob.stat().st_size
+        assert "foreign" == (dead / "1").read_text()
+
+    def test_pages_are_neither_stored_nor_found_behind_a_symlink(
+        self, root: Path, tmp_path: Path
+    ) -> None:
+        """`clear` would not see them there."""
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        with opened(root) as storage:
+            file_of(root, 0).parent.symlink_to(elsewhere)
+            assert [False, True] == storage.batch_set(SPACE, HASHES[:2], [page(), page()])
+            assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
+            assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank()])
+            assert 1 == storage.clear(SPACE)
+        assert [] == list(elsewhere.iterdir())
+
+    @pytest.mark.parametrize("kind", ["text", "link", "directory", "pipe"])
+    def test_a_usage_of_another_program_is_refused_and_kept(
+        self, root: Path, tmp_path: Path, kind: str
+    ) -> None:
+        root.mkdir()
+        usage, thesis = root / "usage", tmp_path / "thesis"
+        thesis.write_text("a thesis of many pages" * 100)
+        if kind == "text":
+            usage.write_text("my precious quota notes\n")
+        elif kind == "link":
+            usage.symlink_to(thesis)
+        elif kind == "directory":
+            usage.mkdir()
+        else:
+            os.mkfifo(usage)
+        before = os.lstat(usage)
+
+        with pytest.raises(ConfigError, match="usage"):
+            opened(root)
+        assert (before.st_ino, before.st_size) == (os.lstat(usage).st_ino, os.lstat(usage).st_size)
+        assert 2200 == thesis.stat().st_size
+
+    def test_a_list_of_another_program_is_kept(self, root: Path) -> None:
+        (root / "survey").mkdir(parents=True)
+        notes = root / "survey" / "victims"
+        notes.write_text("my notes on victims of surveys, longer than a header")
+        with opened(root, 4) as storage:
+            assert [True] * 9 == put(storage, *range(9))
+            assert [5, 6, 7, 8] == there(storage)
+        assert notes.read_text().startswith("my notes")
+
+    @pytest.mark.parametrize("pages", [None, 4], ids=["unlimited", "limited"])
+    def test_an_implausible_usage_is_counted_again(self, root: Path, pages: int | None) -> None:
+        with opened(root) as storage:
+            put(storage, 0, 1)
+        (root / "usage").write_bytes(b"\xff" * 16)
+        with opened(root, pages) as storage:
+            assert [True] * 8 == put(storage, *range(2, 10))
+            if pages is not None:
+                assert [6, 7, 8, 9] == there(storage)
+
+
+class TestFailedOpens:
+    @pytest.mark.parametrize("step", ["usage", "power", "thread"])
+    def test_they_leave_nothing_behind(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        opened(root).close()
+        before = descriptors(), threading.active_count()
+        config: dict[str, Any] = {"capacity_nbytes": "1MiB"}
+        wanted: type[Exception] = ConfigError
+        if step == "usage":
+            (root / "usage").unlink()
+            (root / "usage").mkdir()
+        elif step == "power":
+            config["durability"] = "power"
+            monkeypatch.setattr(
+                "hicache_backends.file.sync_directory", failing("fsync", errno.EACCES)
+            )
+        else:
+            wanted = RuntimeError
+
+            def refuse(_: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        for _ in range(5):
+            with pytest.raises(wanted):
+                FileStorage.from_config({"path": str(root), **config})
+
+        assert before == (descriptors(), threading.active_count())
+        assert [] == list((root / "writers").iterdir())
+
+
+class TestCapacity:
+    def test_one_below_a_page_is_refused_with_both_figures(self, root: Path) -> None:
+        config = {"path": str(root), "capacity_nbytes": FILE_NBYTES - 1}
+        with FileStorage.from_config(config) as storage:
+            with pytest.raises(UnsupportedOperation, match=r"is 4159.*takes 4160 bytes"):
+                storage.open_space(SPACE)
+            storage.open_space(space(page_nbytes=4095))
+            assert 4095 == storage.capabilities.max_page_nbytes
+            assert 1 == len(list(storage.spaces()))
+
+    def test_one_that_costs_more_than_half_is_warned_of_with_both_figures(
+        self, root: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with opened(root) as storage:
+            put(storage, *range(10))
+        with caplog.at_level(logging.WARNING):
+            opened(root, 5).close()
+            assert [] == caplog.records
+        with opened(root) as storage:
+            put(storage, *range(10))
+        with caplog.at_level(logging.WARNING):
+            opened(root, 3).close()
+
+        (record,) = caplog.records
+        assert f"take {10 * FILE_NBYTES} bytes" in record.getMessage()
+        assert f"capacity_nbytes is {3 * FILE_NBYTES}" in record.getMessage()
+
+
+def test_an_idle_child_keeps_nothing_of_a_killed_parent_alive(root: Path) -> None:
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if not parent:
+        storage = opened(root, 4)
+        unpublished = storage._presences.get().writer
+        Path(unpublished.temp_path()).write_bytes(b"half a page")
+        unpublished.pend(1 << 30, Deadline(1))
+        if not os.fork():
+            os.write(writer, str(os.getpid()).encode())
+        time.sleep(LIMIT_S)
+        os._exit(0)
+    child = int(os.read(reader, 20))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    os.close(reader)
+    os.close(writer)
+    try:
+        with opened(root) as storage:
+            assert 1 == storage.stats().counters["dead_writers"]
+            assert 0 == pending_nbytes(str(root / "writers"))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_forked_under_a_lock_can_close(root: Path) -> None:
+    """Whatever lock of the parent another thread held at that moment."""
+    storage = opened(root, 4)
+    presence = storage._presences.get()
+    with presence.ledger._lock, presence.writer._lock, presence._changed:
+        child = os.fork()
+        if not child:
+            os._exit(0 if within(storage.close, 30) is None else 1)
+    assert 0 == os.waitpid(child, 0)[1]
+    storage.close()
+
+
+def test_a_process_that_opens_a_new_root_takes_no_room_from_one_that_was_quicker(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beaten(layout: Layout) -> bool:
+        """Another process sets five pages between the look and what follows from it."""
+        Path(layout.usage).write_bytes((5 * FILE_NBYTES).to_bytes(8, "little") + bytes(8))
+        return True
+
+    monkeypatch.setattr(Layout, "is_new", beaten)
+    with opened(root) as storage:
+        assert 5 * FILE_NBYTES == storage.stats().nbytes
+
+
+_FIRST_WRITE = """
+import resource, signal, sys
+from hicache_backends.file.ledger import Ledger, Totals
+from hicache_storage.backend_support.deadline import Deadline
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+Ledger(sys.argv[1]).settle(100, 0, Totals(0, 0), Deadline(5))
+"""
+
+
+class TestLedgerOfAKilledProcess:
+    """A process may end between any two steps of its first write."""
+
+    @pytest.mark.parametrize("nbytes", [0, 16])
+    def test_zeros_are_counted_again(self, tmp_path: Path, nbytes: int) -> None:
+        opened = FileStorage.from_config({"path": str(tmp_path)})
+        opened.close()
+        (tmp_path / "usage").write_bytes(bytes(nbytes))
+
+        ledger = Ledger(str(tmp_path / "usage"))
+
+        assert ledger.doubtful
+        ledger.close()
+
+    def test_its_file_never_has_the_size_of_a_foreign_one(self, tmp_path: Path) -> None:
+        sizes: set[int] = set()
+        for limit_nbytes in range(20):
+            path = tmp_path / f"{limit_nbytes}" / "usage"
+            path.parent.mkdir()
+            done = subprocess.run(
+                [sys.executable, "-c", _FIRST_WRITE, str(path), str(limit_nbytes)], check=False
+            )
+            assert done.returncode in (0, -signal.SIGXFSZ)
+            sizes.add(path.stat().st_size)
+
+        assert sizes == {0, 16}

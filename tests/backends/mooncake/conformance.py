@@ -1,0 +1,147 @@
+"""The kit's verdict on `mooncake`, over a real master: `make conformance-mooncake`.
+
+`make test` runs what `in_quick_runs` names, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from hicache_conformance import Scratch, StorageConformance
+from hicache_conformance.run.subject import Subject
+from servers import MooncakeMaster, MooncakeNode, load_mooncake
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_storage.keys import KeySpace
+
+load_mooncake()
+_backend: Any = importlib.import_module("hicache_backends.mooncake")
+
+_native: Any = importlib.import_module("mooncake.store")
+
+pytestmark = pytest.mark.slow
+
+NODE_SEGMENT = "1gb"
+
+
+@contextmanager
+def admin_of(master: MooncakeMaster) -> Generator[Any]:
+    """A bare client, for what happens behind the store's back."""
+    client = _native.MooncakeDistributedStore()
+    address = f"127.0.0.1:{master.port}"
+    assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 128 << 20, "tcp", "", address) == 0
+    yield client
+    client.close()
+
+
+def _pinned() -> Any:
+    config = _native.ReplicateConfig()
+    config.with_hard_pin = True
+    return config
+
+
+class OnOneMaster(Subject):
+    """One master for all tests of a class: a tag a test keeps them apart."""
+
+    storage_class = _backend.MooncakeStorage
+    fields: ClassVar[dict[str, Any]]
+    """Of the config, beside where the master is."""
+    node_segment: ClassVar[str] = ""
+    """What a process that does nothing else lends; nothing, where there is none."""
+    ballast_mib: ClassVar[int] = 0
+    """Of its memory, what is taken and stays so."""
+    shared_master: ClassVar[MooncakeMaster]
+    admin: ClassVar[Any]
+    rooms: ClassVar[pytest.TempPathFactory]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+        cls.rooms = tmp_path_factory
+        with ExitStack() as stack:
+            cls.shared_master = stack.enter_context(cls.cluster())
+            # As in an engine, one that stays open: storages of one config in a process share its client,
+            # and to close that takes two seconds. The kit's other processes have clients of their own.
+            stack.enter_context(cls.storage_class.from_config(cls.config_of(cls.shared_master)))
+            cls.admin = stack.enter_context(admin_of(cls.shared_master))
+            for number in range(cls.ballast_mib):
+                assert cls.admin.put(f"ballast/{number}", bytes(1 << 20), _pinned()) == 0
+            yield
+
+    @classmethod
+    @contextmanager
+    def cluster(cls) -> Generator[MooncakeMaster, None, None]:
+        """A master, and where there is one, its node."""
+        directory = cls.rooms.mktemp("master")
+        # What dead writers leave is forgotten soon.
+        forgets = (
+            "--client_ttl=3",
+            "--put_start_discard_timeout_sec=2",
+            "--put_start_release_timeout_sec=3",
+        )
+        with MooncakeMaster(directory, *forgets) as master:
+            if not cls.node_segment:
+                yield master
+                return
+            with MooncakeNode(master, cls.node_segment):
+                yield master
+
+    @classmethod
+    def config_of(cls, master: MooncakeMaster) -> dict[str, Any]:
+        return master.config(timeout_s=5, **cls.fields)
+
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        self._tag = scratch.prefix
+        master = getattr(self, "_own_master", self.shared_master)
+        return {**self.config_of(master), "extra_backend_tag": self._tag}
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        return self.admin.get(self._key(space, page_hash)) or None
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        key = self._key(space, page_hash)
+        self.admin.remove(key, True)
+        if data:  # an empty object can't be
+            assert self.admin.put(key, data) == 0
+
+    @contextmanager
+    def server(self) -> Generator[MooncakeMaster, None, None]:
+        with self.cluster() as self._own_master:
+            yield self._own_master
+
+    def _key(self, space: KeySpace, page_hash: str) -> str:
+        return f"{self._tag}/{space.id}/{page_hash}"
+
+
+class TestMooncake(OnOneMaster, StorageConformance):
+    """Engines that lend nothing, and a node that lends its memory: pages outlive their writers."""
+
+    fields: ClassVar[dict[str, Any]] = {"global_segment_size": 0}
+    node_segment = NODE_SEGMENT
+    in_quick_runs = (
+        "kv_(003_any|005|007_a_deleted_page_is|008_every|103_clear_spares_look|104_scan|202|303_u"
+        "|304_a_s.*(refuses|silent)|305_(a_late_page|it_works_again_after_the)|306_it"
+        "|402_a_connection|403_a_damaged_object_is|404_a_flipped_bit_is|501_readers|502_a_page_set)"
+    )
+
+
+class TestEachLends(OnOneMaster, StorageConformance):
+    """Every process that opens a storage lends memory, and takes its pages along when it dies."""
+
+    fields: ClassVar[dict[str, Any]] = {"global_segment_size": "512mb"}
+    in_quick_runs = "kv_(003_any|502_processes)"
+
+
+class TestFull(OnOneMaster, StorageConformance):
+    """A cluster with room for some dozens of pages. Most checks need more."""
+
+    fields: ClassVar[dict[str, Any]] = {"global_segment_size": 0}
+    node_segment = "16mb"
+    ballast_mib = 15  # a segment has 16 at least
+    concerns = "kv_006"
+    in_quick_runs = "kv_006_a_page_that_has"

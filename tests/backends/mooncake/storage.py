@@ -1,0 +1,405 @@
+"""`mooncake` against a real master: what the client library would do wrong, and does not here."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import threading
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pages import blank, hash_of, page, space
+from servers import MooncakeMaster, load_mooncake, wait_until
+
+from hicache_storage import open_storage
+from hicache_storage.errors import (
+    BackendNotInstalled,
+    StorageClosed,
+    StorageTimeout,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
+from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from hicache_storage.storage import HiCacheStorage
+
+load_mooncake()
+native_module: Any = importlib.import_module("mooncake.store")
+
+driver: Any = importlib.import_module("hicache_backends.mooncake.driver")
+orphans: Any = importlib.import_module("hicache_backends.mooncake.deferred_closes").DEFERRED_CLOSES
+
+SPACE = space()
+A, B, C = hash_of(1), hash_of(2), hash_of(3)
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
+    with (
+        MooncakeMaster(tmp_path_factory.mktemp("master")) as started,
+        opened(started),  # its native client is every test's: to close one takes two seconds
+    ):
+        yield started
+
+
+@pytest.fixture
+def own_master(tmp_path: Path) -> Iterator[MooncakeMaster]:
+    """A master that a test may kill."""
+    with MooncakeMaster(tmp_path / "master") as started:
+        yield started
+
+
+@pytest.fixture
+def store(master: MooncakeMaster, tmp_path: Path) -> Iterator[HiCacheStorage]:
+    with opened(master, extra_backend_tag=tmp_path.name) as storage:
+        yield storage
+
+
+def opened(master: MooncakeMaster, **fields: Any) -> HiCacheStorage:
+    storage = open_storage("mooncake", master.config(**{"timeout_s": 3, **fields}))
+    storage.open_space(SPACE)
+    return storage
+
+
+def native_of(storage: HiCacheStorage) -> Any:
+    return vars(storage)["_client"]._native
+
+
+def key_of(storage: HiCacheStorage, page_hash: str) -> str:
+    return f"{vars(storage)['_prefix']}{SPACE.id}/{page_hash}"
+
+
+def test_a_page_of_registered_memory_moves_without_a_copy(
+    store: HiCacheStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bytearray(page(seed=1).tobytes() + bytes(8192))
+    store.register_buffer(pool)
+    monkeypatch.setattr("hicache_backends.mooncake.transfers._staging", pytest.fail)
+    view = memoryview(pool)
+
+    assert [True] == store.batch_set(SPACE, [A], [Page(view[:100], view[100:4096])])
+    assert [True] == store.batch_get(SPACE, [A], [Page(view[5000:5001], view[8000:12095])])
+    assert pool[5000:5001] + pool[8000:12095] == page(seed=1).tobytes()
+    store.unregister_buffer(pool)
+
+
+def test_a_buffer_that_two_storages_register_stays_registered_for_the_second(
+    store: HiCacheStorage, master: MooncakeMaster
+) -> None:
+    pool = bytearray(4096)
+    with opened(master) as other:
+        other.register_buffer(pool)
+        store.register_buffer(pool)
+    client = vars(store)["_client"]
+
+    assert client.registered.outside([Page(pool)], [0]) == []
+    store.unregister_buffer(pool)
+    assert client.registered.outside([Page(pool)], [0]) == [0]
+
+
+def test_a_buffer_that_overlaps_another_is_counted_and_its_pages_are_copied(
+    store: HiCacheStorage,
+) -> None:
+    pool = memoryview(bytearray(8192))
+    store.register_buffer(pool[:4096])
+    store.register_buffer(pool[2048:])
+    assert store.stats().counters["buffers_not_registered"] == 1
+    assert [True] == store.batch_set(SPACE, [A], [Page(pool[2048:6144])])
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, 4097, 9000])
+def test_an_object_of_another_size_is_a_miss_and_the_next_set_heals_it(
+    store: HiCacheStorage, nbytes: int
+) -> None:
+    native_of(store).put(key_of(store, A), bytes(nbytes))
+
+    assert [False] == store.batch_get(SPACE, [A], [blank()])
+    assert [True] == store.batch_set(SPACE, [A], [page(seed=1)])
+    assert [True] == store.batch_get(SPACE, [A], [found := blank()])
+    assert page(seed=1).tobytes() == found.tobytes()
+
+
+def test_a_page_that_was_just_read_is_deleted_when_its_lease_has_ended(
+    store: HiCacheStorage,
+) -> None:
+    store.batch_set(SPACE, [A], [page()])
+    store.batch_get(SPACE, [A], [blank()])
+
+    assert [True, True] == store.batch_delete(SPACE, [A, B])
+    assert [False] == store.batch_exists(SPACE, [A])
+
+
+def test_a_page_that_is_leased_for_longer_than_a_call_may_take_is_not_deleted(
+    tmp_path: Path,
+) -> None:
+    with (
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=60s") as master,
+        opened(master, timeout_s=0.5) as storage,
+    ):
+        storage.batch_set(SPACE, [A, B], [page(), page()])
+        storage.batch_get(SPACE, [A], [blank()])
+
+        assert [False, True] == storage.batch_delete(SPACE, [A, B])
+        assert storage.stats().counters["leased_pages"] == 1
+        with pytest.raises(StorageTimeout, match="1 pages are leased"):
+            storage.clear(SPACE)
+        assert [True] == storage.batch_get(SPACE, [A], [blank()])
+
+
+def test_clear_removes_the_pages_of_one_key_space_only(store: HiCacheStorage) -> None:
+    other = space(model="other")
+    store.open_space(other)
+    native = native_of(store)
+    native.put(f"x{key_of(store, A)}", b"another program's")
+    for where in (SPACE, other):
+        store.batch_set(where, [A, B], [page(), page()])
+    store.batch_get(SPACE, [A], [blank()])
+
+    assert store.clear(SPACE) == 2
+    assert [False, False] == store.batch_exists(SPACE, [A, B])
+    assert [True, True] == store.batch_exists(other, [A, B])
+    assert native.is_exist(f"x{key_of(store, A)}") == 1
+    assert {SPACE, other} == set(store.spaces())
+
+
+def test_a_tag_is_taken_literally(master: MooncakeMaster) -> None:
+    with (
+        opened(master, extra_backend_tag="a.b") as one,
+        opened(master, extra_backend_tag="axb") as two,
+    ):
+        one.batch_set(SPACE, [A], [page()])
+        two.batch_set(SPACE, [A], [page()])
+
+        assert one.clear(SPACE) == 1
+        assert [A] == [info.page_hash for info in two.scan(SPACE)]
+
+
+def test_storages_of_one_config_share_a_client(
+    store: HiCacheStorage, master: MooncakeMaster
+) -> None:
+    with opened(master) as other:
+        assert native_of(other) is native_of(store)
+    assert native_of(store).is_exist("nothing") == 0  # the first to close left it open
+
+
+def test_a_full_cluster_refuses_pages_until_there_is_room(
+    own_master: MooncakeMaster,
+) -> None:
+    large = space(page_nbytes=1 << 20)
+    hashes = [hash_of(number) for number in range(40)]
+    with opened(own_master, global_segment_size="32mb") as storage:
+        storage.open_space(large)
+        stored = storage.batch_set(
+            large, hashes, [page(1 << 20, seed=number) for number in range(40)]
+        )
+        targets = [blank(1 << 20) for _ in hashes]
+        read = storage.batch_get(large, hashes, targets)
+
+        assert 0 < stored.count(True) < 40
+        assert storage.stats().counters["refused_pages"] == stored.count(False)
+        for number, (ok, target) in enumerate(zip(read, targets, strict=True)):
+            assert not ok or target.tobytes() == page(1 << 20, seed=number).tobytes()
+        storage.clear(large)
+        assert [True] == storage.batch_set(large, [hash_of(40)], [page(1 << 20)])
+
+
+def test_a_killed_master_is_an_error_at_once_and_works_again_when_it_is_back(
+    own_master: MooncakeMaster,
+) -> None:
+    with opened(own_master) as storage:
+        storage.batch_set(SPACE, [A], [page()])
+        own_master.stop()
+        for _ in range(3):
+            began_s = time.monotonic()
+            with pytest.raises(StorageUnavailable):
+                storage.batch_get(SPACE, [A], [blank()])
+            assert time.monotonic() - began_s < 4
+        own_master.start()
+
+        assert [False] == storage.batch_exists(SPACE, [A])  # it forgot everything
+        wait_until(lambda: storage.batch_set(SPACE, [A], [page()]) == [True])
+        storage.batch_set(SPACE, [B], [page()])
+        assert [SPACE] == list(storage.spaces())  # the manifest came back with the pages
+
+
+def test_a_master_that_hangs_is_a_timeout_and_close_still_ends(own_master: MooncakeMaster) -> None:
+    storage = opened(own_master, timeout_s=1)
+    own_master.pause()
+    wait_until(lambda: not own_master._is_ready())  # its threads stop one after another
+    for call in (
+        lambda: storage.batch_exists(SPACE, [A]),
+        lambda: storage.batch_get(SPACE, [A], [blank()]),
+        lambda: storage.batch_set(SPACE, [A], [page()]),
+        lambda: storage.batch_delete(SPACE, [A]),
+        lambda: storage.clear(SPACE),
+        lambda: list(storage.spaces()),
+    ):
+        began_s = time.monotonic()
+        with pytest.raises(StorageTimeout):
+            call()
+        assert time.monotonic() - began_s < 2
+    began_s = time.monotonic()
+    storage.close()
+    assert time.monotonic() - began_s < 10
+    own_master.resume()
+    wait_until(lambda: not overdue())
+
+
+def overdue() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("hicache-mooncake")]
+
+
+def test_opening_on_a_master_that_hangs_is_a_timeout_and_stops_nobody(
+    own_master: MooncakeMaster,
+) -> None:
+    own_master.pause()
+    wait_until(lambda: not own_master._is_ready())  # its threads stop one after another
+    began_s = time.monotonic()
+    with pytest.raises(StorageTimeout):
+        opened(own_master, timeout_s=1)
+    assert time.monotonic() - began_s < 2
+    own_master.resume()
+
+
+def test_a_master_that_hangs_is_noticed_without_its_http_port(own_master: MooncakeMaster) -> None:
+    own_master.pause()
+    wait_until(lambda: not own_master._is_ready())
+    with pytest.raises(StorageTimeout):
+        opened(own_master, timeout_s=1, master_metrics_port=1)
+    own_master.resume()
+
+
+def segments_of(master: MooncakeMaster) -> list[str]:
+    url = f"http://127.0.0.1:{master.metrics_port}/get_all_segments"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read(), "utf-8").split()
+
+
+def test_a_client_that_was_closed_without_its_master_leaves_when_that_is_back(
+    own_master: MooncakeMaster,
+) -> None:
+    storage = opened(own_master)
+    assert len(segments_of(own_master)) == 1
+    own_master.stop()
+    storage.close()
+    own_master.start()
+
+    wait_until(lambda: not orphans._waiting)
+    assert segments_of(own_master) == []
+
+
+def test_closing_on_a_master_that_hangs_stops_nobody(own_master: MooncakeMaster) -> None:
+    storage = opened(own_master, timeout_s=1)
+    own_master.pause()
+    wait_until(lambda: not own_master._is_ready())  # its threads stop one after another
+    began_s = time.monotonic()
+    storage.close()
+    assert time.monotonic() - began_s < 3
+    own_master.resume()
+
+
+def test_no_master_is_unavailable_at_once(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(StorageUnavailable, match="is mooncake_master running"):
+        open_storage("mooncake", MooncakeMaster(tmp_path).config())
+    assert time.monotonic() - began_s < 1
+
+
+def test_no_native_call_is_made_after_close(master: MooncakeMaster) -> None:
+    storage = opened(master, global_segment_size="32mb")  # a client of its own
+    client = vars(storage)["_client"]
+    storage.close()
+    storage.close()
+
+    with pytest.raises(StorageClosed):
+        storage.batch_exists(SPACE, [A])
+    with pytest.raises(StorageClosed):
+        client.ask(pytest.fail, 1)  # what the native client does now is a crash
+
+
+def test_a_tenant_s_pages_are_not_listed(master: MooncakeMaster) -> None:
+    with (
+        opened(master, tenant_id="somebody") as storage,
+        pytest.raises(UnsupportedOperation),
+    ):
+        storage.scan(SPACE)
+
+
+THEIRS = [hash_of(number) for number in range(100, 164)]
+
+
+def hold_a_segment(config: dict[str, Any], pipe: Connection) -> None:
+    """Another process: it stores pages, of which some go to a segment of its own, and reads one."""
+    load_mooncake()
+    with open_storage("mooncake", config) as storage:
+        storage.open_space(SPACE)
+        stored = storage.batch_set(SPACE, THEIRS, [page(seed=2) for _ in THEIRS])
+        read = storage.batch_get(SPACE, [A], [found := blank()])
+        pipe.send((all(stored), read, found.tobytes()))
+        pipe.recv()
+
+
+def test_a_read_that_takes_longer_than_its_lease_is_a_miss(tmp_path: Path) -> None:
+    large = space(page_nbytes=32 << 20)
+    with (
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=1ms") as master,
+        opened(master) as storage,
+    ):
+        storage.open_space(large)
+        assert [True] == storage.batch_set(large, [A], [page(32 << 20)])
+        assert [False] == storage.batch_get(large, [A], [blank(32 << 20)])
+
+
+def test_two_processes_on_two_segments_share_pages_and_a_dead_one_s_are_misses(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with (  # a lease that lasts while the client waits for the dead
+        MooncakeMaster(tmp_path, "--default_kv_lease_ttl=10s") as own_master,
+        opened(own_master) as storage,
+    ):
+        storage.batch_set(SPACE, [A], [page(seed=1)])
+        peer = context.Process(target=hold_a_segment, args=(own_master.config(), there))
+        peer.start()
+        assert (True, [True], page(seed=1).tobytes()) == here.recv()
+        shared = [blank() for _ in THEIRS]
+        assert all(storage.batch_get(SPACE, THEIRS, shared))
+        assert {page(seed=2).tobytes()} == {found.tobytes() for found in shared}
+
+        peer.kill()
+        peer.join()
+        began_s = time.monotonic()
+        left = storage.batch_get(SPACE, [A, *THEIRS], [blank() for _ in [A, *THEIRS]])
+        assert time.monotonic() - began_s < 5
+        assert left[0] is True
+        assert False in left
+    here.close()
+    there.close()
+
+
+def test_a_wheel_without_the_system_s_libraries_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("libibverbs.so.1: cannot open shared object file: No such file")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(BackendNotInstalled, match=r"libibverbs\.so\.1 .*apt install"):
+        driver.load()
+
+
+def test_a_wheel_without_the_gpu_s_driver_says_which_other_to_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("libcuda.so.1: cannot open shared object file: No such file")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(BackendNotInstalled, match=r"libcuda\.so\.1 .*non-cuda"):
+        driver.load()

@@ -1,0 +1,196 @@
+"""The redis backend on clusters and behind sentinels: slots that move, servers that fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hicache_backends.redis import RedisStorage
+from hicache_backends.redis.layout import SpaceKeys
+from pages import blank, hash_of, page, space
+from redis.crc import key_slot
+from redis_servers import SentinelServer, client_of_one
+from servers import RedisCluster, RedisServer, free_port, wait_until
+
+from hicache_storage import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HASHES = [hash_of(number) for number in range(60)]
+PREFIX = "test:"
+KEYS = SpaceKeys(PREFIX, space())
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: RedisCluster) -> RedisCluster:
+    """A cluster with nothing in it."""
+    for node in shared.nodes:
+        client_of_one(node).flushall()
+    return shared
+
+
+@pytest.fixture
+def storage(cluster: RedisCluster) -> Iterator[RedisStorage]:
+    with RedisStorage.from_config({"url": cluster.url, "prefix": PREFIX}) as storage:
+        yield storage
+
+
+def set_all(storage: RedisStorage) -> list[bool]:
+    return storage.batch_set(space(), HASHES, [page(4096, seed) for seed in range(len(HASHES))])
+
+
+def must_get_all(storage: RedisStorage) -> None:
+    pages = [blank() for _ in HASHES]
+    assert [True] * len(HASHES) == storage.batch_get(space(), HASHES, pages)
+    for seed, one in enumerate(pages):
+        assert page(4096, seed).tobytes() == one.tobytes()
+
+
+class Move:
+    """A slot with pages on its way from one server to another."""
+
+    def __init__(self, cluster: RedisCluster, page_hash: str) -> None:
+        self.slot = key_slot(KEYS.page(page_hash))
+        self._cluster = cluster
+        self._ids = {
+            node: client_of_one(node).execute_command("CLUSTER", "MYID") for node in cluster.nodes
+        }
+        self.source = next(node for node in cluster.nodes if self._has_slot(node))
+        self.target = next(node for node in cluster.nodes if node is not self.source)
+
+    def _has_slot(self, node: RedisServer) -> bool:
+        for first, last, master, *_ in client_of_one(node).execute_command("CLUSTER", "SLOTS"):
+            if first <= self.slot <= last:
+                return bool(master[1] == node.port)
+        return False
+
+    def begin(self) -> None:
+        ids = {node: text.decode() for node, text in self._ids.items()}
+        self._set_slot(self.target, "IMPORTING", ids[self.source])
+        self._set_slot(self.source, "MIGRATING", ids[self.target])
+
+    def carry(self, *keys: bytes) -> None:
+        """Take these keys over, or all."""
+        taken = keys or client_of_one(self.source).execute_command(
+            "CLUSTER", "GETKEYSINSLOT", self.slot, 1000
+        )
+        if taken:
+            client_of_one(self.source).execute_command(
+                *("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *taken)
+            )
+
+    def end(self) -> None:
+        for node in (self.target, self.source, *self._cluster.nodes):
+            self._set_slot(node, "NODE", self._ids[self.target].decode())
+
+    def _set_slot(self, node: RedisServer, *what: str) -> None:
+        client_of_one(node).execute_command("CLUSTER", "SETSLOT", self.slot, *what)
+
+
+class TestCluster:
+    def test_pages_of_a_key_space_are_on_every_server(
+        self, cluster: RedisCluster, storage: RedisStorage
+    ) -> None:
+        assert [True] * len(HASHES) == set_all(storage)
+
+        assert all(client_of_one(node).dbsize() > 10 for node in cluster.nodes)
+        must_get_all(storage)
+
+    def test_it_is_found_out_that_a_server_is_one_of_many(self, cluster: RedisCluster) -> None:
+        for node in cluster.nodes:
+            with RedisStorage.from_config({"url": node.url, "prefix": PREFIX}) as storage:
+                set_all(storage)
+                must_get_all(storage)
+
+    def test_a_slot_that_has_moved_is_found(
+        self, cluster: RedisCluster, storage: RedisStorage
+    ) -> None:
+        set_all(storage)
+        move = Move(cluster, HASHES[0])
+        move.begin()
+        move.carry()
+        move.end()
+
+        must_get_all(storage)
+        assert storage.stats().counters["redirected"] > 0
+        assert [True] * len(HASHES) == storage.batch_delete(space(), HASHES)
+        assert [True] * len(HASHES) == set_all(storage)
+        assert len(HASHES) == len(list(storage.scan(space())))
+
+    @pytest.mark.parametrize("index_first", [True, False])
+    def test_a_slot_on_its_way_works(
+        self, cluster: RedisCluster, storage: RedisStorage, *, index_first: bool
+    ) -> None:
+        """Some of its keys are there already; what is new goes where it will be."""
+        victim, late = HASHES[1], HASHES[1][:2] + HASHES[2][2:]
+        set_all(storage)
+        move = Move(cluster, victim)
+        move.begin()
+        move.carry(KEYS.index(victim[:2]) if index_first else KEYS.page(victim))
+
+        must_get_all(storage)
+        assert [False] == storage.batch_exists(space(), [late])
+        assert [True] == storage.batch_set(space(), [late], [page()])
+        assert [True] == storage.batch_get(space(), [late], [blank()])
+        move.carry()
+        move.end()
+        must_get_all(storage)
+        listed = {info.page_hash for info in storage.scan(space())}
+        assert {*HASHES, late} == listed
+        assert len(HASHES) + 1 == storage.clear(space())
+
+    def test_a_server_that_fails_costs_its_own_pages_only(
+        self, cluster: RedisCluster, storage: RedisStorage
+    ) -> None:
+        set_all(storage)
+        lost = cluster.nodes[2]
+        lost.stop()
+        try:
+            verdicts = storage.batch_get(space(), HASHES, [blank() for _ in HASHES])
+            assert True in verdicts
+            assert False in verdicts
+            assert verdicts == storage.batch_exists(space(), HASHES)
+        finally:
+            lost.start()
+        wait_until(lambda: all(_takes_all(storage) for _ in range(2)))
+        must_get_all(storage)
+
+
+def _takes_all(storage: RedisStorage) -> bool:
+    try:
+        return all(set_all(storage))
+    except StorageUnavailable:
+        return False
+
+
+class TestSentinels:
+    def test_the_master_is_found_and_its_successor_too(self, tmp_path: Path) -> None:
+        with (
+            RedisServer(tmp_path / "first") as master,
+            RedisServer(tmp_path / "second", "--replicaof", f"127.0.0.1 {master.port}") as replica,
+            SentinelServer(tmp_path / "sentinel", master.port) as sentinel,
+        ):
+            config = {
+                "url": "redis://",
+                "sentinels": [f"127.0.0.1:{free_port()}", f"127.0.0.1:{sentinel.port}"],
+                "sentinel_master": sentinel.master,
+                "timeout_s": 3,
+            }
+            sentinel.wait_until_it_knows_a_replica()
+            with RedisStorage.from_config(config) as storage:
+                assert [True] * len(HASHES) == set_all(storage)
+                must_get_all(storage)
+                wait_until(
+                    lambda: client_of_one(replica).dbsize() == client_of_one(master).dbsize()
+                )
+                master.stop()
+                wait_until(lambda: _takes_all(storage))
+                must_get_all(storage)

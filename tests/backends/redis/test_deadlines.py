@@ -1,0 +1,328 @@
+"""The time that calls of the redis backend take, whatever the server does."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.redis import RedisSettings, RedisStorage
+from hicache_backends.redis.address import Address
+from hicache_backends.redis.connection import Wire
+from hicache_backends.redis.session import Session
+from pages import blank, hash_of, page, space
+from redis_servers import RespServer, array, bulk, hole, usual
+from servers import wait_until
+
+from hicache_storage import StorageClosed, StorageTimeout, StorageUnavailable
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.backend_support.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from hicache_backends.redis.server_pool import Node
+
+LIMIT_S = 0.4
+LATE_S = LIMIT_S + 1.0
+"""What the capability `bounded` allows."""
+SPACE = space()
+NBYTES = SPACE.stored_nbytes
+
+
+def opened(server: RespServer, **config: Any) -> RedisStorage:
+    return RedisStorage.from_config({"url": server.url, "timeout_s": LIMIT_S, **config})
+
+
+def took_s(call: Callable[[], object]) -> float:
+    """How long a call takes that must end as a time-out, or as a store that is not there."""
+    began_s = time.monotonic()
+    with pytest.raises((StorageTimeout, StorageUnavailable)):
+        call()
+    return time.monotonic() - began_s
+
+
+def calls_of(storage: RedisStorage) -> dict[str, Callable[[], object]]:
+    hashes, pages = [hash_of(number) for number in range(4)], [page() for _ in range(4)]
+    return {
+        "open_space": lambda: storage.open_space(space(model="another")),
+        "exists": lambda: storage.batch_exists(SPACE, hashes),
+        "get": lambda: storage.batch_get(SPACE, hashes, [blank() for _ in hashes]),
+        "set": lambda: storage.batch_set(SPACE, hashes, pages),
+        "delete": lambda: storage.batch_delete(SPACE, hashes),
+        "spaces": lambda: list(storage.spaces()),
+        "scan": lambda: list(storage.scan(SPACE)),
+        "clear": lambda: storage.clear(SPACE),
+    }
+
+
+CALLS = ("open_space", "exists", "get", "set", "delete", "spaces", "scan", "clear")
+
+
+@contextmanager
+def signals(every_s: float) -> Generator[None, None, None]:
+    """Interrupt this thread's system calls again and again."""
+    before = signal.signal(signal.SIGALRM, _nothing)
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _nothing(number: int, frame: object) -> None:
+    """Handle a signal: it must have a handler in order to interrupt a system call."""
+
+
+class Fault:
+    """A server that is well until something happens to it."""
+
+    def __init__(self) -> None:
+        self.happens: Callable[[list[bytes]], bytes | None] | None = None
+
+    def answer(self, command: list[bytes]) -> bytes | None:
+        return usual(command) if self.happens is None else self.happens(command)
+
+
+@pytest.fixture
+def fault() -> Fault:
+    return Fault()
+
+
+@pytest.fixture
+def server(fault: Fault) -> Iterator[RespServer]:
+    with RespServer(fault.answer) as server:
+        yield server
+
+
+@pytest.fixture
+def storage(server: RespServer) -> Iterator[RedisStorage]:
+    with opened(server) as storage:
+        storage.open_space(SPACE)
+        yield storage
+
+
+class TestSilence:
+    @pytest.mark.parametrize("name", CALLS)
+    def test_every_call_ends_in_time(self, storage: RedisStorage, fault: Fault, name: str) -> None:
+        fault.happens = lambda _: None
+
+        assert took_s(calls_of(storage)[name]) < LATE_S
+
+    def test_half_a_reply_is_silence(self, storage: RedisStorage, fault: Fault) -> None:
+        halves = {b"GET": b"$%d\r\nhalf a page" % NBYTES, b"STRLEN": b":12", b"UNLINK": b":"}
+        fault.happens = lambda command: halves.get(command[0], usual(command))
+
+        for name in ("exists", "get", "set", "delete"):
+            assert took_s(calls_of(storage)[name]) < LATE_S
+
+    def test_a_page_is_not_touched_after_the_call(
+        self, server: RespServer, storage: RedisStorage, fault: Fault
+    ) -> None:
+        late = threading.Event()
+        fault.happens = lambda command: usual(command) if command[0] != b"GET" else _when(late)
+        one = blank()
+        with pytest.raises(StorageTimeout):
+            storage.batch_get(SPACE, [hash_of(1)], [one])
+        late.set()
+        wait_until(lambda: not any(thread.name == "late" for thread in threading.enumerate()))
+        fault.happens = None
+
+        assert [False] == storage.batch_exists(SPACE, [hash_of(1)])
+        assert blank().tobytes() == one.tobytes()
+
+
+def _when(event: threading.Event) -> bytes:
+    event.wait(10)
+    return bulk(page().tobytes())
+
+
+class TestDrips:
+    @pytest.mark.parametrize("name", ["exists", "get", "set", "delete", "spaces", "scan"])
+    def test_a_byte_now_and_then_prolongs_nothing(self, name: str) -> None:
+        with Dripping() as server, opened(server) as storage:
+            storage.open_space(SPACE)
+            server.drips = True
+
+            assert took_s(calls_of(storage)[name]) < LATE_S
+
+
+class Dripping(RespServer):
+    """It answers byte by byte, and never to the end."""
+
+    def __init__(self) -> None:
+        super().__init__(usual)
+        self.drips = False
+
+    def _serve(self, connection: socket.socket) -> None:
+        self.answer = partial(self._dripped, connection)
+        super()._serve(connection)
+
+    def _dripped(self, connection: socket.socket, command: list[bytes]) -> bytes | None:
+        if not self.drips:
+            return usual(command)
+        connection.sendall(b"$%d\r\n" % NBYTES if command[0] == b"GET" else b"-")
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.02)
+
+
+class TestSignals:
+    @pytest.mark.parametrize("name", ["exists", "get", "set", "delete"])
+    def test_they_do_not_begin_the_time_again(
+        self, storage: RedisStorage, fault: Fault, name: str
+    ) -> None:
+        fault.happens = lambda _: None
+        with signals(LIMIT_S / 20):
+            assert took_s(calls_of(storage)[name]) < LATE_S
+
+    def test_they_do_not_in_the_middle_of_a_page(self, storage: RedisStorage, fault: Fault) -> None:
+        half = b"$%d\r\n" % NBYTES + b"x" * (NBYTES // 2)
+        fault.happens = lambda command: half if command[0] == b"GET" else usual(command)
+        with signals(LIMIT_S / 20):
+            get = partial(storage.batch_get, SPACE, [hash_of(1)], [blank()])
+            assert took_s(get) < LATE_S
+
+    def test_they_do_not_while_nobody_reads_what_is_sent(self, fault: Fault) -> None:
+        large = space(page_nbytes=16 << 20)
+        with Deaf() as server, opened(server) as storage, signals(LIMIT_S / 20):
+            storage.open_space(large)
+            server.is_deaf.set()
+            given = [page(16 << 20)]
+            assert took_s(lambda: storage.batch_set(large, [hash_of(1)], given)) < LATE_S
+
+    def test_they_do_not_while_a_connection_is_made(self) -> None:
+        with hole() as port, signals(LIMIT_S / 20):
+            url = f"redis://127.0.0.1:{port}"
+            config = {"url": url, "timeout_s": LIMIT_S}
+            assert took_s(lambda: RedisStorage.from_config(config)) < LATE_S
+
+    def test_they_do_not_in_a_handshake(self) -> None:
+        with RespServer(lambda _: None) as silent, signals(LIMIT_S / 20):
+            config = {"url": f"rediss://127.0.0.1:{silent.port}", "timeout_s": LIMIT_S}
+            assert took_s(lambda: RedisStorage.from_config(config)) < LATE_S
+
+
+class Deaf(RespServer):
+    """It reads no page."""
+
+    def __init__(self) -> None:
+        super().__init__(self._hears)
+        self.is_deaf = threading.Event()
+        self._ends = threading.Event()
+
+    def _hears(self, command: list[bytes]) -> bytes:
+        if self.is_deaf.is_set() and command[0] == b"STRLEN":
+            self.answer = self._sleeps
+        return usual(command)
+
+    def _sleeps(self, command: list[bytes]) -> bytes | None:
+        self._ends.wait(30)
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ends.set()
+        super().__exit__(*exc_info)
+
+
+class TestSentinels:
+    def test_they_and_those_who_wait_for_them_keep_the_time_of_the_call(self) -> None:
+        silent = threading.Event()
+
+        def master_says(command: list[bytes]) -> bytes | None:
+            return None if silent.is_set() else usual(command)
+
+        def sentinel_says(command: list[bytes]) -> bytes | None:
+            if command[0] != b"SENTINEL":
+                return usual(command)
+            fields = {b"name": b"m", b"ip": b"127.0.0.1", b"flags": b"master"}
+            fields[b"port"] = b"%d" % master.port
+            told = [bulk(part) for item in fields.items() for part in item]
+            return None if silent.is_set() else array(array(*told))
+
+        with RespServer(master_says) as master, RespServer(sentinel_says) as sentinel:
+            config = {
+                "url": "redis://ignored",
+                "sentinels": [f"127.0.0.1:{sentinel.port}"],
+                "sentinel_master": "m",
+                "timeout_s": LIMIT_S,
+            }
+            with RedisStorage.from_config(config) as storage:
+                silent.set()
+                storage._sessions.get()._topology.doubt()
+                lengths: list[float] = []
+                ask = calls_of(storage)["exists"]
+                threads = [
+                    threading.Thread(target=lambda: lengths.append(took_s(ask))) for _ in range(4)
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(30)
+
+        assert 4 == len(lengths)
+        assert max(lengths) < LATE_S
+
+
+def test_the_capability_is_declared() -> None:
+    assert RedisStorage.capabilities.bounded
+
+
+class TestClose:
+    def test_connections_that_are_being_made_share_its_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing wakes who connects: close waits for all servers of a cluster together."""
+        limit_s, hosts = 1.5, [f"127.0.0.{number}" for number in range(2, 7)]
+        monkeypatch.setattr("hicache_backends.redis.session._CLOSE_LIMIT_S", limit_s)
+        settings = RedisSettings.parse("redis", {"url": "redis://localhost"})
+        access = settings.access()
+        session = Session(settings, access, access, Counters(), is_cluster=False)
+        with hole(*hosts) as port:
+            nodes = [session.nodes.at(Address(host, port)) for host in hosts]
+
+            def use(node: Node) -> None:
+                with suppress(OSError, StorageClosed), node.lent(Deadline(10 * limit_s)):
+                    pass
+
+            threads = [threading.Thread(target=use, args=(node,)) for node in nodes]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: all(node._busy for node in nodes))
+            began_s = time.monotonic()
+            session.close()
+            took_s = time.monotonic() - began_s
+        for thread in threads:
+            thread.join()
+
+        assert took_s < 3 * limit_s
+
+
+class TestUnixSockets:
+    def test_a_server_that_reads_little_by_little_does_not_prolong_a_call(self) -> None:
+        """The kernel's limit for a send is there that of each part of it."""
+        near, far = socket.socketpair()
+        with near, far:
+            wire = Wire(near, Deadline(LIMIT_S))
+            done = threading.Event()
+            last_resort = threading.Timer(10 * LATE_S, wire.hang_up)
+
+            def read() -> None:
+                while not done.wait(LIMIT_S / 4):
+                    far.recv(1 << 16)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            last_resort.start()
+            try:
+                assert LATE_S > took_s(lambda: wire.sendall(bytes(64 << 20)))
+            finally:
+                done.set()
+                last_resort.cancel()
+                reader.join()

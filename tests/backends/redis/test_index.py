@@ -1,0 +1,260 @@
+"""Pages of Redis and their indices, beside others who set and remove the same pages."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.redis import RedisStorage, batch
+from hicache_backends.redis.layout import SpaceKeys
+from hicache_backends.redis.link import Link
+from pages import hash_of, page, space
+from redis_servers import client_of_one, config_of
+from servers import RedisServer
+
+from hicache_storage import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+PREFIX = "test:"
+SPACE = space(page_nbytes=64)
+KEYS = SpaceKeys(PREFIX, SPACE)
+BUCKET_MATES = ["ab" + hash_of(number)[2:] for number in range(2)]
+HASHES = [*BUCKET_MATES, "cd" + hash_of(2)[2:]]
+PAGES = [page(64, seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: RedisServer) -> RedisServer:
+    """A server with nothing in it."""
+    admin = client_of_one(shared)
+    admin.flushall()
+    admin.config_set("maxmemory", 0)
+    return shared
+
+
+@pytest.fixture
+def remover(server: RedisServer) -> Iterator[RedisStorage]:
+    with opened(server) as storage:
+        storage.open_space(SPACE)
+        yield storage
+
+
+@pytest.fixture
+def writer(server: RedisServer) -> Iterator[RedisStorage]:
+    with opened(server) as storage:
+        storage.open_space(SPACE)
+        yield storage
+
+
+def opened(server: RedisServer, **config: Any) -> RedisStorage:
+    return RedisStorage.from_config({**config_of(server), "prefix": PREFIX, **config})
+
+
+def present(storage: RedisStorage) -> set[str]:
+    verdicts = storage.batch_exists(SPACE, HASHES)
+    return {one for one, there in zip(HASHES, verdicts, strict=True) if there}
+
+
+def listed(storage: RedisStorage) -> set[str]:
+    return {info.page_hash for info in storage.scan(SPACE)}
+
+
+@contextmanager
+def between_commands(at: int, act: Callable[[], None]) -> Generator[list[int], None, None]:
+    """Send commands one by one, and call `act` before the one with this number; the count of all."""
+    link_class: Any = Link
+    exchange = link_class.exchange
+    sent = [0]
+
+    def one_by_one(link: Link, commands: Sequence[Any]) -> list[Any]:
+        replies: list[Any] = []
+        for command in commands:
+            if sent[0] == at:
+                link_class.exchange = exchange
+                act()
+                link_class.exchange = one_by_one
+            sent[0] += 1
+            replies += exchange(link, [command])
+        return replies
+
+    link_class.exchange = one_by_one
+    try:
+        yield sent
+    finally:
+        link_class.exchange = exchange
+
+
+def set_all(storage: RedisStorage) -> None:
+    assert [True] * 3 == storage.batch_set(SPACE, HASHES, PAGES)
+
+
+class TestDelete:
+    def test_a_set_between_any_two_of_its_commands_leaves_no_page_unlisted(
+        self, remover: RedisStorage, writer: RedisStorage
+    ) -> None:
+        at, steps = 0, 1
+        while at < steps:
+            set_all(writer)
+            with between_commands(at, lambda: set_all(writer)) as sent:
+                assert [True] * 3 == remover.batch_delete(SPACE, HASHES)
+            steps = sent[0]
+            assert present(writer) <= listed(writer), f"a set before command {at} of {steps}"
+            remover.batch_delete(SPACE, HASHES)
+            at += 1
+        assert steps >= 7  # marks, pages, members
+
+    def test_a_remover_that_dies_between_any_two_of_its_commands_leaves_no_page_unlisted(
+        self, remover: RedisStorage, writer: RedisStorage
+    ) -> None:
+        class Death(BaseException):
+            pass
+
+        def die() -> None:
+            raise Death
+
+        at, is_over = 0, False
+        while not is_over:
+            set_all(writer)
+            with between_commands(at, die):
+                try:
+                    remover.batch_delete(SPACE, HASHES)
+                    is_over = True
+                except Death:
+                    assert present(writer) <= listed(writer), f"died before command {at}"
+            at += 1
+        assert at > 7
+
+    def test_nothing_is_left_of_what_is_deleted(
+        self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
+    ) -> None:
+        set_all(writer)
+        remover.batch_delete(SPACE, [*HASHES, *HASHES])
+
+        assert [f"{PREFIX}spaces".encode()] == client_of_one(server).keys("*")
+
+    def test_a_page_that_the_server_does_not_remove_stays_listed(
+        self, server: RedisServer, writer: RedisStorage
+    ) -> None:
+        """The user of the remover may change indices, and remove no keys."""
+        admin = client_of_one(server)
+        admin.acl_setuser(
+            "half", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-unlink", "-del"]
+        )
+        set_all(writer)
+        try:
+            with (
+                opened(server, username="half", password="any") as half,  # noqa: S106
+                pytest.raises(StorageUnavailable, match="NOPERM"),
+            ):
+                half.batch_delete(SPACE, HASHES)
+        finally:
+            admin.acl_deluser("half")
+
+        assert set(HASHES) == present(writer) == listed(writer)
+
+    def test_a_full_server_deletes_pages_and_members(
+        self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
+    ) -> None:
+        """It takes no marks while it is full; there is room when the pages are gone."""
+        large = space(page_nbytes=1 << 20)
+        writer.batch_set(large, HASHES, [page(1 << 20, seed) for seed in range(3)])
+        admin = client_of_one(server)
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] - (1 << 20))
+
+        assert [True] * 3 == remover.batch_delete(large, HASHES)
+
+        assert [f"{PREFIX}spaces".encode()] == admin.keys("*")
+
+
+class TestScan:
+    def test_a_set_between_any_two_of_its_commands_leaves_no_page_unlisted(
+        self,
+        server: RedisServer,
+        remover: RedisStorage,
+        writer: RedisStorage,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The scan finds members without pages, as expiry or a full server leaves them."""
+        monkeypatch.setattr("hicache_backends.redis.listing.BUCKETS", ("ab", "cd"))
+        admin = client_of_one(server)
+        at, steps = 0, 1
+        while at < steps:
+            set_all(writer)
+            admin.unlink(*KEYS.pages(HASHES))
+            with between_commands(at, lambda: set_all(writer)) as sent:
+                list(remover.scan(SPACE))
+            steps = sent[0]
+            assert present(writer) <= listed(writer), f"a set before command {at} of {steps}"
+            remover.batch_delete(SPACE, HASHES)
+            at += 1
+        assert steps >= 10  # facts, members, lengths, marks, lengths again, members
+
+    def test_members_without_pages_are_removed(
+        self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
+    ) -> None:
+        set_all(writer)
+        admin = client_of_one(server)
+        admin.unlink(KEYS.page(HASHES[0]), KEYS.page(HASHES[2]))
+
+        assert {HASHES[1]} == listed(remover)
+        assert [HASHES[1].encode()] == admin.zrange(KEYS.index("ab"), 0, -1)
+        assert 0 == admin.exists(KEYS.index("cd"))
+
+    def test_what_is_no_page_hash_is_neither_listed_nor_removed(
+        self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
+    ) -> None:
+        set_all(writer)
+        admin = client_of_one(server)
+        foreign = [b"\xff\xfe", b"ab}x", b"cd" + HASHES[0][2:].encode()]
+        admin.zadd(KEYS.index("ab"), dict.fromkeys(foreign, 1.0))
+
+        assert set(HASHES) == listed(remover)
+        assert 3 == remover.clear(SPACE)
+        assert sorted(foreign) == sorted(admin.zrange(KEYS.index("ab"), 0, -1))
+
+
+class TestExpiry:
+    def test_a_shorter_life_elsewhere_takes_no_page_out_of_its_index(
+        self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two writers set one page at once: the one that keeps pages for ever is first."""
+        monkeypatch.setattr("hicache_backends.redis.listing._TRIM_SHARE", 1.0)
+        monkeypatch.setattr("hicache_backends.redis.listing._CLOCKS_APART_S", -3600.0)
+        router: Any = batch
+        unhindered = router.set_pages
+
+        def late(*arguments: Any) -> None:
+            monkeypatch.setattr(batch, "set_pages", unhindered)
+            set_all(writer)
+            unhindered(*arguments)
+
+        with opened(server, ttl_s=60) as passing:
+            passing.open_space(SPACE)
+            monkeypatch.setattr(batch, "set_pages", late)
+            passing.batch_set(SPACE, HASHES, PAGES)  # which trims
+            assert router.set_pages is unhindered
+
+            assert -1 == client_of_one(server).ttl(KEYS.page(HASHES[0]))
+            assert set(HASHES) == listed(passing)
+
+    def test_trimming_leaves_members_that_a_remover_has_marked(
+        self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The remover has died; its pages are there."""
+        monkeypatch.setattr("hicache_backends.redis.listing._TRIM_SHARE", 1.0)
+        set_all(writer)
+        admin = client_of_one(server)
+        admin.zadd(KEYS.index("ab"), dict.fromkeys(BUCKET_MATES, -(1 << 51)))
+        with opened(server, ttl_s=60) as passing:
+            passing.batch_set(SPACE, HASHES, PAGES)
+
+        assert set(HASHES) == listed(writer)

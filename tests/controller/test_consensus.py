@@ -1,0 +1,352 @@
+"""Ranks agree on every request, whatever is missing or fails where. Here they are threads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engines import (
+    PROMPT,
+    ThreadRanks,
+    cache_pools,
+    compute,
+    engine_on,
+    is_right,
+    leaked,
+    windowed,
+)
+from pages import hash_of
+from stores import HookedStorage, failing
+
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.controller import (
+    CacheController,
+    Channel,
+    ControllerSettings,
+    Reason,
+    SingleRank,
+)
+from hicache_storage.controller.consensus import Agreement
+from hicache_storage.controller.pool_set import PoolSet
+from hicache_storage.controller.topic import Topic
+from hicache_storage.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hicache_storage.controller import CachePool
+
+
+class Fleet:
+    """Ranks with a storage and an L2 each."""
+
+    def __init__(self, stack: ExitStack, size: int, *, timeout_s: float, make: Any) -> None:
+        self.storages = [HookedStorage() for _ in range(size)]
+        self.engines = [
+            stack.enter_context(engine_on(storage, make(), ranks=ranks))
+            for storage, ranks in zip(self.storages, ThreadRanks.of(size, timeout_s), strict=True)
+        ]
+
+    def compute(self, hashes: Sequence[str], **more: Any) -> None:
+        for engine in self.engines:
+            compute(engine, hashes, **more)
+            assert engine.drain(20)
+
+    def everywhere(self, act: Callable[[int, CacheController], int]) -> list[int]:
+        """What each rank's thread gives."""
+        got = [-1] * len(self.engines)
+
+        def run(rank: int) -> None:
+            got[rank] = act(rank, self.engines[rank])
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(got))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return got
+
+    def fetch(self, request_id: str, hashes: Sequence[str]) -> list[int]:
+        """Usable pages on each rank, right everywhere."""
+
+        def act(_: int, engine: CacheController) -> int:
+            with engine.prefetch(request_id, hashes).result() as lease:
+                assert is_right(lease)
+                return lease.pages
+
+        return self.everywhere(act)
+
+    def forget(self) -> None:
+        """Empty every L2: what is found from now on is L3's."""
+        for engine in self.engines:
+            assert engine.cache.clear() == 0
+
+
+@pytest.fixture
+def fleet() -> Iterator[Callable[..., Fleet]]:
+    with ExitStack() as stack:
+
+        def make(
+            size: int = 3,
+            *,
+            timeout_s: float = 20,
+            pools: Callable[[], list[CachePool]] = cache_pools,
+        ) -> Fleet:
+            return Fleet(stack, size, timeout_s=timeout_s, make=pools)
+
+        yield make
+
+
+def lose(storage: HookedStorage, page: int, pool: str = "kv") -> None:
+    (space,) = (space for space in storage.inner.spaces() if space.pool == pool)
+    storage.inner.batch_delete(space, PROMPT[page : page + 1])
+
+
+def test_the_rank_that_has_least_shortens_all_and_is_named(fleet: Callable[..., Fleet]) -> None:
+    ranks = fleet()
+    ranks.compute(PROMPT)
+    ranks.forget()
+    lose(ranks.storages[1], 9)
+    lose(ranks.storages[2], 6, "draft")
+
+    assert ranks.fetch("r", PROMPT) == [6, 6, 6]
+
+    first, _, last = (engine.explain("r") for engine in ranks.engines)
+    assert (first.reason, first.rank) == (Reason.OTHER_RANK, 2)
+    assert (last.reason, last.pool, last.first_missing) == (Reason.ABSENT, "draft", 6)
+    assert "page 6 is missing on another rank (rank 2)" in str(first)
+
+
+def test_nobody_loads_what_another_lacks(fleet: Callable[..., Fleet]) -> None:
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    ranks.forget()
+    lose(ranks.storages[1], 4)
+    ranks.fetch("r", PROMPT)
+
+    assert ranks.engines[0].stats()["loaded_pages"] == 4
+
+
+def test_what_l2_has_on_one_rank_only_is_loaded_on_the_other(fleet: Callable[..., Fleet]) -> None:
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    ranks.engines[1].cache.clear()
+
+    assert ranks.fetch("r", PROMPT) == [16, 16]
+
+
+def test_a_page_that_does_not_arrive_on_one_rank_ends_the_prefix_on_all(
+    fleet: Callable[..., Fleet],
+) -> None:
+    """The match agreed on 16 pages; one rank's store fails in between."""
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    ranks.forget()
+    ranks.storages[1].hooks["batch_get"] = failing(StorageUnavailable("down"))
+
+    assert ranks.fetch("r", PROMPT) == [0, 0]
+    ranks.storages[1].hooks.clear()
+    assert ranks.fetch("again", PROMPT) == [16, 16]
+    assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
+
+
+def test_lengths_are_agreed_on_not_their_minimum(fleet: Callable[..., Fleet]) -> None:
+    """A rank that can use 16 or 8 pages and one that can use 12 or 8 use 8, not 12."""
+    ranks = fleet(2, pools=windowed)
+    compute(ranks.engines[0], PROMPT, ends=[8, 16])
+    compute(ranks.engines[1], PROMPT, ends=[8, 12])
+    for engine in ranks.engines:
+        assert engine.drain(20)
+    ranks.forget()
+
+    assert ranks.fetch("r", PROMPT) == [8, 8]
+
+
+def test_a_rank_without_a_store_answers_all_the_same(fleet: Callable[..., Fleet]) -> None:
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    ranks.engines[1].detach()
+    ranks.engines[0].cache.clear()
+    assert ranks.fetch("l2", PROMPT) == [16, 16]
+    ranks.forget()
+
+    assert ranks.fetch("r", PROMPT) == [0, 0]
+    assert ranks.engines[0].explain("r").rank == 1
+
+
+def test_a_request_that_was_cancelled_before_its_turn_is_answered(
+    fleet: Callable[..., Fleet],
+) -> None:
+    """The first rank cancels while its thread waits for the other one, which serves it to its end."""
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    cancelled = threading.Event()
+
+    def act(rank: int, engine: CacheController) -> int:
+        if rank:
+            assert cancelled.wait(20)
+        first, second = (engine.prefetch(name, PROMPT) for name in ("first", "second"))
+        if rank:
+            second._complete.wait(20)
+        second.cancel()
+        cancelled.set()
+        first.result().release()
+        with engine.prefetch("third", PROMPT).result() as lease:
+            return lease.pages
+
+    assert ranks.everywhere(act) == [16, 16]
+
+
+def test_ranks_with_other_requests_are_lost_and_hang_nobody(
+    fleet: Callable[..., Fleet], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+
+    def act(rank: int, engine: CacheController) -> int:
+        return engine.prefetch(f"of rank {rank}", PROMPT).result().pages
+
+    assert ranks.everywhere(act) == [0, 0]
+    assert ranks.fetch("later", PROMPT) == [0, 0]
+    assert [1, 1] == [engine.stats()["ranks_lost"] for engine in ranks.engines]
+    assert ranks.engines[0].explain("later").reason is Reason.RANKS_LOST
+    loud = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(loud) == 2
+    assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
+
+
+def test_one_request_id_with_different_prompts_is_no_agreement(fleet: Callable[..., Fleet]) -> None:
+    """Two ranks that each have all of another prompt: as many pages, but not the same."""
+    ranks = fleet(2)
+    prompts = [PROMPT[:8], PROMPT[8:]]
+    for engine, prompt in zip(ranks.engines, prompts, strict=True):
+        compute(engine, prompt)
+
+    def act(rank: int, engine: CacheController) -> int:
+        with engine.prefetch("r", prompts[rank]).result() as lease:
+            return lease.pages
+
+    assert ranks.everywhere(act) == [0, 0]
+    assert [1, 1] == [engine.stats()["ranks_lost"] for engine in ranks.engines]
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    ["", json.loads('"\\ud800"'), "a\n\0", "\U0001f600", "x" * 1_000_000],
+    ids=["empty", "lone surrogate", "control characters", "emoji", "huge"],
+)
+def test_any_string_is_a_request_id(fleet: Callable[..., Fleet], request_id: str) -> None:
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    ranks.forget()
+
+    assert ranks.fetch(request_id, PROMPT) == [16, 16]
+
+    told = str(ranks.engines[0].explain(request_id))
+    assert told.isascii() or request_id == "\U0001f600"
+    assert told.isprintable()
+    assert len(told) < 1000
+
+
+def test_an_interrupt_in_asking_leaves_no_rank_out_of_step() -> None:
+    """What the interrupted rank would be told next belongs to another question."""
+
+    class Interrupted(SingleRank):
+        size = 2
+        closed = False
+
+        def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
+            if channel is Channel.MATCH:
+                return list(values)
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.closed = True
+
+    ranks = Interrupted()
+    with engine_on(None, cache_pools(), ranks=ranks) as engine:
+        compute(engine, PROMPT)
+        with pytest.raises(KeyboardInterrupt):
+            engine.prefetch("r", PROMPT).result()
+        assert ranks.closed
+        with engine.prefetch("next", PROMPT).result() as lease:
+            assert lease.pages == 0
+        assert not leaked(engine)
+
+
+def test_a_rank_that_is_gone_hangs_nobody(fleet: Callable[..., Fleet]) -> None:
+    ranks = fleet(2, timeout_s=0.2)
+    ranks.compute(PROMPT)
+    survivor = ranks.engines[0]
+
+    for number in range(3):
+        with survivor.prefetch(f"{number}", PROMPT).result() as lease:
+            assert lease.pages == 0
+    assert not leaked(survivor)
+
+
+def test_whatever_fails_in_asking_loses_the_ranks_and_raises_nothing() -> None:
+    class Broken(SingleRank):
+        size = 2
+
+        def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
+            raise OSError("no network")
+
+    with engine_on(None, cache_pools(), ranks=Broken()) as engine:
+        compute(engine, PROMPT)
+        with engine.prefetch("r", PROMPT).result() as lease:
+            assert lease.pages == 0
+        assert engine.explain("r").reason is Reason.RANKS_LOST
+        assert not leaked(engine)
+
+
+def test_ranks_ask_with_one_thread() -> None:
+    with pytest.raises(ValueError, match="prefetch_threads must be 1, not 2"):
+        CacheController(
+            None,
+            cache_pools(),
+            ControllerSettings(prefetch_threads=2),
+            ranks=ThreadRanks.of(2)[0],
+        )
+
+
+def test_one_rank_agrees_with_itself() -> None:
+    agreement = Agreement(SingleRank(), Counters(), PoolSet(cache_pools()))
+
+    agreed, _ = agreement.agree(Channel.MATCH, Topic.of("r"), [True, False, True, False])
+
+    assert (2, None, False) == (agreed.pages, agreed.rank, agreed.lost)
+
+
+def test_many_requests_in_one_order(fleet: Callable[..., Fleet]) -> None:
+    """Ranks whose stores fail at different times take the same pages of every request."""
+    ranks = fleet(2)
+    ranks.compute(PROMPT)
+    for rank, storage in enumerate(ranks.storages):
+        calls = iter(range(10_000))
+
+        def flap(answer: Callable[[], Any], rank: int = rank, calls: Any = calls) -> Any:
+            if next(calls) % (5 + rank) == 0:
+                raise StorageUnavailable("flapping")
+            return answer()
+
+        storage.hooks["batch_get"] = storage.hooks["batch_exists"] = flap
+    pages: list[list[int]] = [[], []]
+
+    def act(rank: int, engine: CacheController) -> int:
+        for number in range(40):
+            engine.cache.clear()
+            prompt = [*PROMPT[: number % 16], hash_of(number)]
+            with engine.prefetch(f"{number}", prompt).result() as lease:
+                assert is_right(lease)
+                pages[rank].append(lease.pages)
+        return len(pages[rank])
+
+    assert ranks.everywhere(act) == [40, 40]
+    assert pages[0] == pages[1]
+    assert any(pages[0])
+    assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]

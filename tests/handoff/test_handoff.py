@@ -1,0 +1,625 @@
+"""Both sides of a hand-off in one process: what is awaited, what is taken, what is left."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from handoff_sides import (
+    CONTROLLER,
+    HALF,
+    HASTY,
+    KINDS,
+    PATIENT,
+    PROMPT,
+    WINDOW_PAGES,
+    compute,
+    engine_rank,
+    is_right,
+    left_behind,
+    receiving,
+    sending,
+)
+from hicache_backends.memory import MemoryStorage
+from hicache_conformance import Fault, FaultyStorage, Odds
+from pages import hash_of, page
+from servers import wait_until
+from stores import Gate, HookedStorage, failing
+
+from hicache_storage.controller import (
+    Channel,
+    ControllerSettings,
+    Coverage,
+    PartialHits,
+    PrefetchPolicy,
+    RanksLost,
+    SingleRank,
+    WritePolicy,
+)
+from hicache_storage.errors import StorageClosed, StorageUnavailable
+from hicache_storage.handoff import (
+    Completion,
+    CompletionStore,
+    HandoffReceiver,
+    HandoffSender,
+    HandoffSettings,
+)
+from hicache_storage.handoff.completion import completion_hash
+from hicache_storage.page_store import PageStore
+from hicache_storage.storage import Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hicache_storage.handoff import HandoffRequest
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+
+class _KeepsTheFirst(MemoryStorage):
+    """Sets no page that is there."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        there = self.batch_exists(space, hashes)
+        return [
+            present or super(_KeepsTheFirst, self).batch_set(space, [page_hash], [each])[0]
+            for present, page_hash, each in zip(there, hashes, pages, strict=True)
+        ]
+
+
+@pytest.fixture
+def storage() -> Iterator[MemoryStorage]:
+    with MemoryStorage() as opened:
+        yield opened
+
+
+def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> None:
+    """A whole prefill engine: every rank computes, publishes and ends."""
+    for rank in range(size):
+        with (
+            engine_rank(storage, kind=kind, rank=rank, size=size) as (controller, store),
+            HandoffSender(controller, store, PATIENT) as sender,
+        ):
+            compute(controller, PROMPT)
+            assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+
+
+def taken(incoming: HandoffRequest) -> int:
+    """The length of the prefix that came, every byte of it right."""
+    with incoming.result() as lease:
+        assert is_right(lease)
+        return lease.pages
+
+
+class TestCompletions:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_one_for_a_replicated_pool_and_one_a_writer_for_a_sharded(
+        self, storage: MemoryStorage, kind: str
+    ) -> None:
+        prefilled(storage, kind, size=2)
+
+        expected = sum({"mla": 1, "mha": 2}[attention] for attention in kind.split("-"))
+        assert left_behind(storage)["handoff"] == expected
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_each_decode_rank_takes_its_own_shards(self, storage: MemoryStorage, kind: str) -> None:
+        prefilled(storage, kind, size=2)
+
+        with (
+            receiving(storage, kind=kind, rank=0, size=2) as first,
+            receiving(storage, kind=kind, rank=1, size=2) as second,
+        ):
+            both = [side.expect("request-1", PROMPT) for side in (first, second)]
+            wait_until(lambda: not any(incoming.missing for incoming in both))
+            assert [len(PROMPT)] * 2 == [taken(incoming) for incoming in both]
+
+    def test_it_is_ready_only_with_all_of_them(self, storage: MemoryStorage) -> None:
+        with (
+            receiving(storage, kind="mha-mha", rank=0, size=2) as receiver,
+            sending(storage, kind="mha-mha", rank=1, size=2) as other_rank,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            assert other_rank.publish("request-1", PROMPT).result(30) == 0
+
+            assert len(incoming.missing) == len(incoming.awaited) == 2
+            assert not incoming.poll()
+            incoming.cancel()
+
+    def test_another_requests_are_not_taken_for_it(self, storage: MemoryStorage) -> None:
+        prefilled(storage)
+
+        with receiving(storage, handoff=HASTY) as receiver:
+            incoming = receiver.expect("request-2", PROMPT)
+            taken(incoming)
+
+            assert len(incoming.missing) == 2
+            assert receiver.stats()["timed_out_requests"] == 1
+
+    def test_they_arrive_whatever_comes_first(self, storage: MemoryStorage) -> None:
+        with receiving(storage) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            prefilled(storage)
+
+            assert taken(incoming) == len(PROMPT)
+            assert receiver.stats()["complete_requests"] == 1
+
+    def test_pages_that_came_early_count_as_loaded(self, storage: MemoryStorage) -> None:
+        with engine_rank(storage) as (controller, store):
+            compute(controller, PROMPT[:HALF])
+            assert controller.drain(20)
+            with (
+                receiving(storage) as receiver,
+                HandoffSender(controller, store, PATIENT) as sender,
+            ):
+                incoming = receiver.expect("request-1", PROMPT)
+                wait_until(lambda: incoming._prefetch.complete)
+                compute(controller, PROMPT[HALF:])
+                sender.publish("request-1", PROMPT)
+                with incoming.result() as lease:
+                    assert lease.loaded == list(range(len(PROMPT)))
+                    assert is_right(lease)
+
+    def test_early_looks_are_no_requests_and_no_uses(self, storage: MemoryStorage) -> None:
+        """Every completion that comes makes for another look at what is there."""
+        with (
+            engine_rank(storage) as (decode, store),
+            HandoffReceiver(decode, store, PATIENT) as receiver,
+        ):
+            prefilled(storage)
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            while not incoming.poll():
+                wait_until(lambda: incoming._prefetch.complete)
+            with incoming.result() as lease:
+                assert {2} == {entry.uses for entry in lease.entries}  # it came, and it is used
+
+            counted = decode.stats()
+            assert (1, len(PROMPT)) == (counted["requests"], counted["l3_hit_pages"])
+            assert ("l2_hit_pages" in counted, "missed_pages" in counted) == (False, False)
+            assert decode.explain("request-1").l3_pages == len(PROMPT)
+
+    def test_a_prompt_of_no_full_page_needs_none(self, storage: MemoryStorage) -> None:
+        with receiving(storage) as receiver, sending(storage) as sender:
+            assert sender.publish("request-1", []).result(10) == 0
+            assert taken(receiver.expect("request-1", [])) == 0
+
+
+class TestPrefillSide:
+    def test_what_cannot_be_published_is_told_and_pins_nothing(
+        self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody need look at what `publish` returns: here the sender was given another page store."""
+        aligned = HookedStorage(Capabilities(alignment=512))
+        with (
+            engine_rank(storage) as (controller, _),
+            PageStore(aligned) as other,
+            HandoffSender(controller, other, PATIENT) as sender,
+        ):
+            for pool in controller.cache.pools:
+                other.open_space(pool.space)
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+
+            published = sender.publish("request-1", PROMPT)
+
+            assert isinstance(published.exception(20), ValueError)
+            wait_until(lambda: "request 'request-1' was not published" in caplog.text)
+            assert controller.cache.clear() == 0
+
+    @pytest.mark.parametrize("policy", WritePolicy, ids=lambda policy: policy.value)
+    def test_pages_are_written_whatever_the_write_policy(
+        self, storage: MemoryStorage, policy: WritePolicy
+    ) -> None:
+        settings = ControllerSettings(write_policy=policy)
+        with engine_rank(storage, settings=settings) as (controller, store):
+            compute(controller, PROMPT)
+            with HandoffSender(controller, store, PATIENT) as sender:
+                assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+            assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+
+    def test_pages_that_storage_lost_are_written_again(self, storage: MemoryStorage) -> None:
+        with engine_rank(storage) as (controller, store):
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+            for pool in controller.cache.pools:
+                store.delete(pool.space, PROMPT[3:5])
+            with HandoffSender(controller, store, PATIENT) as sender:
+                assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+
+    def test_what_cannot_be_written_is_left_out(self, storage: MemoryStorage) -> None:
+        """Only half of the prompt was computed before the request was aborted."""
+        with (
+            engine_rank(storage) as (controller, store),
+            HandoffSender(controller, store, PATIENT) as sender,
+            receiving(storage) as receiver,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            compute(controller, PROMPT[:HALF])
+
+            assert sender.publish("request-1", PROMPT).result(30) == HALF
+            assert taken(incoming) == HALF
+            assert [HALF, HALF] == [each.pages for each in incoming.completions]
+            assert sender.stats() == {"published_in_part": 1}
+
+    @pytest.mark.parametrize("storage_class", [MemoryStorage, _KeepsTheFirst])
+    def test_a_second_attempt_replaces_the_first(self, storage_class: type[MemoryStorage]) -> None:
+        storage = storage_class()
+        with (
+            engine_rank(storage) as (controller, store),
+            HandoffSender(controller, store, PATIENT) as sender,
+        ):
+            compute(controller, PROMPT[:HALF])
+            sender.publish("request-1", PROMPT).result(30)
+            compute(controller, PROMPT[HALF:])
+            sender.publish("request-1", PROMPT).result(30)
+
+            with receiving(storage) as receiver:
+                incoming = receiver.expect("request-1", PROMPT)
+                assert taken(incoming) == len(PROMPT)
+                assert {len(PROMPT)} == {each.pages for each in incoming.completions}
+
+
+class TestPools:
+    def test_pipeline_stages_hand_over_their_layers(self, storage: MemoryStorage) -> None:
+        """Of two stages the first has one layer of the target, the second has two and the draft."""
+        for rank in range(2):
+            with (
+                engine_rank(storage, rank=rank, stages=2, by_layers=True) as (controller, store),
+                HandoffSender(controller, store, PATIENT) as sender,
+            ):
+                compute(controller, PROMPT)
+                assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
+
+        with receiving(storage, by_layers=True) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            layers = sorted(each.shard.layers for each in incoming.completions)
+            assert layers == [(0, 1), (0, 1), (1, 2), (2, 3)]
+            assert taken(incoming) == len(PROMPT)
+
+    def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
+        self, storage: MemoryStorage
+    ) -> None:
+        """The prefill engine has no draft model."""
+        with (
+            engine_rank(storage) as (controller, store),
+            HandoffSender(controller, store, PATIENT) as sender,
+        ):
+            compute(controller, PROMPT, without=["draft"])
+            assert sender.publish("request-1", PROMPT).result(30) == 0
+
+        settings = replace(CONTROLLER, partial_hits=PartialHits.TAKE_TARGET)
+        with receiving(storage, settings=settings) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            with incoming.result() as lease:
+                assert lease.pages == len(PROMPT)
+                assert lease.verdict is Coverage.TARGET_ONLY
+                assert is_right(lease)
+            assert {0, len(PROMPT)} == {each.pages for each in incoming.completions}
+
+    def test_of_a_trailing_pool_the_window_changes_hands(self, storage: MemoryStorage) -> None:
+        prefilled(storage, "mla-swa")
+        assert left_behind(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
+
+        with receiving(storage, kind="mla-swa") as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
+
+
+class TestTimeout:
+    def test_what_came_since_the_last_look_is_taken(self, storage: MemoryStorage) -> None:
+        rarely = HandoffSettings(timeout_s=500, load_every_s=500, grace_s=30)
+        with (
+            engine_rank(storage) as (controller, _),
+            receiving(storage, handoff=rarely) as receiver,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: incoming._prefetch.complete)
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+            assert not incoming.poll()
+
+            incoming.give_up()
+
+            assert taken(incoming) == len(PROMPT)
+
+    def test_what_is_there_is_taken(self, storage: MemoryStorage) -> None:
+        with engine_rank(storage) as (controller, _):
+            compute(controller, PROMPT[:HALF])
+            assert controller.drain(20)
+
+        with receiving(storage, handoff=HASTY) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == HALF
+
+    def test_nothing_is_no_error(self, storage: MemoryStorage) -> None:
+        with receiving(storage, handoff=HASTY) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
+
+    def test_a_request_may_have_its_own(self, storage: MemoryStorage) -> None:
+        with receiving(storage, handoff=HandoffSettings(timeout_s=500)) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT, timeout_s=0.05)) == 0
+
+    def test_it_is_shorter_than_a_hanging_store(self) -> None:
+        """The engine's thread waits for the clock, never for a call of the storage."""
+        storage, gate = HookedStorage(), Gate()
+        with receiving(storage, handoff=replace(HASTY, grace_s=0.3)) as receiver:
+            storage.hooks["batch_exists"] = gate
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
+            assert gate.entered.is_set()
+            gate.open()
+
+
+class TestClearingUp:
+    @pytest.mark.parametrize("delete_pages", [False, True])
+    def test_completions_go_and_pages_by_option(
+        self, storage: MemoryStorage, *, delete_pages: bool
+    ) -> None:
+        prefilled(storage)
+        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+        settings = replace(PATIENT, delete_pages=delete_pages)
+
+        with receiving(storage, handoff=settings) as receiver:
+            taken(receiver.expect("request-1", PROMPT))
+
+        assert left_behind(storage) == ({} if delete_pages else {"kv": 24, "draft": 24})
+
+    @pytest.mark.parametrize("delete_pages", [False, True])
+    def test_a_request_that_is_cancelled_here_is_whole_on_another_engine(
+        self, storage: MemoryStorage, *, delete_pages: bool
+    ) -> None:
+        """It has moved there: its completions and pages are that engine's to take."""
+        prefilled(storage)
+        settings = replace(PATIENT, timeout_s=500, delete_pages=delete_pages)
+
+        with receiving(storage, handoff=settings) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not incoming.missing)
+            incoming.cancel()
+            incoming.cancel()
+            assert incoming.poll()
+            assert receiver.stats()["cancelled_requests"] == 1
+        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+
+        with receiving(storage, handoff=settings) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
+            assert receiver.stats()["complete_requests"] == 1
+
+    def test_completions_that_were_not_seen_stay(self, storage: MemoryStorage) -> None:
+        """Of two ranks one is done: what comes after the time was up may be awaited elsewhere."""
+        with (
+            receiving(storage, kind="mha-mha", rank=0, size=2, handoff=HASTY) as receiver,
+            sending(storage, kind="mha-mha", rank=0, size=2) as sender,
+        ):
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(incoming.poll)
+            sender.publish("request-1", PROMPT).result(30)
+            incoming._completions.clear()
+            taken(incoming)
+        assert left_behind(storage)["handoff"] == 2
+
+    def test_another_may_have_cleared_up(self, storage: MemoryStorage) -> None:
+        prefilled(storage)
+        settings = replace(PATIENT, delete_pages=True)
+
+        with receiving(storage, handoff=settings) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            wait_until(incoming.poll)
+            for key_space in storage.spaces():
+                storage.clear(key_space)
+            assert taken(incoming) == len(PROMPT)
+
+        assert left_behind(storage) == {}
+
+    def test_every_slot_comes_back(self, storage: MemoryStorage) -> None:
+        prefilled(storage)
+
+        with receiving(storage) as receiver:
+            taken(receiver.expect("request-1", PROMPT))
+            cache = receiver._controller.cache
+            assert cache.clear() == 0
+            assert [64, 64] == [pool.host.free_slots for pool in cache.pools]
+
+
+def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
+    """The store keeps the bytes that it has, and cannot delete them just now."""
+
+    class Keeping(_KeepsTheFirst):
+        capabilities = replace(MemoryStorage.capabilities, overwrites=False)
+        deletes = True
+
+        def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+            return super().batch_delete(space, hashes) if self.deletes else [False] * len(hashes)
+
+    with Keeping() as storage, engine_rank(storage) as (controller, store):
+        key_space = controller.cache.pools[0].space
+        board = CompletionStore(store, key_space, stale_after_s=600)
+        key = completion_hash("request-1", key_space, PROMPT)
+        now_s = time.time()
+        first, second = (
+            Completion.of("request-1", key_space, PROMPT, pages, now_s) for pages in (1, 2)
+        )
+        assert board.post({key: first}) == []
+        storage.deletes = False
+
+        assert board.post({key: second}) == [key]
+        assert board.read([key]) == {key: first}
+        storage.deletes = True
+
+        assert board.post({key: second}) == []
+        assert board.read([key]) == {key: second}
+
+
+class TestStaleCompletions:
+    @pytest.fixture(params=[-1000, 1000], ids=["long ago", "in the future"])
+    def stale(self, storage: MemoryStorage, request: pytest.FixtureRequest) -> MemoryStorage:
+        """A storage with the completions of a request whose engines have died."""
+        with engine_rank(storage) as (controller, store):
+            pools = [pool.space for pool in controller.cache.pools]
+            board = CompletionStore(store, pools[0], stale_after_s=600)
+            then_s = time.time() + request.param
+            completions = {
+                completion_hash("request-1", key_space, PROMPT): Completion.of(
+                    "request-1", key_space, PROMPT, len(PROMPT), then_s
+                )
+                for key_space in pools
+            }
+            assert board.post(completions) == []
+        return storage
+
+    def test_they_are_swept_by_the_next_receiver(self, stale: MemoryStorage) -> None:
+        with receiving(stale):
+            wait_until(lambda: left_behind(stale) == {})
+
+    def test_they_are_not_believed(self, stale: MemoryStorage) -> None:
+        with receiving(stale, handoff=HASTY) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            assert taken(incoming) == 0
+            assert incoming.completions == []
+
+    def test_fresh_ones_of_others_stay(self, storage: MemoryStorage) -> None:
+        prefilled(storage)
+
+        with receiving(storage) as receiver:
+            assert receiver._board.sweep() == 2
+
+
+class TestFailingStore:
+    @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
+    def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
+        """A fifth of all calls fail, of each operation, on both sides."""
+        plan = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
+        faulty = FaultyStorage(storage, plan, seed=5, delay_s=0.01, hang_s=0.05)
+        with (
+            engine_rank(faulty) as (controller, store),
+            HandoffSender(controller, store, HASTY) as sender,
+            receiving(faulty, handoff=HASTY) as receiver,
+        ):
+            for turn in range(4):
+                prompt = [hash_of(100 * turn + number) for number in range(8)]
+                incoming = receiver.expect(f"request-{turn}", prompt)
+                compute(controller, prompt)
+                sender.publish(f"request-{turn}", prompt)
+                with incoming.result() as lease:
+                    assert is_right(lease, prompt)
+        assert faulty.struck
+
+    def test_a_damaged_completion_is_none(self, storage: MemoryStorage) -> None:
+        prefilled(storage)
+        for key_space in storage.spaces():
+            if key_space.pool == "handoff":
+                hashes = [info.page_hash for info in storage.scan(key_space)]
+                noise = [page(key_space.stored_nbytes, seed) for seed in range(len(hashes))]
+                assert all(storage.batch_set(key_space, hashes, noise))
+
+        with receiving(storage, handoff=HASTY) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            assert taken(incoming) == len(PROMPT)
+            assert incoming.completions == []
+        assert "handoff" not in left_behind(storage)
+
+    def test_completions_that_are_not_taken_make_the_request_unpublished(self) -> None:
+        storage = HookedStorage()
+        with (
+            engine_rank(storage) as (controller, store),
+            HandoffSender(controller, store, HASTY) as sender,
+        ):
+            compute(controller, PROMPT)
+            assert controller.drain(20)
+            storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
+            assert sender.publish("request-1", PROMPT).result(30) == 0
+            assert sender.stats()["unpublished"] == 1
+
+    @pytest.mark.parametrize("operation", ["batch_exists", "batch_get", "batch_delete"])
+    def test_a_store_that_raises_costs_the_pages_and_nothing_else(self, operation: str) -> None:
+        storage = HookedStorage()
+        storage.hooks[operation] = failing(StorageUnavailable("gone"))
+        with receiving(storage, handoff=HASTY) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
+
+    def test_a_store_that_cannot_list_is_not_swept(self) -> None:
+        with receiving(HookedStorage()) as receiver:
+            assert receiver._board.sweep() == 0
+
+
+class _OtherRankIsLost(SingleRank):
+    """The ranks of an engine of two, of which one has died."""
+
+    size = 2
+
+    def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
+        raise RanksLost(f"rank 1 has gone: nothing can be agreed on {channel} about {values}")
+
+
+class TestRanks:
+    def test_where_they_lose_each_other_the_request_is_computed(
+        self, storage: MemoryStorage
+    ) -> None:
+        prefilled(storage, "mla-mla")
+
+        with receiving(storage, kind="mla-mla", ranks=_OtherRankIsLost()) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == 0
+
+
+class TestLife:
+    def test_closing_lets_those_who_wait_go(self, storage: MemoryStorage) -> None:
+        with engine_rank(storage) as (_, _), receiving(storage) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            assert receiver.close()
+            assert taken(incoming) == 0
+
+    def test_a_closed_receiver_takes_no_request(self, storage: MemoryStorage) -> None:
+        with receiving(storage) as receiver:
+            receiver.close()
+            with pytest.raises(StorageClosed):
+                receiver.expect("request-1", PROMPT)
+
+    def test_a_closed_sender_publishes_nothing(self, storage: MemoryStorage) -> None:
+        with engine_rank(storage) as (controller, store):
+            sender = HandoffSender(controller, store, PATIENT)
+            sender.close()
+
+            assert isinstance(sender.publish("request-1", PROMPT).exception(5), StorageClosed)
+
+    def test_a_result_is_taken_once(self, storage: MemoryStorage) -> None:
+        prefilled(storage)
+        with receiving(storage) as receiver:
+            incoming = receiver.expect("request-1", PROMPT)
+            taken(incoming)
+            with pytest.raises(RuntimeError, match="request-1"):
+                incoming.result()
+
+    def test_many_requests_share_one_watch(self, storage: MemoryStorage) -> None:
+        prompts = {f"request-{n}": [*PROMPT[:4], hash_of(1000 + n)] for n in range(6)}
+        with (
+            engine_rank(storage) as (controller, store),
+            HandoffSender(controller, store, PATIENT) as sender,
+            receiving(storage) as receiver,
+        ):
+            waiting = {name: receiver.expect(name, prompt) for name, prompt in prompts.items()}
+            for name, prompt in prompts.items():
+                compute(controller, prompt)
+                sender.publish(name, prompt)
+            for name, incoming in waiting.items():
+                with incoming.result() as lease:
+                    assert lease.pages == 5
+                    assert is_right(lease, prompts[name])
+
+    def test_best_effort_prefetches_are_waited_for(self, storage: MemoryStorage) -> None:
+        """A decode engine that never waits for L3 otherwise still takes what is handed to it."""
+        prefilled(storage)
+        settings = ControllerSettings(
+            prefetch_policy=PrefetchPolicy.BEST_EFFORT, prefetch_threshold_tokens=0
+        )
+        with receiving(storage, settings=settings) as receiver:
+            assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("timeout_s", 0), ("poll_min_s", -1), ("poll_max_s", 0.001), ("stale_after_s", 1)],
+    )
+    def test_settings_that_cannot_work_are_refused(self, field: str, value: float) -> None:
+        with pytest.raises(ValueError, match=field):
+            replace(HandoffSettings(), **{field: value})  # type: ignore[arg-type] # by name

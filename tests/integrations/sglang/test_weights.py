@@ -1,0 +1,172 @@
+"""Fingerprints of checkpoints: equal for copies, another for other weights, and cheap."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hicache_storage.integrations.sglang import _arguments, _weights
+from hicache_storage.integrations.sglang._weights import file_digest, weights_at
+
+PAGE = Path(__file__).parents[3] / "docs" / "sglang-identity.md"
+
+
+def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
+    """A file in the safetensors format."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, data in tensors.items():
+        header[name] = {
+            "dtype": "U8",
+            "shape": [len(data)],
+            "data_offsets": [start, start + len(data)],
+        }
+        start += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+
+
+def checkpoint(place: Path, fill: int = 1, last: int | None = None, config: str = "{}") -> Path:
+    """A checkpoint of two files with two tensors each, the last of them filled with `last`."""
+    place.mkdir()
+    (place / "config.json").write_text(config)
+    a, b = bytes([fill]) * 100_000, bytes([fill if last is None else last]) * 50
+    write_safetensors(place / "model-1.safetensors", {"embed": a, "q": a})
+    write_safetensors(place / "model-2.safetensors", {"k": a, "norm": b})
+    names = {"embed": "model-1.safetensors", "k": "model-2.safetensors"}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return place
+
+
+def test_a_copy_elsewhere_is_the_same(tmp_path: Path) -> None:
+    one = checkpoint(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "two")
+    (tmp_path / "two" / "README.md").write_text("another file that no weights are in")
+
+    assert weights_at(str(one)) == weights_at(str(tmp_path / "two")) != ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"fill": 2}, {"last": 2}, {"config": '{"rope_theta": 1}'}],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_weights_or_another_config_are_another(tmp_path: Path, other: dict[str, int]) -> None:
+    one = checkpoint(tmp_path / "one")
+    two = checkpoint(tmp_path / "two", **other)  # type: ignore[arg-type] # each has its own type
+
+    assert weights_at(str(one)) != weights_at(str(two))
+
+
+def test_files_that_no_index_names_are_not_loaded_and_do_not_count(tmp_path: Path) -> None:
+    one = checkpoint(tmp_path / "one")
+    before = weights_at(str(one))
+    write_safetensors(one / "consolidated.safetensors", {"all": b"x" * 100})
+
+    assert before == weights_at(str(one))
+
+
+def test_a_few_kilobytes_of_each_file_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "big.gguf"
+    with file.open("wb") as sparse:
+        sparse.truncate(1 << 40)  # reading it would take an hour
+    asked: list[int] = []
+    add = _weights._add
+
+    def counted(digest: Any, *parts: bytes) -> None:
+        asked.append(len(parts[-1]))
+        add(digest, *parts)
+
+    monkeypatch.setattr(_weights, "_add", counted)
+
+    assert weights_at(str(file))
+    assert sum(asked) < 1 << 20
+
+
+def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = checkpoint(tmp_path / "one")
+    both = threading.Barrier(2, timeout=30)
+    sampled = _weights._sampled
+
+    def met(*arguments: Any) -> Any:
+        both.wait()
+        return sampled(*arguments)
+
+    monkeypatch.setattr(_weights, "_sampled", met)
+
+    assert weights_at(str(place))
+
+
+def test_an_adapter_in_the_hubs_cache_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "snapshot"
+    place.mkdir()
+    (place / "adapter_config.json").write_text("{}")
+    write_safetensors(place / "adapter_model.safetensors", {"lora_A": b"a" * 100})
+
+    def cached(_: str, name: str, **__: Any) -> str | None:
+        return str(place / name) if (place / name).is_file() else None
+
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", SimpleNamespace(try_to_load_from_cache=cached)
+    )
+
+    assert weights_at("org/adapter") == weights_at(str(place)) != ""
+
+
+def test_any_other_file_of_weights_counts_as_well(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    for byte in (b"a", b"b"):
+        (tmp_path / "pytorch_model.bin").write_bytes(byte * 1000)
+        seen.add(weights_at(str(tmp_path)))
+
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{]"]
+)
+def test_a_damaged_header_is_only_bytes(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(damage)
+
+    assert weights_at(str(tmp_path))
+
+
+@pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": {"a": "gone.safetensors"}}'])
+def test_an_index_that_is_none_is_not_believed(tmp_path: Path, index: str) -> None:
+    place = checkpoint(tmp_path / "one")
+    (place / "model.safetensors.index.json").write_text(index)
+
+    assert weights_at(str(place))
+
+
+def test_no_weights_have_no_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    assert [
+        weights_at(str(tmp_path)),
+        weights_at("org/not-downloaded"),
+        weights_at("s3://b/k"),
+    ] == [""] * 3
+
+
+def test_a_files_digest_is_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+
+    assert file_digest(str(tmp_path / "a")) != file_digest(str(tmp_path / "b"))
+
+
+def test_the_page_has_every_argument() -> None:
+    assert _arguments.page() == PAGE.read_text(encoding="utf-8"), "run `make identity-page`"

@@ -1,0 +1,190 @@
+"""What a breaker learns of a store whose callers have less patience than its own timeout."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from framed import HASHES, TARGET, empty, filled, transfer
+from stores import Gate, HookedStorage, failing
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import StorageUnavailable
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.hit_policy import PoolSpec
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+POOLS = [PoolSpec(space=TARGET)]
+
+
+@pytest.fixture
+def storage() -> HookedStorage:
+    return HookedStorage()
+
+
+@pytest.fixture
+def open_store(storage: HookedStorage) -> Iterator[Callable[..., PageStore]]:
+    opened: list[PageStore] = []
+
+    def open_it(**settings: Any) -> PageStore:
+        store = PageStore(storage, PageStoreSettings(**settings))
+        opened.append(store)
+        store.open_space(TARGET)
+        return store
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 8])
+def test_a_hung_store_is_left_alone_however_impatient_its_callers(
+    storage: HookedStorage, open_store: Callable[..., PageStore], parallelism: int
+) -> None:
+    """Also where all its threads are in hung calls, so that no other call can begin."""
+    store = open_store(timeout_s=0.2, parallelism=parallelism, breaker_cooldown_s=1000)
+    gate = Gate()
+    storage.hooks["batch_exists"] = gate
+
+    until(
+        lambda: (
+            store.match(HASHES, POOLS, timeout_s=0.01).failures[0] is Verdict.BREAKER_OPEN
+            and store.breaker.reads.state == "open"
+        )
+    )
+
+    assert storage.calls["batch_exists"] <= parallelism + 3
+    gate.open()
+
+
+def test_a_slow_call_counts_when_it_ends_though_its_caller_is_gone(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=0.05, breaker_failures=1, breaker_cooldown_s=1000)
+
+    def slow(answer: Callable[[], Any]) -> Any:
+        time.sleep(0.1)
+        return answer()
+
+    storage.hooks["batch_get"] = slow
+    outcome = store.load([transfer(empty(1))], timeout_s=0.01)
+
+    assert [[Verdict.TIMEOUT]] == outcome.verdicts
+    until(lambda: store.breaker.reads.state == "open")
+
+
+def test_a_call_that_ends_in_time_is_a_success_though_its_caller_is_gone(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=50, breaker_failures=2)
+    store.breaker.record(succeeded=False)
+    gate = Gate()
+    storage.hooks["batch_get"] = gate
+    outcome = store.load([transfer(empty(1))], timeout_s=0.01)
+    gate.open()
+    outcome.settled.result(20)
+
+    store.breaker.record(succeeded=False)
+
+    assert store.breaker.reads.state == "closed"
+
+
+def test_a_call_that_fails_is_a_failure_though_its_caller_is_gone(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=1000)
+    gate = Gate()
+    storage.hooks["batch_get"] = lambda answer: gate(failing_later(answer))
+    outcome = store.load([transfer(empty(1))], timeout_s=0.01)
+    assert store.breaker.reads.state == "closed"
+
+    gate.open()
+    outcome.settled.result(20)
+
+    until(lambda: store.breaker.reads.state == "open")
+
+
+def failing_later(_: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: failing(StorageUnavailable("down"))(lambda: None)
+
+
+def test_a_probe_of_an_impatient_caller_is_one_until_the_store_has_answered(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
+    store.breaker.record(succeeded=False)
+    gate = Gate()
+    storage.hooks["batch_exists"] = gate
+    until(lambda: store.match(HASHES, POOLS, timeout_s=0.01).failures == [Verdict.TIMEOUT])
+
+    others = [store.match(HASHES, POOLS, timeout_s=0.01).failures for _ in range(5)]
+
+    assert [[Verdict.BREAKER_OPEN]] * 5 == others
+    assert storage.calls["batch_exists"] == 1
+    gate.open()
+    until(lambda: store.breaker.reads.state == "closed")
+
+
+def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
+    open_store: Callable[..., PageStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread sees that nobody waits, and the store is not asked: that is no success."""
+    store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
+    store.breaker.record(succeeded=False)
+    until(lambda: store.breaker.writes.state == "half_open")
+
+    def passed(_: Deadline) -> bool:
+        return True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Deadline, "passed", passed)
+        assert [[Verdict.TIMEOUT]] == store.save([transfer(filled(1))], timeout_s=1).verdicts
+
+    assert store.breaker.writes.state == "half_open"
+    assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+
+
+def test_what_stands_behind_a_foreign_error_is_not_logged(
+    storage: HookedStorage, open_store: Callable[..., PageStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client library's own words may hold the credentials that it was given."""
+
+    error = RuntimeError("the client gave up")
+    error.__cause__ = OSError("no route to redis://:swordfish1@host")
+    storage.hooks["batch_get"] = failing(error)
+
+    assert [[Verdict.ERROR]] == open_store().load([transfer(empty(1))]).verdicts
+    assert "RuntimeError: the client gave up" in caplog.text
+    assert "in hook" in caplog.text
+    assert "swordfish1" not in caplog.text
+
+
+def test_callers_that_wait_behind_others_do_not_open_it(
+    storage: HookedStorage, open_store: Callable[..., PageStore]
+) -> None:
+    """A backlog is no trouble of the store: what never reached it tells nothing."""
+    store = open_store(timeout_s=50, parallelism=1, breaker_failures=1)
+    gate = Gate()
+    storage.hooks["batch_set"] = gate
+    writer = threading.Thread(target=lambda: store.save([transfer(filled(1))]))
+    writer.start()
+    assert gate.entered.wait(20)
+
+    for _ in range(5):
+        assert [[Verdict.TIMEOUT]] == store.save([transfer(filled(1))], timeout_s=0.01).verdicts
+
+    assert store.breaker.writes.state == "closed"
+    gate.open()
+    writer.join(20)

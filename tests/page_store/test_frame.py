@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+import xxhash
+from pages import hash_of, page, space
+
+from hicache_storage.errors import CorruptPage
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import (
+    FRAME_NBYTES,
+    FramedPage,
+    Framing,
+    frame_nbytes,
+    payload_checksum,
+)
+
+if TYPE_CHECKING:
+    from hicache_storage.keys import KeySpace
+
+SPACE = space(page_nbytes=1000, frame_nbytes=FRAME_NBYTES)
+PAGE_HASH = hash_of(7)
+
+
+def framed(*, header_nbytes: int = FRAME_NBYTES, checksum: bool = True) -> FramedPage:
+    """A page with a header that was written for it, over what was there before."""
+    made = FramedPage(memoryview(bytearray(b"\xee" * header_nbytes)), page(1000))
+    Framing(SPACE, checksum=checksum).write(made, PAGE_HASH)
+    return made
+
+
+def reason_of(made: FramedPage, *, checksum: bool = True) -> str:
+    """Why `made` is refused."""
+    with pytest.raises(CorruptPage) as caught:
+        Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
+    return caught.value.reason
+
+
+def test_a_header_has_these_bytes_for_ever() -> None:
+    """Pinned, field by field: stored pages outlive the program that wrote them."""
+    made = framed()
+    first = b"".join(
+        [
+            b"HiKV",
+            (1).to_bytes(2, "little"),
+            (1).to_bytes(2, "little"),
+            (1000).to_bytes(8, "little"),
+            xxhash.xxh3_64_intdigest(made.payload.tobytes()).to_bytes(8, "little"),
+            bytes.fromhex(SPACE.id),
+            b"\x20" + bytes.fromhex(PAGE_HASH) + bytes(71 - 32),
+            bytes(8),
+        ]
+    )
+
+    assert 120 == len(first)
+    assert first + xxhash.xxh3_64_intdigest(first).to_bytes(8, "little") == bytes(made.header)
+    assert "51859edbc6ab507d26c334a48f03bce5" == xxhash.xxh3_128_hexdigest(made.header)
+
+
+def test_a_page_passes_under_its_own_key() -> None:
+    Framing(SPACE, checksum=True).check(framed(), PAGE_HASH)
+
+
+@pytest.mark.parametrize("digest_nbytes", [16, 20, 32, 64])
+def test_a_hash_of_any_length_passes(digest_nbytes: int) -> None:
+    made, page_hash = framed(), "ab" * digest_nbytes
+    Framing(SPACE, checksum=True).write(made, page_hash)
+
+    Framing(SPACE, checksum=True).check(made, page_hash)
+    with pytest.raises(CorruptPage, match="wrong_key"):
+        Framing(SPACE, checksum=True).check(made, page_hash[:-2] + "ac")
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["xxh3", "none"])
+def test_every_flipped_bit_of_a_header_is_found(*, checksum: bool) -> None:
+    made = framed(checksum=checksum)
+    for bit in range(8 * FRAME_NBYTES):
+        made.header[bit // 8] ^= 1 << bit % 8
+        assert "corrupt" == reason_of(made, checksum=checksum)
+        made.header[bit // 8] ^= 1 << bit % 8
+
+    Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
+
+
+def test_every_flipped_bit_of_a_payload_is_found() -> None:
+    made = framed()
+    (payload,) = made.payload.segments
+    for bit in range(8 * len(payload)):
+        payload[bit // 8] ^= 1 << bit % 8
+        assert "corrupt" == reason_of(made)
+        payload[bit // 8] ^= 1 << bit % 8
+
+    Framing(SPACE, checksum=True).check(made, PAGE_HASH)
+
+
+@pytest.mark.parametrize("byte", range(FRAME_NBYTES, 4096, 97))
+def test_what_follows_an_aligned_header_must_be_zeros(byte: int) -> None:
+    made = framed(header_nbytes=4096)
+    Framing(SPACE, checksum=True).check(made, PAGE_HASH)
+    made.header[byte] = 1
+
+    assert "corrupt" == reason_of(made)
+
+
+def test_another_hash_is_the_wrong_key() -> None:
+    with pytest.raises(CorruptPage, match=f"wrong_key: .*{PAGE_HASH}"):
+        Framing(SPACE, checksum=True).check(framed(), hash_of(8))
+
+
+def test_a_hash_that_only_begins_alike_is_the_wrong_key() -> None:
+    made = framed()
+    Framing(SPACE, checksum=True).write(made, PAGE_HASH[:32])
+
+    assert "wrong_key" == reason_of(made)
+
+
+@pytest.mark.parametrize("other", [space(page_nbytes=1000), space(pool="draft", page_nbytes=1000)])
+def test_another_key_space_is_the_wrong_key(other: KeySpace) -> None:
+    with pytest.raises(CorruptPage, match="wrong_key"):
+        Framing(other, checksum=True).check(framed(), PAGE_HASH)
+
+
+def test_another_length_is_the_wrong_size() -> None:
+    made = framed()
+    shorter = FramedPage(made.header, Page(made.payload.segments[0][:-1]))
+
+    assert "wrong_size" == reason_of(shorter)
+    assert "wrong_size" == reason_of(shorter, checksum=False)
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF, 0xEE])
+def test_memory_that_was_never_a_header_is_corrupt(fill: int) -> None:
+    made = framed()
+    made.header[:] = bytes([fill]) * FRAME_NBYTES
+
+    assert "corrupt" == reason_of(made)
+
+
+def test_without_checksums_damage_to_a_payload_passes_and_identity_stays() -> None:
+    made = framed(checksum=False)
+    made.payload.segments[0][3] ^= 1
+
+    Framing(SPACE, checksum=False).check(made, PAGE_HASH)
+    with pytest.raises(CorruptPage, match="wrong_key"):
+        Framing(SPACE, checksum=False).check(made, hash_of(8))
+
+
+def test_a_page_without_checksum_is_refused_by_who_wants_one() -> None:
+    with pytest.raises(CorruptPage, match=r"corrupt: .*without a checksum"):
+        Framing(SPACE, checksum=True).check(framed(checksum=False), PAGE_HASH)
+
+
+def test_a_page_with_checksum_passes_who_wants_none() -> None:
+    made = framed(checksum=True)
+    made.payload.segments[0][3] ^= 1
+
+    Framing(SPACE, checksum=False).check(made, PAGE_HASH)
+
+
+@pytest.mark.parametrize(
+    ("alignment", "nbytes"), [(1, 128), (64, 128), (128, 128), (512, 512), (4096, 4096), (96, 192)]
+)
+def test_a_frame_is_rounded_up_to_the_alignment(alignment: int, nbytes: int) -> None:
+    assert nbytes == frame_nbytes(alignment)
+
+
+@pytest.mark.parametrize("cuts", [(0, 1000), (0, 1, 1000), (0, 500, 500, 1000), range(1001)])
+def test_a_checksum_does_not_depend_on_the_segments(cuts: tuple[int, ...] | range) -> None:
+    data = page(1000).tobytes()
+    scattered = Page(*(data[start:end] for start, end in itertools.pairwise(cuts)))
+
+    assert xxhash.xxh3_64_intdigest(data) == payload_checksum(scattered)
+
+
+def test_a_stored_page_borrows_header_and_payload() -> None:
+    made = FramedPage(memoryview(bytearray(128)), Page(bytearray(3), bytearray(5)))
+    made.stored.copy_from(bytes(range(128 + 8)))
+
+    assert bytes(range(128)) == bytes(made.header)
+    assert bytes(range(128, 136)) == made.payload.tobytes()
+    assert [128, 3, 5] == [segment.nbytes for segment in made.stored.segments]
+    address, nbytes = made.stored.addresses[0]
+    assert bytes(range(128)) == ctypes.string_at(address, nbytes)

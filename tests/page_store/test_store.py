@@ -1,0 +1,993 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from forks import exit_code
+from framed import (
+    DRAFT,
+    HASHES,
+    NBYTES,
+    TARGET,
+    bytes_of,
+    empty,
+    filled,
+    framed,
+    transfer,
+)
+from pages import hash_of, space
+from stores import Gate, HookedStorage, failing
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import (
+    StorageClosed,
+    StorageTimeout,
+    StorageUnavailable,
+    UnsupportedOperation,
+)
+from hicache_storage.keys import Shard
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings, scheduling
+from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
+from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.storage import Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from hicache_storage.keys import KeySpace
+
+
+@contextmanager
+def interruptible() -> Generator[None, None, None]:
+    """Ctrl-C as at a terminal: a shell has jobs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def storage() -> HookedStorage:
+    return HookedStorage()
+
+
+@pytest.fixture
+def open_store(storage: HookedStorage) -> Iterator[Callable[..., PageStore]]:
+    opened: list[PageStore] = []
+
+    def open_it(on: HookedStorage = storage, **settings: Any) -> PageStore:
+        store = PageStore(on, PageStoreSettings(**settings))
+        opened.append(store)
+        for known in (TARGET, DRAFT):
+            store.open_space(known)
+        return store
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+class TestSaveAndLoad:
+    def test_what_was_saved_is_loaded(self, open_store: Callable[..., PageStore]) -> None:
+        store = open_store()
+        assert [[Verdict.OK] * 8] == store.save([transfer(filled())]).verdicts
+        pages = empty()
+
+        outcome = store.load([transfer(pages)])
+
+        assert outcome.arrived() == 8
+        assert outcome.settled.done()
+        assert [bytes_of(n + 1) for n in range(8)] == [page.payload.tobytes() for page in pages]
+
+    def test_a_missing_page_is_a_miss_and_no_other_page_is_touched(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        hashes = [hash_of(n) for n in (0, 1, 3)]
+        store.save([transfer([framed(1), framed(2), framed(4)], hashes)])
+        pages = empty(4)
+
+        outcome = store.load([transfer(pages)])
+
+        assert [[Verdict.OK, Verdict.OK, Verdict.MISS, Verdict.OK]] == outcome.verdicts
+        assert outcome.arrived() == 2
+        assert [1, 2, 0, 4] == [page.payload.segments[0][0] for page in pages]
+
+    def test_target_and_draft_of_one_hash_do_not_meet(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer([framed(1)]), Transfer(DRAFT, HASHES[:1], [framed(2)])])
+        target, draft = framed(0), framed(0)
+
+        store.load([transfer([target]), Transfer(DRAFT, HASHES[:1], [draft])])
+
+        assert (bytes_of(1), bytes_of(2)) == (target.payload.tobytes(), draft.payload.tobytes())
+
+    def test_an_arrived_prefix_ends_at_the_first_page_missing_in_any_pool(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(3)), Transfer(DRAFT, HASHES[:2], filled(2))])
+
+        outcome = store.load([transfer(empty(3)), Transfer(DRAFT, HASHES[:3], empty(3))])
+
+        assert outcome.arrived() == 2
+
+    def test_a_refused_page_says_so_and_the_others_are_stored(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(parallelism=1)
+        storage.hooks["batch_set"] = lambda answer: [
+            number != 1 and ok for number, ok in enumerate(answer())
+        ]
+
+        assert [[Verdict.OK, Verdict.REFUSED, Verdict.OK]] == store.save(
+            [transfer(filled(3))]
+        ).verdicts
+
+    def test_framing_copies_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The storage sees the caller's own memory: the header and each segment of the payload."""
+        seen: list[tuple[int, ...]] = []
+        page = framed(7)
+        store = open_store()
+        inner_set = storage.inner.batch_set
+
+        def spy(key_space: Any, hashes: Any, pages: list[Page]) -> list[bool]:
+            seen.extend(tuple(address for address, _ in each.addresses) for each in pages)
+            return inner_set(key_space, hashes, pages)
+
+        storage.inner.batch_set = spy  # type: ignore[method-assign,assignment]
+        store.save([transfer([page])])
+
+        (header,) = Page(page.header).addresses
+        assert [(header[0], *(address for address, _ in page.payload.addresses))] == seen
+
+    def test_a_store_without_scatter_gather_gets_pages_of_one_segment(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(scatter_gather=False))
+        store = open_store(storage)
+        pages = empty(4)
+
+        store.save([transfer(filled(4))])
+        outcome = store.load([transfer(pages)])
+
+        assert {1} == set(storage.segments)
+        assert outcome.arrived() == 4
+        assert [bytes_of(n + 1) for n in range(4)] == [page.payload.tobytes() for page in pages]
+
+    def test_a_store_with_alignment_gets_an_aligned_header(self) -> None:
+        with PageStore(HookedStorage(Capabilities(alignment=4096))) as store:
+            assert store.frame_nbytes == 4096
+
+    @pytest.mark.parametrize(
+        ("made", "complaint"),
+        [
+            (lambda: Transfer(TARGET, HASHES[:2], [framed(1)]), "2 hashes but 1 pages"),
+            (lambda: Transfer(TARGET, ["XYZ"], [framed(1)]), "lowercase hex"),
+            (lambda: Transfer(TARGET, ["../../etc/passwd"], [framed(1)]), "lowercase hex"),
+            (lambda: Transfer(space(page_nbytes=7), HASHES[:1], [framed(1)]), "not open"),
+            (lambda: transfer([framed(1, header_nbytes=64)]), "header of 128 bytes"),
+            (
+                lambda: transfer([FramedPage(memoryview(bytearray(128)), Page(bytearray(5)))]),
+                "payload of 96",
+            ),
+        ],
+    )
+    def test_a_transfer_that_does_not_fit_is_refused_before_the_storage_sees_it(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        made: Callable[[], Transfer],
+        complaint: str,
+    ) -> None:
+        store = open_store()
+
+        for call in (store.load, store.save):
+            with pytest.raises(ValueError, match=complaint):
+                call([made()])
+
+        assert not storage.batches
+
+
+class TestProof:
+    """KV-404, KV-403: what comes back wrong is a counted miss, is deleted, and heals."""
+
+    def damaged(
+        self, storage: HookedStorage, store: PageStore, damage: Callable[[bytes], bytes]
+    ) -> None:
+        store.save([transfer([framed(1)])])
+        (key_space,) = (known for known in storage.inner._spaces if known.pool == "kv")
+        pages = storage.inner._spaces[key_space]
+        pages[HASHES[0]] = damage(pages[HASHES[0]])
+
+    @pytest.mark.parametrize("offset", [0, 5, 30, 50, 119, 127, 128, 200, 128 + NBYTES - 1])
+    def test_a_flipped_bit_is_found_deleted_and_healed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], offset: int
+    ) -> None:
+        store = open_store()
+
+        def flip(data: bytes) -> bytes:
+            return data[:offset] + bytes([data[offset] ^ 4]) + data[offset + 1 :]
+
+        self.damaged(storage, store, flip)
+
+        assert [[Verdict.CORRUPT]] == store.load([transfer([framed(0)])]).verdicts
+        assert store.stats()["load_corrupt"] == 1
+        assert store.stats()["wrong_pages_deleted"] == 1
+        assert [[Verdict.MISS]] == store.load([transfer([framed(0)])]).verdicts
+        store.save([transfer([framed(1)])])
+        assert store.load([transfer([framed(0)])]).arrived() == 1
+
+    def test_another_page_under_this_name_is_a_wrong_key(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
+        pages[HASHES[0]] = pages[HASHES[1]]
+
+        assert [[Verdict.WRONG_KEY]] == store.load([transfer([framed(0)])]).verdicts
+
+    def test_without_a_checksum_identity_is_still_proved(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(checksum="none")
+        store.save([transfer(filled(2))])
+        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
+        pages[HASHES[0]] = pages[HASHES[1]]
+
+        outcome = store.load([transfer(empty(2))])
+
+        assert [[Verdict.WRONG_KEY, Verdict.OK]] == outcome.verdicts
+
+    def test_a_page_without_a_checksum_is_no_hit_for_who_insists_on_one(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        open_store(checksum="none").save([transfer([framed(1)])])
+
+        outcome = open_store(checksum="xxh3").load([transfer([framed(0)])])
+
+        assert [[Verdict.CORRUPT]] == outcome.verdicts
+
+    def test_a_wrong_page_that_cannot_be_deleted_is_still_no_hit(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        self.damaged(storage, store, lambda data: data[:-1] + b"?")
+        storage.hooks["batch_delete"] = failing(OSError("read-only"))
+
+        assert [[Verdict.CORRUPT]] == store.load([transfer([framed(0)])]).verdicts
+        assert "wrong_pages_deleted" not in store.stats()
+
+    def test_a_delete_that_hangs_keeps_no_verdict_back_beyond_the_deadline(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The pages are proved by then: only what is wrong is no hit, and nothing is in quarantine."""
+        store = open_store(timeout_s=20)
+        store.save([transfer(filled(2))])
+        (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
+        pages[HASHES[0]] = pages[HASHES[0]][:-1] + b"?"
+        gate = Gate()
+        storage.hooks["batch_delete"] = gate
+
+        outcome = store.load([transfer(empty(2))], timeout_s=1)
+
+        assert [[Verdict.CORRUPT, Verdict.OK]] == outcome.verdicts
+        assert outcome.settled.done()
+        assert gate.entered.is_set()
+        gate.open()
+
+    def test_reads_that_take_all_the_time_are_no_failure_of_the_writes(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """One page is wrong, and another hangs: no time is left to delete the first."""
+        store = open_store(timeout_s=0.5, breaker_failures=1, parallelism=2)
+        self.damaged(storage, store, lambda data: data[:-1] + b"?")
+        store.save([Transfer(DRAFT, HASHES[:1], empty(1))])
+        gate, get = Gate(), storage.batch_get
+
+        def by_pool(known: KeySpace, hashes: list[str], pages: list[Page]) -> Any:
+            hangs = known.pool == "draft"
+            return gate(list) if hangs else get(known, hashes, pages)
+
+        vars(storage)["batch_get"] = by_pool
+        hanging = Transfer(DRAFT, HASHES[:1], empty(1))
+
+        outcome = store.load([hanging, transfer([framed(0)])])
+
+        assert [[Verdict.TIMEOUT], [Verdict.CORRUPT]] == outcome.verdicts
+        assert (store.breaker.reads.state, store.breaker.writes.state) == ("open", "closed")
+        gate.open()
+
+
+class TestMatch:
+    def test_the_prefix_is_what_every_pool_has(self, open_store: Callable[..., PageStore]) -> None:
+        store = open_store()
+        store.save([transfer(filled(6)), Transfer(DRAFT, HASHES[:4], filled(4))])
+
+        match = store.match(HASHES, [PoolSpec(space=TARGET), PoolSpec(space=DRAFT)])
+
+        assert match.pages == 4
+
+    def test_a_later_pool_is_asked_only_for_what_the_earlier_ones_left(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(3))])
+        storage.batches.clear()
+
+        store.match(HASHES, [PoolSpec(space=TARGET), PoolSpec(space=DRAFT)])
+
+        assert [("batch_exists", 8), ("batch_exists", 3)] == storage.batches
+
+    def test_parts_of_one_pool_are_asked_at_once_behind_the_first(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The first tells what there may be; the others do not wait for each other."""
+        storage = HookedStorage(Capabilities(parallelism=3))
+        store = open_store(storage)
+        tiles = [replace(TARGET, shard=Shard(layers=(n, n + 1))) for n in range(4)]
+        for number, tile in enumerate(tiles):
+            store.open_space(tile)
+            store.save([Transfer(tile, HASHES[: 6 - number], filled(6 - number))])
+        storage.batches.clear()
+        meeting = threading.Barrier(3)
+        first = threading.Semaphore(1)
+
+        def together(answer: Callable[[], Any]) -> Any:
+            if not first.acquire(blocking=False):
+                meeting.wait(20)
+            return answer()
+
+        storage.hooks["batch_exists"] = together
+        match = store.match(HASHES, [PoolSpec(space=tile) for tile in tiles])
+
+        assert match.pages == 3
+        assert [("batch_exists", 8), *[("batch_exists", 6)] * 3] == storage.batches
+
+    def test_a_trailing_pool_needs_its_last_pages_only(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(6)), Transfer(DRAFT, HASHES[2:4], filled(2))])
+        side = PoolSpec(space=DRAFT, hit_policy=HitPolicy.TRAILING_PAGES, window_pages=2)
+
+        match = store.match(HASHES, [PoolSpec(space=TARGET), side])
+
+        assert match.pages == 4
+        assert [0, 4] == [length for length, usable in enumerate(match.usable) if usable]
+
+    def test_what_the_caller_has_is_not_asked_for_and_counts(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """The caller has pages 0, 1 and 5; storage has 2 to 4."""
+        store = open_store()
+        store.save([transfer(filled(3), HASHES[2:5])])
+        storage.batches.clear()
+
+        held = [number in (0, 1, 5) for number in range(8)]
+        match = store.match(HASHES, [PoolSpec(space=TARGET)], held=[held])
+
+        assert match.pages == 6
+        assert [("batch_exists", 5)] == storage.batches
+
+    @pytest.mark.parametrize(
+        ("error", "failure"),
+        [
+            (StorageUnavailable("gone"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+            (ValueError("bug"), Verdict.ERROR),
+        ],
+    )
+    def test_it_tells_why_a_pool_could_not_be_asked(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        error: Exception,
+        failure: Verdict,
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        assert [None] == store.match(HASHES, [PoolSpec(space=TARGET)]).failures
+        storage.hooks["batch_exists"] = failing(error)
+
+        assert [failure] == store.match(HASHES, [PoolSpec(space=TARGET)]).failures
+        assert [Verdict.BREAKER_OPEN] == store.match(HASHES, [PoolSpec(space=TARGET)]).failures
+
+    @pytest.mark.parametrize("error", [StorageUnavailable("gone"), ValueError("bug")])
+    def test_a_store_that_fails_has_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], error: Exception
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled())])
+        storage.hooks["batch_exists"] = failing(error)
+
+        assert store.match(HASHES, [PoolSpec(space=TARGET)]).pages == 0
+        assert store.stats()["match_failed"] == 1
+
+    def test_an_empty_prefix_asks_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        assert open_store().match([], [PoolSpec(space=TARGET)]).pages == 0
+        assert not storage.batches
+
+    def test_a_prefix_of_no_pools_is_refused(self, open_store: Callable[..., PageStore]) -> None:
+        with pytest.raises(ValueError, match="at least one pool"):
+            open_store().match(HASHES, [])
+
+
+class TestSplitting:
+    def test_no_call_is_larger_than_the_store_takes(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=3))
+        store = open_store(storage)
+
+        store.save([transfer(filled())])
+        store.match(HASHES, [PoolSpec(space=TARGET)])
+        outcome = store.load([transfer(empty())])
+
+        assert outcome.arrived() == 8
+        assert {3, 2} == {size for _, size in storage.batches}
+
+    def test_small_pages_are_not_spread_thin(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        open_store(parallelism=4).save([transfer(filled())])
+
+        assert [("batch_set", 8)] == storage.batches
+
+    def test_large_pages_are_spread_over_the_threads(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """Four blocks are inside the storage at the same time."""
+        large = space(page_nbytes=1 << 20)
+        storage = HookedStorage(Capabilities(parallelism=4))
+        meeting = threading.Barrier(4)
+
+        def meet(answer: Callable[[], Any]) -> Any:
+            meeting.wait(20)
+            return answer()
+
+        storage.hooks["batch_set"] = meet
+        store = open_store(storage)
+        store.open_space(large)
+        pages = [
+            FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
+            for _ in range(24)
+        ]
+        hashes = [hash_of(number) for number in range(24)]
+
+        assert [[Verdict.OK] * 24] == store.save([Transfer(large, hashes, pages)]).verdicts
+        assert [("batch_set", 6)] * 4 == storage.batches
+
+    def test_a_thread_that_is_done_takes_what_is_left(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """One piece is stuck until all the others are through: they do not queue up behind it."""
+        large = space(page_nbytes=16 << 20)
+        storage = HookedStorage(Capabilities(parallelism=2))
+        left = threading.Semaphore(0)
+        first = threading.Lock()
+
+        def stuck(answer: Callable[[], Any]) -> Any:
+            if first.acquire(blocking=False):
+                for _ in range(5):
+                    assert left.acquire(timeout=20)
+            else:
+                left.release()
+            return answer()
+
+        storage.hooks["batch_set"] = stuck
+        store = open_store(storage, checksum="none")
+        store.open_space(large)
+        payload = Page(bytearray(16 << 20))
+        pages = [FramedPage(memoryview(bytearray(FRAME_NBYTES)), payload) for _ in range(6)]
+        hashes = [hash_of(number) for number in range(6)]
+
+        assert [[Verdict.OK] * 6] == store.save([Transfer(large, hashes, pages)]).verdicts
+        assert [("batch_set", 1)] * 6 == storage.batches
+
+    def test_small_pages_of_a_slow_store_are_spread_once_it_is_known_to_be_slow(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        def slow(answer: Callable[[], Any]) -> Any:
+            threading.Event().wait(0.3)
+            return answer()
+
+        storage.hooks["batch_set"] = slow
+        store = open_store(parallelism=4)
+
+        store.save([transfer(filled())])
+        store.save([transfer(filled())])
+
+        assert [("batch_set", 8), *[("batch_set", 2)] * 4] == storage.batches
+
+    def test_reads_go_on_while_every_writer_is_busy(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=20)
+        store.save([transfer(filled(1))])
+        gate = Gate()
+        storage.hooks["batch_set"] = gate
+        writer = threading.Thread(target=lambda: store.save([transfer(filled())]))
+        writer.start()
+        assert gate.entered.wait(20)
+
+        assert store.load([transfer([framed(0)])]).arrived() == 1
+
+        gate.open()
+        writer.join(20)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "verdict"),
+        [
+            (StorageUnavailable("refused"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+            (RuntimeError("bug"), Verdict.ERROR),
+            (SystemExit(1), Verdict.ERROR),
+        ],
+    )
+    def test_what_a_storage_raises_becomes_a_verdict(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        error: BaseException,
+        verdict: Verdict,
+    ) -> None:
+        store = open_store()
+        storage.hooks["batch_get"] = storage.hooks["batch_set"] = failing(error)
+
+        assert [[verdict] * 2] == store.load([transfer(empty(2))]).verdicts
+        assert [[verdict] * 2] == store.save([transfer(filled(2))]).verdicts
+        assert store.stats()[f"load_{verdict.value}"] == 2
+
+    @pytest.mark.parametrize(
+        ("error", "verdict"),
+        [
+            (StorageUnavailable("refused"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+        ],
+    )
+    def test_a_store_that_is_gone_is_asked_for_one_piece_only(
+        self, open_store: Callable[..., PageStore], error: BaseException, verdict: Verdict
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=1))
+        storage.hooks["batch_get"] = failing(error)
+
+        assert [[verdict] * 8] == open_store(storage).load([transfer(empty())]).verdicts
+        assert storage.calls["batch_get"] == 1
+
+    def test_a_piece_that_fails_takes_no_other_with_it(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=4))
+        store = open_store(storage)
+        store.save([transfer(filled())])
+        bugs = iter([RuntimeError("bug")])
+
+        def fail_once(answer: Callable[[], Any]) -> Any:
+            for bug in bugs:
+                raise bug
+            return answer()
+
+        storage.hooks["batch_get"] = fail_once
+
+        verdicts = [Verdict.ERROR] * 4 + [Verdict.OK] * 4
+        assert [verdicts] == store.load([transfer(empty())]).verdicts
+
+    @pytest.mark.parametrize("answers", [[], [True], [True] * 3, True])
+    def test_answers_of_the_wrong_length_are_not_believed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], answers: Any
+    ) -> None:
+        store = open_store()
+        storage.hooks["batch_get"] = lambda _: answers
+
+        assert [[Verdict.ERROR] * 2] == store.load([transfer(empty(2))]).verdicts
+
+    @pytest.mark.parametrize("answer", [1, "yes", None])
+    def test_only_a_real_true_is_a_hit(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], answer: Any
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        storage.hooks["batch_get"] = lambda true_answer: [true_answer()[0], answer]
+
+        assert [[Verdict.OK, Verdict.MISS]] == store.load([transfer(empty(2))]).verdicts
+
+    def test_a_hit_that_was_not_read_is_not_believed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """A storage that lies leaves yesterday's header, of another page, in the slot."""
+        store = open_store()
+        slot = framed(1)
+        store.save([transfer([slot])])
+        storage.hooks["batch_get"] = lambda _: [True]
+
+        outcome = store.load([transfer([slot], [HASHES[5]])])
+
+        assert [[Verdict.WRONG_KEY]] == outcome.verdicts
+
+
+class TestDeadline:
+    def test_a_call_that_overruns_times_out_and_its_pages_stay_in_quarantine(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        gate = Gate()
+        storage.hooks["batch_get"] = gate
+
+        outcome = store.load([transfer(empty(2))], timeout_s=0.05)
+
+        assert [[Verdict.TIMEOUT] * 2] == outcome.verdicts
+        assert not outcome.settled.done()
+        gate.open()
+        assert outcome.settled.result(20) is None
+
+    def test_a_block_that_had_not_begun_never_begins(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(parallelism=1)
+        gate = Gate()
+        storage.hooks["batch_set"] = gate
+        first = store.save([transfer(filled(1))], timeout_s=0.05)
+
+        second = store.save([transfer(filled(2), HASHES[4:6])], timeout_s=0.05)
+
+        assert [[Verdict.TIMEOUT] * 2] == second.verdicts
+        assert second.settled.done()
+        gate.open()
+        first.settled.result(20)
+        assert storage.calls["batch_set"] == 1
+
+    def test_opening_a_space_has_a_deadline(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate = Gate()
+
+        def slow(_: object) -> None:
+            gate(lambda: None)
+
+        monkeypatch.setattr(storage, "open_space", slow)
+        with PageStore(storage, PageStoreSettings(timeout_s=0.05)) as store:
+            with pytest.raises(StorageTimeout, match=r"within 0\.05 s"):
+                store.open_space(TARGET)
+            gate.open()
+
+
+class TestBreaker:
+    def test_a_store_that_keeps_failing_is_left_alone_then_probed(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=2, breaker_cooldown_s=0.05)
+        storage.hooks["batch_set"] = failing(StorageUnavailable("down"))
+        for _ in range(2):
+            store.save([transfer(filled(1))])
+        assert [[Verdict.BREAKER_OPEN]] == store.save([transfer(filled(1))]).verdicts
+        assert store.delete(TARGET, HASHES) == 0
+        assert {"batch_set": 2} == storage.calls
+
+        storage.hooks.clear()
+        while store.breaker.state != "half_open":
+            pass
+
+        assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+        assert store.breaker.state == "closed"
+        assert store.stats()["breaker_opened"] == store.stats()["write_breaker_opened"] == 1
+
+    def test_a_caller_in_a_hurry_does_not_open_it(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        """Requests with short deadlines must not take the store from the others."""
+        store = open_store(breaker_failures=1, timeout_s=20)
+        gate = Gate()
+        storage.hooks["batch_get"] = storage.hooks["batch_exists"] = gate
+
+        assert [[Verdict.TIMEOUT]] == store.load([transfer(empty(1))], timeout_s=0.01).verdicts
+        store.match(HASHES, [PoolSpec(space=TARGET)], timeout_s=0.01)
+
+        assert store.breaker.state == "closed"
+        gate.open()
+
+    def test_a_probe_that_is_interrupted_is_followed_by_another(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=1, breaker_cooldown_s=0.05)
+        storage.hooks["batch_set"] = failing(StorageUnavailable("down"))
+        store.save([transfer(filled(1))])
+        while store.breaker.state != "half_open":
+            pass
+        gate = Gate()
+
+        def interrupting(answer: Callable[[], Any]) -> Any:
+            main = threading.main_thread().ident or 0
+            while sys._current_frames()[main].f_code.co_name != "wait":
+                time.sleep(0.001)
+            time.sleep(0.01)  # a signal between the look and the wait would be seen at its end
+            signal.pthread_kill(main, signal.SIGINT)
+            return gate(answer)
+
+        storage.hooks["batch_set"] = interrupting
+        with interruptible(), pytest.raises(KeyboardInterrupt):
+            store.save([transfer(filled(1))])
+        gate.open()
+        storage.hooks.clear()
+
+        assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+
+    def test_who_has_no_time_is_not_given_the_settings_own(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=1000)
+        gate = Gate()
+        storage.hooks["batch_get"] = gate
+
+        assert [[Verdict.TIMEOUT]] == store.load([transfer(empty(1))], timeout_s=0).verdicts
+        gate.open()
+
+    def test_misses_and_refusals_do_not_open_it(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        storage.hooks["batch_set"] = lambda _: [False]
+
+        store.save([transfer(filled(1))])
+        store.load([transfer(empty(1))])
+
+        assert store.breaker.state == "closed"
+
+    def test_writes_that_overrun_turn_no_read_away(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=3)
+        store.save([transfer(filled(1))])
+        storage.hooks["batch_set"] = storage.hooks["batch_delete"] = failing(StorageTimeout("slow"))
+        for _ in range(3):
+            store.save([transfer(filled(1), HASHES[1:2])])
+
+        assert store.breaker.writes.state == store.breaker.state == "open"
+        assert store.breaker.reads.state == "closed"
+        assert [[Verdict.OK]] == store.load([transfer(empty(1))]).verdicts
+        assert store.match(HASHES, [PoolSpec(space=TARGET)]).pages == 1
+
+    def test_reads_that_fail_turn_no_write_away(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(breaker_failures=1)
+        storage.hooks["batch_exists"] = failing(StorageUnavailable("down"))
+        store.match(HASHES, [PoolSpec(space=TARGET)])
+
+        assert ("open", "closed") == (store.breaker.reads.state, store.breaker.writes.state)
+        assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
+        assert store.delete(TARGET, HASHES[:1]) == 1
+
+    @pytest.mark.parametrize("failures", [1, 2])
+    def test_an_empty_call_tells_it_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore], failures: int
+    ) -> None:
+        """A failure before it still counts, and a breaker that is open stays so."""
+        store = open_store(breaker_failures=2, breaker_cooldown_s=0.001)
+        for _ in range(failures):
+            store.breaker.record(succeeded=False)
+
+        for call in (store.load, store.save):
+            assert call([]).arrived() == 0
+            assert call([transfer([])]).arrived() == 0
+        assert store.match([], [PoolSpec(space=TARGET)]).pages == 0
+        assert store.match(HASHES, [PoolSpec(space=TARGET)], held=[[True] * 8]).pages == 8
+        assert store.present(TARGET, []) == []
+        assert store.delete(TARGET, []) == 0
+
+        assert not storage.calls
+        store.breaker.record(succeeded=False)
+        assert store.breaker.state != "closed"
+
+
+class TestOpening:
+    def test_a_space_larger_than_the_store_takes_is_refused(self) -> None:
+        storage = HookedStorage(Capabilities(max_page_nbytes=NBYTES + FRAME_NBYTES - 1))
+        with PageStore(storage) as store, pytest.raises(UnsupportedOperation, match="smaller"):
+            store.open_space(TARGET)
+
+    def test_a_space_at_the_limit_is_taken(self) -> None:
+        storage = HookedStorage(Capabilities(max_page_nbytes=NBYTES + FRAME_NBYTES))
+        with PageStore(storage) as store:
+            store.open_space(TARGET)
+            assert store.save([transfer([framed(1)])]).arrived() == 1
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("checksum", "md5"), ("timeout_s", 0), ("parallelism", 0), ("breaker_failures", -1)],
+    )
+    def test_wrong_settings_are_refused(self, field: str, value: Any) -> None:
+        with pytest.raises(ValueError, match=field):
+            PageStoreSettings(**{field: value})
+
+    def test_closing_ends_its_threads(self, storage: HookedStorage) -> None:
+        before = set(threading.enumerate())
+        store = PageStore(storage)
+        assert set(threading.enumerate()) - before
+
+        store.close()
+        store.close()
+
+        assert not set(threading.enumerate()) - before
+
+    def test_the_storages_own_word_on_why_a_space_was_not_opened_is_kept(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def late(_: Any) -> None:
+            raise StorageTimeout("redis at 127.0.0.1:1 did not answer within 2 s")
+
+        monkeypatch.setattr(storage, "open_space", late)
+        with PageStore(storage) as store, pytest.raises(StorageTimeout, match="within 2 s"):
+            store.open_space(TARGET)
+
+    def test_a_space_that_is_opened_at_the_last_moment_is_open(
+        self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The answer may come while the wait for it ends: it is taken, or the deadline is named."""
+
+        def passed(_: Deadline) -> float:
+            return 0.0
+
+        monkeypatch.setattr(Deadline, "remaining_s", passed)
+        with PageStore(storage) as store:
+            for number in range(200):
+                tried = replace(TARGET, pool=f"pool-{number}")
+                try:
+                    store.open_space(tried)
+                except StorageTimeout as error:
+                    assert "did not open a key space within 10" in str(error)  # noqa: PT017
+                else:
+                    assert store.framed(tried).pool == tried.pool
+
+    def test_a_closed_store_keeps_nobody_waiting(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=1000)
+        store.close()
+
+        assert [[Verdict.ERROR]] == store.save([transfer(filled(1))]).verdicts
+        assert [Verdict.ERROR] == store.match(HASHES, [PoolSpec(space=TARGET)]).failures
+        with pytest.raises(StorageClosed):
+            store.open_space(DRAFT)
+
+    def test_threads_that_do_nothing_are_not_said_to_be_in_a_call(
+        self,
+        open_store: Callable[..., PageStore],
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(scheduling, "_TO_END_S", 20.0, raising=False)
+        for _ in range(10):
+            open_store().close(timeout_s=0)
+
+        assert not [one for one in caplog.messages if "left behind" in one]
+
+
+class TestFork:
+    """KV-306: threads stay in the parent; a forked child makes its own."""
+
+    def test_a_forked_child_works_with_threads_breakers_and_counters_of_its_own(
+        self,
+        storage: HookedStorage,
+        open_store: Callable[..., PageStore],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(storage.inner, "usable_after_fork", True)  # no other thread uses it
+        store = open_store(breaker_failures=1, timeout_s=50)
+        store.save([transfer(filled(2))])
+        store.breaker.record(succeeded=False)
+        assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
+        lane = store._traffic.get().reads
+        with lane._workers._changed, lane._lock:  # as a thread of the parent may hold them
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if self.works(store) else 1)
+
+        assert exit_code(child) == 0
+        assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
+
+    def works(self, store: PageStore) -> bool:
+        try:
+            pages = empty(2)
+            return (
+                store.match(HASHES, [PoolSpec(space=TARGET)]).pages == 2
+                and store.load([transfer(pages)]).arrived() == 2
+                and [bytes_of(n + 1) for n in range(2)] == [p.payload.tobytes() for p in pages]
+                and store.save([transfer(filled(3))]).arrived() == 3
+                and store.delete(TARGET, HASHES[2:3]) == 1
+                and store.stats()["load_ok"] == 2
+                and store.stats()["breaker_opened"] == 0
+                and not self.works_when_closed(store)
+            )
+        except BaseException:  # noqa: BLE001 - pytest must not go on in the child
+            return False
+
+    def works_when_closed(self, store: PageStore) -> bool:
+        store.close()
+        return store.match(HASHES, [PoolSpec(space=TARGET)]).pages > 0
+
+    def test_a_store_that_was_closed_before_the_fork_is_closed_in_the_child(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store(timeout_s=50)
+        store.close()
+
+        child = os.fork()
+        if child == 0:
+            verdicts = store.save([transfer(filled(1))]).verdicts
+            os._exit(0 if verdicts == [[Verdict.ERROR]] else 1)
+
+        assert exit_code(child) == 0
+
+
+class TestDelete:
+    def test_what_was_deleted_is_a_miss_and_the_rest_is_not(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled())])
+
+        assert store.delete(TARGET, HASHES[2:4]) == 2
+
+        assert [True, True, False, False, True, True, True, True] == [
+            verdict is Verdict.OK for verdict in store.load([transfer(empty())]).verdicts[0]
+        ]
+
+    def test_a_delete_waits_no_longer_than_its_caller(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        gate = Gate()
+        storage.hooks["batch_delete"] = gate
+        store = open_store(timeout_s=1000)
+
+        assert store.delete(TARGET, HASHES, timeout_s=0.05) == 0
+
+        gate.open()
+
+    def test_what_never_was_there_is_gone_too(self, open_store: Callable[..., PageStore]) -> None:
+        assert open_store().delete(DRAFT, HASHES) == len(HASHES)
+
+    def test_batches_are_no_larger_than_the_store_takes(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage = HookedStorage(Capabilities(max_batch=3))
+
+        open_store(storage).delete(TARGET, HASHES)
+
+        assert [3, 3, 2] == [pages for name, pages in storage.batches if name == "batch_delete"]
+
+    def test_a_failing_store_is_counted_and_raises_nothing(
+        self, storage: HookedStorage, open_store: Callable[..., PageStore]
+    ) -> None:
+        storage.hooks["batch_delete"] = failing(StorageUnavailable("gone"))
+        store = open_store(breaker_failures=1)
+
+        assert store.delete(TARGET, HASHES) == 0
+        assert store.breaker.state == "open"
+        assert store.delete(TARGET, HASHES) == 0
+        assert storage.calls["batch_delete"] == 1
+
+    def test_a_space_that_is_not_open_is_refused(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        with pytest.raises(ValueError, match="open_space"):
+            open_store().delete(space(pool="other"), HASHES)

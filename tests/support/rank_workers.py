@@ -1,0 +1,195 @@
+"""Ranks as real processes: executors of one process each, forked from a server that has torch."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from hicache_storage.controller import Channel
+    from hicache_storage.controller.torch_consensus import TorchRanks
+
+_numbers = itertools.count()
+_PRELOADED = ["torch.distributed", "hicache_storage.replay.job", "hicache_backends.file"]
+
+
+class RankProcess:
+    """One rank: a process that does what it is told, one thing after another."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self._executor = executor
+        self.pid = executor.submit(os.getpid).result()
+
+    def ask(self, do: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have it call a function of an importable module."""
+        return self._executor.submit(do, *arguments)
+
+    def signal(self, number: int) -> None:
+        """Kill, stop or continue it."""
+        os.kill(self.pid, number)
+
+
+@contextmanager
+def rank_processes(count: int) -> Generator[list[RankProcess], None, None]:
+    """Processes that are gone afterwards, whatever became of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    with ExitStack() as stack:
+        ranks: list[RankProcess] = []
+        for _ in range(count):
+            executor = ProcessPoolExecutor(1, mp_context=context)
+            stack.callback(executor.shutdown, wait=True, cancel_futures=True)
+            ranks.append(RankProcess(executor))
+            stack.callback(_end, ranks[-1])
+        yield ranks
+
+
+def _end(rank: RankProcess) -> None:
+    for number in (signal.SIGCONT, signal.SIGKILL):
+        try:
+            rank.signal(number)
+        except ProcessLookupError:
+            return
+
+
+def connect_all(
+    ranks: Sequence[RankProcess], scratch: Path, *, timeout_s: float, way: str = "connect"
+) -> None:
+    """Let them meet at a fresh place under `scratch`."""
+    place = str(scratch / f"ranks-{next(_numbers)}")
+    if way == "tcp":
+        from servers import free_port
+
+        place = f"tcp://127.0.0.1:{free_port()}"
+    joining = [
+        process.ask(join, place, rank, len(ranks), timeout_s, way)
+        for rank, process in enumerate(ranks)
+    ]
+    for future in joining:
+        future.result()
+
+
+# --- what a rank's process does -------------------------------------------------------------------
+
+_joined: list[TorchRanks] = []
+_sockets_before: list[int] = []
+
+
+def join(place: str, rank: int, size: int, timeout_s: float, way: str = "connect") -> None:
+    """Meet the other ranks."""
+    while _joined:
+        _joined.pop().close()
+    _sockets_before[:] = [_open_sockets()]
+    _joined[:] = [met(place, rank, size, timeout_s, way)]
+
+
+def met(place: str, rank: int, size: int, timeout_s: float, way: str = "connect") -> TorchRanks:
+    """This process as one of the ranks: by a store, or beside a process group that is there."""
+    import torch.distributed as dist
+
+    from hicache_storage.controller.torch_consensus import TorchRanks
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if way != "beside":
+        url = place if way == "tcp" else f"file://{place}"
+        return TorchRanks.connect(url, rank=rank, size=size, timeout_s=timeout_s)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
+    return TorchRanks.from_process_group(timeout_s=timeout_s)
+
+
+def all_reduce_min(channel: Channel, values: list[int]) -> list[int]:
+    """Its answer to one question."""
+    return _joined[0].all_reduce_min(channel, values)
+
+
+def both_channels(first: Channel, second: Channel) -> list[list[int]]:
+    """Ask on two channels at once, each in a thread of its own."""
+    answers: dict[Channel, list[int]] = {}
+
+    def ask(channel: Channel, value: int) -> None:
+        answers[channel] = _joined[0].all_reduce_min(channel, [value])
+
+    threads = [
+        threading.Thread(target=ask, args=(first, 1)),
+        threading.Thread(target=ask, args=(second, 2)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answers[first], answers[second]]
+
+
+def in_turn(*channels: Channel) -> list[list[int]]:
+    """Ask on one channel after another."""
+    return [_joined[0].all_reduce_min(channel, [number]) for number, channel in enumerate(channels)]
+
+
+def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]:
+    """What the ranks agree on about a request, asked on each channel by a thread of its own."""
+    from engines import cache_pools
+
+    from hicache_storage.backend_support.counters import Counters
+    from hicache_storage.controller.consensus import Agreement
+    from hicache_storage.controller.pool_set import PoolSet
+    from hicache_storage.controller.topic import Topic
+
+    agreement = Agreement(_joined[0], Counters(), PoolSet(cache_pools()))
+    topic = Topic.of_request(request_id, [])
+    pages: list[int] = []
+
+    def ask(channel: Channel) -> None:
+        agreed, _ = agreement.agree(channel, topic, [True, True])
+        pages.append(agreed.pages)
+
+    threads = [threading.Thread(target=ask, args=(channel,)) for channel in (first, *others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return pages
+
+
+def play_losses(requests: int) -> list[Any]:
+    """What this rank tells of requests while its store loses pages."""
+    from rank_losses import played
+
+    return played(_joined[0].rank, _joined[0], requests)
+
+
+def connections_after_loss() -> int:
+    """Sockets of its groups that a rank has open which lost the others and still looks at the error."""
+    from hicache_storage.controller import Channel, RanksLost
+
+    try:
+        _joined[0].all_reduce_min(Channel.MATCH, [1])
+    except RanksLost:
+        return _open_sockets() - _sockets_before[0]
+    return -1
+
+
+def _open_sockets() -> int:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("socket:" in str(link.readlink()) for link in links)
+
+
+def close() -> None:
+    """Leave, twice."""
+    _joined[0].close()
+    _joined[0].close()
+
+
+def facts() -> tuple[int, int]:
+    """What it takes itself for."""
+    return _joined[0].rank, _joined[0].size

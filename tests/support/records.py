@@ -1,0 +1,39 @@
+"""Records of checks and rules for tests."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+from hicache_backends.memory import MemoryStorage
+from hicache_conformance.report.record import CheckRecord, Record
+from hicache_conformance.rules import RULES
+from hicache_conformance.run.judge import RunFacts, judged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hicache_conformance.run.outcomes import Outcome
+    from hicache_conformance.run.waivers import Waiver
+
+
+def check_record(
+    rule_id: str, outcome: Outcome, name: str = "a_fact", **fields: Any
+) -> CheckRecord:
+    """A check of `rule_id` that came to `outcome`."""
+    return CheckRecord(name=f"{rule_id}:{name}", title="A fact.", outcome=outcome, **fields)
+
+
+def record(
+    *checks: CheckRecord, waivers: Mapping[str, Waiver] | None = None, **facts: Any
+) -> Record:
+    """The record of a run of those checks, over the rules that they belong to."""
+    rules = [RULES[rule_id] for rule_id in dict.fromkeys(one.name[:6] for one in checks)]
+    given: dict[str, Any] = {
+        "name": "acme",
+        "storage_class": MemoryStorage,
+        "claims": MemoryStorage.capabilities,
+        "started_at": dt.datetime(2026, 11, 21, tzinfo=dt.UTC),
+        "elapsed_s": 1.5,
+    } | facts
+    return judged(RunFacts(**given), rules, checks, waivers or {})

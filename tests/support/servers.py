@@ -1,0 +1,485 @@
+"""Real servers for the tests: each a process of its own on a free loopback port, ended with the test.
+
+`tests/get_servers.sh` fetches Redis and Valkey; the S3 servers are distributions of the `dev` group.
+
+with RedisServer(tmp_path) as server:
+    open_storage("redis", {"url": server.url})
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROOT = Path(__file__).parents[2]
+FETCHED = ROOT / ".servers"
+READY_LIMIT_S = 30.0
+END_LIMIT_S = 20.0
+_POLL_S = 0.01
+_LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
+
+
+def program(*names: str) -> str:
+    """The path of the first of these programs that is here.
+
+    A test without its server proves nothing: it fails where `CI` is set, and elsewhere is skipped with
+    the reason.
+    """
+    scripts = sysconfig.get_path("scripts")
+    places = os.pathsep.join([str(FETCHED / "usr/bin"), scripts, os.environ.get("PATH", "")])
+    for name in names:
+        found = shutil.which(name, path=places)
+        if found is not None:
+            return found
+    message = f"no {' or '.join(names)} here: run tests/get_servers.sh, or install it"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """A server that a test may stop, pause and start again on the same port, with its data.
+
+    It is what the kit's back door `server` asks for (`hicache_conformance.Server`). Not thread-safe.
+    """
+
+    ready_limit_s = READY_LIMIT_S
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.port = port or free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """What its environment has beside this process's."""
+        return {}
+
+    def answers(self) -> bool:
+        """Whether it is ready."""
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; return when it answers."""
+        assert self._process is None, "it is running"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                cwd=self.directory,
+                env={**os.environ, **self.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline_s = time.monotonic() + self.ready_limit_s
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                self.stop()
+                said = self.log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{type(self).__name__} did not start; it said: {said}")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Kill it, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(END_LIMIT_S)
+            self._process = None
+
+    def pause(self) -> None:
+        """From now on it accepts connections (the kernel does) and answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.answers()
+        except OSError:
+            return False
+
+
+class RedisServer(ServerProcess):
+    """`redis-server`, nothing kept on disk unless an option says so. Options as in redis.conf."""
+
+    programs: ClassVar[tuple[str, ...]] = ("redis-server",)
+
+    def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
+        super().__init__(directory, port)
+        self.options = options
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def socket_path(self) -> Path:
+        """Its unix socket."""
+        return self.directory / "socket"
+
+    def command(self) -> list[str]:
+        fixed = f"--port {self.port} --bind 127.0.0.1 --save  --appendonly no --daemonize no"
+        own = ["--dir", str(self.directory), "--unixsocket", str(self.socket_path)]
+        return [program(*self.programs), *fixed.split(" "), *own, *self.options]
+
+    def environment(self) -> Mapping[str, str]:
+        return library_path()
+
+    def answers(self) -> bool:
+        with self.connected() as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64)[:1] in (b"+", b"-")  # an error is an answer: NOAUTH
+
+    def connected(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=1)
+
+
+class ValkeyServer(RedisServer):
+    """`valkey-server`."""
+
+    programs = ("valkey-server",)
+
+
+class TlsRedisServer(RedisServer):
+    """A Redis that speaks TLS only and knows one user, by password."""
+
+    user = "pages"
+    password = "open sesame/?#"  # noqa: S105  # every character that a URL must escape
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        super().__init__(directory, *options)
+        self.authority = directory / "ca.crt"
+        self._certificate = directory / "server.crt"
+        self._key = directory / "server.key"
+        _make_certificates(directory)
+
+    def command(self) -> list[str]:
+        files = f"--tls-cert-file {self._certificate} --tls-key-file {self._key}"
+        fixed = f"--port 0 --tls-port {self.port} --tls-ca-cert-file {self.authority}"
+        tls = f"{fixed} {files} --tls-auth-clients no"
+        acl = self.directory / "users.acl"
+        acl.write_text(
+            "user default off\n"
+            f"user {self.user} on #{_sha256(self.password)} ~* &* +@all -@dangerous +info\n"
+        )
+        return [*super().command(), *tls.split(), "--aclfile", str(acl)]
+
+    def connected(self) -> socket.socket:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        return context.wrap_socket(super().connected(), server_hostname="localhost")
+
+
+class RedisCluster:
+    """Three masters that share the slots. It stops, pauses and starts as one."""
+
+    server_class: ClassVar[type[RedisServer]] = RedisServer
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        enabled = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+        self.nodes = [
+            self.server_class(directory / str(number), *enabled, *options, port=_cluster_port())
+            for number in range(3)
+        ]
+        self._joined = False
+
+    @property
+    def url(self) -> str:
+        return self.nodes[0].url
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        if not self._joined:
+            self._join()
+        wait_until(lambda: all("cluster_state:ok" in self._asked(node) for node in self.nodes))
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def pause(self) -> None:
+        for node in self.nodes:
+            node.pause()
+
+    def resume(self) -> None:
+        for node in self.nodes:
+            node.resume()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _join(self) -> None:
+        addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        client = Path(program(*self.server_class.programs)).name.replace("-server", "-cli")
+        subprocess.run(
+            [program(client), "--cluster", "create", *addresses, "--cluster-yes"],
+            env={**os.environ, **self.nodes[0].environment()},
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=READY_LIMIT_S,
+        )
+        self._joined = True
+
+    def _asked(self, node: RedisServer) -> str:
+        with node.connected() as connection:
+            connection.sendall(b"CLUSTER INFO\r\n")
+            return connection.recv(4096).decode()
+
+
+class S3Server(ServerProcess):
+    """An S3-compatible server with one pair of keys."""
+
+    access_key = "AKIAIOSFODNN7EXAMPLE"
+    secret_key = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105  # AWS's documentation's own
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.endpoint_url, timeout=1):  # noqa: S310  # http only
+                return True
+        except urllib.error.HTTPError:
+            return True
+
+
+class Ministack(S3Server):
+    """The semantics of S3: conditional puts and checksums are honoured, signatures are not looked at."""
+
+    def command(self) -> list[str]:
+        program("ministack")
+        return [sys.executable, "-m", "ministack"]
+
+    def environment(self) -> Mapping[str, str]:
+        return {
+            "BIND_HOST": "127.0.0.1",
+            "GATEWAY_PORT": str(self.port),
+            "IOT_MTLS_ENABLED": "0",
+            "SFTP_ENABLED": "0",
+            "LOG_LEVEL": "ERROR",
+            "S3_PERSIST": "1",
+            "S3_DATA_DIR": str(self.directory / "data"),
+            "TMPDIR": str(self.directory),  # its pid file stays there when it is killed
+        }
+
+
+class Rclone(S3Server):
+    """rclone's S3 server over a directory: it checks signatures. Options as on its command line."""
+
+    def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
+        super().__init__(directory, port)
+        self.options = options
+
+    def command(self) -> list[str]:
+        data = self.directory / "data"
+        data.mkdir(exist_ok=True)
+        keys = f"{self.access_key},{self.secret_key}"
+        address = f"127.0.0.1:{self.port}"
+        options = ["--addr", address, "--auth-key", keys, "--no-cleanup"]
+        return [program("rclone"), "serve", "s3", str(data), *options, *self.options]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"RCLONE_CONFIG": str(self.directory / "rclone.conf")}
+
+
+class TlsRclone(Rclone):
+    """The same over TLS."""
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        files = [directory / name for name in ("server.crt", "server.key")]
+        super().__init__(directory, "--cert", str(files[0]), "--key", str(files[1]), port=port)
+        self.authority = directory / "ca.crt"
+        _make_certificates(directory)
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    def answers(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+
+
+class MooncakeMaster(ServerProcess):
+    """`mooncake_master`: it keeps the list of objects, and forgets it when it ends."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        super().__init__(directory)
+        self.metrics_port = free_port()
+        self.options = options
+
+    def command(self) -> list[str]:
+        ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
+        ports += [
+            "--default_kv_lease_ttl=200ms"
+        ]  # for so long a page that was read can't be deleted
+        hosts = ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]
+        return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
+
+    def environment(self) -> Mapping[str, str]:
+        return library_path()
+
+    def answers(self) -> bool:
+        socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        url = f"http://127.0.0.1:{self.metrics_port}/health"
+        with urllib.request.urlopen(url, timeout=1):  # http only
+            return True
+
+    def config(self, **fields: Any) -> dict[str, Any]:
+        """What opens a storage on it."""
+        return {
+            "master_server_address": f"127.0.0.1:{self.port}",
+            "master_metrics_port": self.metrics_port,
+            "local_hostname": "127.0.0.1",
+            "protocol": "tcp",
+            "global_segment_size": "64mb",
+            **fields,
+        }
+
+
+class MooncakeNode:
+    """A process that lends memory to a Mooncake cluster and does nothing else: a storage node."""
+
+    _CODE = """
+import json, sys
+from hicache_storage import open_storage
+with open_storage("mooncake", json.loads(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+    def __init__(self, master: MooncakeMaster, segment: str) -> None:
+        self._config = json.dumps(master.config(global_segment_size=segment))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._CODE, self._config],
+            env={**os.environ, **library_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._process is not None
+        try:
+            self._process.communicate(timeout=END_LIMIT_S)
+        except subprocess.TimeoutExpired:  # its master is gone
+            self._process.kill()
+            self._process.communicate()
+
+
+def library_path() -> dict[str, str]:
+    """The environment in which a program finds the libraries that `tests/get_servers.sh` fetched."""
+    libraries = [str(path) for place in _LIBRARIES for path in FETCHED.glob(place)]
+    known = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": os.pathsep.join(libraries + ([known] if known else []))}
+
+
+def load_mooncake() -> None:
+    """Let this process and its children find the libraries of Mooncake's client, as if installed."""
+    # In the order of need: what is loaded once, the loader takes for whoever asks later.
+    for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
+        for place in _LIBRARIES:
+            for path in FETCHED.glob(f"{place}/{name}"):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    os.environ.update(library_path())
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = READY_LIMIT_S) -> None:
+    """Return when `condition` holds."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not so within {limit_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _cluster_port() -> int:
+    """A port whose cluster bus, 10,000 above it, is free too."""
+    while True:
+        port = free_port()
+        if port > 55000:
+            continue
+        try:
+            with socket.create_server(("127.0.0.1", port + 10000)):
+                return port
+        except OSError:
+            continue
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _make_certificates(directory: Path) -> None:
+    """A certificate authority, and a certificate of it for `localhost` and 127.0.0.1."""
+    authority = (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=tests"
+    )
+    request = "req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost"
+    signing = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2"
+    (directory / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for arguments in (authority, request, f"{signing} -out server.crt -extfile names"):
+        subprocess.run(
+            [program("openssl"), *arguments.split()], cwd=directory, check=True, capture_output=True
+        )
