@@ -47,7 +47,7 @@ def check(backend: str, config: dict[str, Any]) -> None:
 
 def mooncake_settings() -> Any:
     """The module of mooncake's settings alone: its package imports a native client."""
-    path = ROOT / "backends" / "hicache_backends" / "mooncake" / "_settings.py"
+    path = ROOT / "backends" / "hicache_backends" / "mooncake" / "settings.py"
     spec = importlib.util.spec_from_file_location("mooncake_settings_alone", path)
     assert spec is not None
     assert spec.loader is not None

@@ -543,7 +543,7 @@ class TestFailedOpens:
         elif step == "power":
             config["durability"] = "power"
             monkeypatch.setattr(
-                "hicache_backends.file.sync_directory", failing("fsync", errno.EACCES)
+                "hicache_backends.file.storage.sync_directory", failing("fsync", errno.EACCES)
             )
         else:
             wanted = RuntimeError
