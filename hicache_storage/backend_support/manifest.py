@@ -1,0 +1,30 @@
+"""Manifests of key spaces: the JSON that a backend keeps beside the pages of each, and names at rest."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from hicache_storage.keys import KeySpace
+
+SPACE_ID = re.compile(r"[0-9a-f]{32}")
+"""Matches `KeySpace.id`."""
+PAGE_HASH = re.compile(r"[0-9a-f]{32,128}")
+"""Matches a page hash (contract KV-101)."""
+
+
+def encode_manifest(space: KeySpace) -> bytes:
+    """Return the manifest of `space`. Equal key spaces have equal manifests."""
+    return json.dumps(space.manifest(), sort_keys=True).encode()
+
+
+def decode_manifest(data: bytes | str | None, *, space_id: str | None = None) -> KeySpace | None:
+    """Return the key space that a manifest describes.
+
+    None stands for data that are missing, damaged, or the manifest of a key space other than `space_id`.
+    """
+    try:
+        space = KeySpace.from_manifest(json.loads(data or b""))
+    except (ValueError, RecursionError):
+        return None
+    return space if space_id is None or space.id == space_id else None
