@@ -54,7 +54,7 @@ def run_isolated(
             lane.renew()  # there may be a thread that hangs in the process, or no process at all
         return record
 
-    return in_lanes(
+    return map_in_processes(
         partial(CheckProcess, _run_checks, name, dict(config), options), work, checks, lanes
     )
 
@@ -90,7 +90,7 @@ class CheckProcess:
     close = renew
 
 
-def in_lanes(
+def map_in_processes(
     make_lane: Callable[[], CheckProcess],
     work: Callable[[CheckProcess, T], R],
     items: Sequence[T],
