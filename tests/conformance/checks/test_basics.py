@@ -231,7 +231,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize(
     ("kind", "module"),
-    [("pages of 1 byte", "basics"), ("4 KiB that evict", "batches"), ("64 KiB", "contents")],
+    [("pages of 1 byte", "round_trips"), ("4 KiB that evict", "verdicts"), ("64 KiB", "contents")],
 )
 def test_a_small_store_is_not_accused(kind: str, module: str) -> None:
     must_not_accuse(UNUSUAL[kind], QUICK, module)
@@ -240,7 +240,7 @@ def test_a_small_store_is_not_accused(kind: str, module: str) -> None:
 @SLOW
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_an_unusual_store_is_not_accused(kind: str) -> None:
-    modules = ("basics", "contents", "removal", "refusals", "sizes", "batches", "duplicates")
+    modules = ("round_trips", "contents", "removal", "refusals", "sizes", "verdicts", "duplicates")
     must_not_accuse(UNUSUAL[kind], QUICK, *modules, "volumes", "buffers")
 
 

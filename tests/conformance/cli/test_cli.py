@@ -210,7 +210,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
 
 def test_the_rules_are_printed_as_the_page_has_them() -> None:
-    page = TESTS.parent / "docs" / "rules.md"
+    page = TESTS.parents[1] / "docs" / "rules.md"
 
     assert typed("rules").stdout == page.read_text(encoding="utf-8"), "make rules-page"
 
