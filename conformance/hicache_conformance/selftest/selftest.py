@@ -115,7 +115,7 @@ def run_jobs(
 
 def _requested(process: CheckProcess, job: Job) -> list[Finding]:
     try:
-        found: list[Finding] = process.ask(job, _LIMIT_S)
+        found: list[Finding] = process.request(job, _LIMIT_S)
     except (EOFError, Unknown) as error:
         process.renew()
         message = f"no answer: {type(error).__name__} {error}"

@@ -1,4 +1,4 @@
-"""From the outcomes of checks to the verdict on a store."""
+"""The verdict on a store, from the outcomes of its checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hicache_conformance.report.record import (
 from hicache_conformance.report.redact import Redactor
 from hicache_conformance.rules import SPEC, Level, Rule
 from hicache_conformance.run.outcomes import Outcome, Verdict, combined
-from hicache_conformance.run.waivers import Waiver, waived
+from hicache_conformance.run.waivers import Waiver, apply_waiver
 from hicache_storage.storage import describe
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ _EVIDENCE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """How a store was judged: what the outcomes alone do not tell."""
+    """The facts of a run beside the outcomes of its checks."""
 
     name: str
     storage_class: type[HiCacheStorage]
     claims: Capabilities | None
     """None where no storage could be opened."""
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Operations that the store was not written for: `Subject.absent`."""
+    """The operations that the store was not written for: `Subject.absent`."""
     problem: str = ""
-    """Why none could be opened."""
+    """The reason why none could be opened."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     started_at: dt.datetime
     elapsed_s: float
@@ -70,17 +70,17 @@ class RunFacts:
     command: str = ""
 
 
-def judged(
+def make_record(
     facts: RunFacts,
     rules: Sequence[Rule],
     checks: Iterable[CheckRecord],
     waivers: Mapping[str, Waiver],
 ) -> Record:
-    """The record of a run, with its verdict, and without secrets."""
+    """Return the record of a run, with its verdict and without secrets."""
     by_rule: defaultdict[str, list[CheckRecord]] = defaultdict(list)
     for check in checks:
         by_rule[check.name.partition(":")[0]].append(check)
-    records = tuple(waived(_rule_record(r, by_rule[r.id]), waivers) for r in rules)
+    records = tuple(apply_waiver(_rule_record(r, by_rule[r.id]), waivers) for r in rules)
     verdict, reasons = _verdict(records, strict=facts.strict)
     if verdict in (Verdict.CONFORMANT, Verdict.PARTIAL):
         reasons += _untested(records)
@@ -125,7 +125,9 @@ def _verdict(records: Sequence[RuleRecord], *, strict: bool) -> tuple[Verdict, l
             return verdict, reasons
     ran = {Outcome.PASSED, Outcome.WAIVED, Outcome.UNKNOWN}
     core = [one for one in records if one.level == Level.CORE]
-    if not any(one.outcome in ran for one in core or records):  # or only others were asked for
+    if not any(
+        one.outcome in ran for one in core or records
+    ):  # the selection may have no core rule
         kind = "core rule" if core or not records else "rule that was asked for"
         return Verdict.INCONCLUSIVE, [f"no {kind} ran, so nothing is known of this store"]
     reasons = _reasons(counted, {Outcome.WAIVED, Outcome.UNKNOWN})
@@ -140,7 +142,7 @@ def _verdict(records: Sequence[RuleRecord], *, strict: bool) -> tuple[Verdict, l
 
 
 def _untested(records: Sequence[RuleRecord]) -> list[str]:
-    """What a good verdict must not let anybody overlook: damage at rest was not tried."""
+    """Return the warning that damage at rest was not tested. A good verdict must not hide that."""
     return [
         f"{one.id} WAS NOT TESTED: {one.checks[0].message}. A store that serves a truncated object as a"
         " hit would have passed: see `tamper` in the author's guide"
@@ -196,7 +198,7 @@ def _run(facts: RunFacts) -> RunRecord:
 
 
 def _version_of(target: type) -> str:
-    """Of the distribution that the class came with, or presents; empty for a file of one's own."""
+    """Return the version of the distribution that has the class; nothing for a loose file."""
     presented = getattr(target, "distribution", "")
     if presented:
         return f"{presented} {metadata.version(presented)}"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hicache_conformance.report.words import (
+from hicache_conformance.report.wording import (
     counted,
     limits,
     meaning,
