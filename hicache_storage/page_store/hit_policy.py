@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from hicache_storage.whole_numbers import check_whole
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class PoolSpec:
     def __post_init__(self) -> None:
         if self.space.frame_nbytes:
             raise ValueError("a pool's key space is bare: the page store adds the frame")
-        check_whole("window_pages", self.window_pages, least=1)
+        check_integer("window_pages", self.window_pages, least=1)
 
 
 class HasHitPolicy(Protocol):

@@ -21,7 +21,7 @@ from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec, longest, 
 from hicache_storage.page_store.lookup import ExistsQuery, asked_together
 from hicache_storage.page_store.results import Match, Outcome, Verdict
 from hicache_storage.page_store.scheduling import CallScheduler
-from hicache_storage.whole_numbers import check_whole
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ class PageStoreSettings:
             raise ValueError(f"checksum must be 'xxh3' or 'none', not {self.checksum!r}")
         for name in ("parallelism", "breaker_failures"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
+                check_integer(name, getattr(self, name), least=1)
         for name in ("timeout_s", "breaker_cooldown_s"):
             check_seconds(name, getattr(self, name))
 
