@@ -41,8 +41,9 @@ _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = True) -> None:
     """Add the flags to `parser`, in a group of their own.
 
-    With `engine_flags_in_help=False` the help leaves out the flags of the engine (policies, layout, page
-    size, model). The parser accepts them all the same, so that an engine's command line can be pasted.
+    With `engine_flags_in_help=False` the help leaves out the flags of the engine (policies, layout,
+    page size, model). The parser accepts them all the same, so that an engine's command line can be
+    pasted.
     """
     import argparse  # noqa: PLC0415 - only programs that parse flags need it
 
@@ -160,7 +161,8 @@ def load_extra_config(text: str | None) -> dict[str, Any]:
     """Return the fields of inline JSON, or of `@file` by its extension. Return {} for no text.
 
     Raises:
-        ConfigError: The message names the file and the reason. It never repeats `text`, which may be a
+        ConfigError: The message names the file and the reason. It never repeats `text`, which may
+        be a
             secret.
     """
     if not text:
@@ -290,7 +292,8 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
     return fields
 
 
-# --- SGLang's own fields in the extra config (hybrid_cache_controller.py) --------------------------
+# --- SGLang's own fields in the extra config (hybrid_cache_controller.py)
+# --------------------------
 
 
 def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:

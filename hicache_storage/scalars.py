@@ -2,12 +2,13 @@
 
     4    "4"    2.5    "2.5"    true    "true"    "1GiB"    "1.5 GB"    "400g"
 
-`check_integer` checks an integer that a program gives. The parsers read text that people write: they
-accept the whole text or refuse it. A parser that accepts more takes `"1_0"` for 10, `"٣"` for 3, `true`
-for one second, and `"1,000GB"` for one byte. A store with a capacity of one byte evicts all its pages.
+`check_integer` checks an integer that a program gives. The parsers read text that people write:
+they accept the whole text or refuse it. A parser that accepts more takes `"1_0"` for 10, `"٣"` for
+3, `true` for one second, and `"1,000GB"` for one byte. A store with a capacity of one byte evicts
+all its pages.
 
-A size is a number and an optional unit. Units are B, KB, MB, GB, TB, PB and EB (powers of 1000) and KiB,
-MiB, ... (powers of 1024), in any case; K is KB, and Ki is KiB.
+A size is a number and an optional unit. Units are B, KB, MB, GB, TB, PB and EB (powers of 1000) and
+KiB, MiB, ... (powers of 1024), in any case; K is KB, and Ki is KiB.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def check_integer(name: str, value: object, *, least: int, most: int = MAX_INT64
 def format_number(number: object) -> str:
     """Return the text of a number for a message.
 
-    The text of an integer of more than 64 bits is its number of bits: Python refuses to write out more
-    than some thousand digits.
+    The text of an integer of more than 64 bits is its number of bits: Python refuses to write out
+    more than some thousand digits.
     """
     if isinstance(number, int) and abs(number) > MAX_INT64:
         return f"a number of {number.bit_length()} bits"
@@ -86,7 +87,8 @@ def parse_float(value: object) -> float:
     """Return the number that `value` is: an int, a float, or text with a decimal point or exponent.
 
     Raises:
-        ValueError: `value` is no finite number. The message does not repeat text, which may be a secret.
+        ValueError: `value` is no finite number. The message does not repeat text, which may be a
+        secret.
     """
     if isinstance(value, str) and _FLOAT.fullmatch(value):
         value = float(value)

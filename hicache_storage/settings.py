@@ -56,8 +56,8 @@ _PARSERS: dict[object, Callable[[object], object]] = {
 class Settings(BaseModel):
     """The base class of every backend's settings. Unknown fields are errors, and values never change.
 
-    The parsers of `hicache_storage.scalars` read fields of type int, float and bool, alone or beside
-    None: pydantic itself takes `true` for 1, and ignores spaces and underscores.
+    The parsers of `hicache_storage.scalars` read fields of type int, float and bool, alone or
+    beside None: pydantic itself takes `true` for 1, and ignores spaces and underscores.
     """
 
     model_config = ConfigDict(
@@ -78,7 +78,8 @@ class Settings(BaseModel):
         """Return the settings that `config` holds.
 
         Raises:
-            ConfigError: The message names every wrong field. It never repeats text of `config`, which
+            ConfigError: The message names every wrong field. It never repeats text of `config`,
+            which
                 may be a secret or hold one.
         """
         try:

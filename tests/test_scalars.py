@@ -11,7 +11,7 @@ from pages import space
 
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStoreSettings
-from hicache_storage.page_store.hit_policy import PoolSpec
+from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.scalars import MAX_INT64, check_integer, format_number, parse_nbytes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
 from hicache_storage.controller.topic import Topic
 from hicache_storage.durations import MAX_DURATION_S
-from hicache_storage.page_store.hit_policy import longest
+from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
