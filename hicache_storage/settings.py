@@ -10,7 +10,7 @@ settings = AcmeSettings.parse("acme", config)
 from __future__ import annotations
 
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Union, cast, get_args, get_origin
 
 import pydantic
 from pydantic import (
@@ -60,7 +60,7 @@ class Settings(BaseModel):
     beside None: pydantic itself takes `true` for 1, and ignores spaces and underscores.
     """
 
-    model_config = ConfigDict(
+    model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
     )
 

@@ -17,7 +17,7 @@ class Deadline:
     __slots__ = ("_end_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s: float = timeout_s
         self._end_s = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.breaker import CircuitBreaker, Permit
     from hicache_storage.page_store.state_log import StateLog
 
-logger = logging.getLogger("hicache_storage.page_store")
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 T = TypeVar("T")
 

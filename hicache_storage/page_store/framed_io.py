@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.frame import FramedPage
     from hicache_storage.storage import HiCacheStorage
 
-logger = logging.getLogger("hicache_storage.page_store")
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 
 class FramedIO:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     FramedTransfer: TypeAlias = tuple[KeySpace, Transfer]
     """A transfer behind its framed key space, which the storage knows."""
 
-logger = logging.getLogger("hicache_storage.page_store")
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 # A transfer is split into storage calls, which the threads take one after the other: while one
 # thread hashes its pages, another's are under way. A small call ends soon after its deadline, and
@@ -124,14 +124,14 @@ class CallScheduler:
     """The threads, breakers and counters of a page store in one process. Thread-safe."""
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
-        self.counters = Counters()
+        self.counters: Counters = Counters()
         reads, writes = (
             CircuitBreaker(
                 failures=settings.breaker_failures, cooldown_s=settings.breaker_cooldown_s
             )
             for _ in range(2)
         )
-        self.breakers = Breakers(reads, writes)
+        self.breakers: Breakers = Breakers(reads, writes)
         self._storage = storage
         self._io = FramedIO(storage, checksum=settings.checksum == "xxh3")
 
@@ -144,9 +144,9 @@ class CallScheduler:
                 state=StateLog(f"{label} {type(storage).__name__}", logger),
             )
 
-        self.reads = executor("read", reads, "reads from")
-        self.writes = executor("write", writes, "writes to")
-        self.exists_latency = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
+        self.reads: CallExecutor = executor("read", reads, "reads from")
+        self.writes: CallExecutor = executor("write", writes, "writes to")
+        self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
         self._load = _Operation("load", self.reads, LatencyEstimator(), self._io.load)
         self._save = _Operation("save", self.writes, LatencyEstimator(), self._io.save)
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.scheduling import FramedTransfer
     from hicache_storage.storage import HiCacheStorage
 
-logger = logging.getLogger("hicache_storage.page_store")
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 
 class PageStore:
@@ -60,8 +60,8 @@ class PageStore:
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings | None = None) -> None:
         self.storage = storage
-        self.settings = settings or PageStoreSettings()
-        self.frame_nbytes = frame_nbytes(storage.capabilities.alignment)
+        self.settings: PageStoreSettings = settings or PageStoreSettings()
+        self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
         self._framed: dict[KeySpace, KeySpace] = {}
         self._closed = False
         self._close_timeout_s = 0.0
