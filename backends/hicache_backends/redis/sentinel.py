@@ -73,7 +73,7 @@ class SentinelMaster:
             _SentinelClient(self._sentinels.at(address), budget, sharers=count - index)
             for index, address in enumerate(self._addresses)
         ]
-        discovery: Any = _Discovery([])  # untyped
+        discovery = _discovery_class([])
         discovery.sentinels = [*clients]
         try:
             host, port = discovery.discover_master(self._name)
@@ -132,6 +132,9 @@ class _SentinelClient(redis.Redis):
         except MALFORMED:
             self.failure = WrongReply("a reply has another form")
         raise exceptions.ConnectionError(str(self.failure)) from self.failure
+
+
+_discovery_class: Any = _Discovery  # untyped
 
 
 def _reason(client: _SentinelClient) -> str:
