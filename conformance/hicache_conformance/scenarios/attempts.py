@@ -43,7 +43,7 @@ class Attempt:
         return isinstance(self.error, (StorageUnavailable, StorageTimeout))
 
 
-def attempted(
+def make_attempt(
     probe: Probe, operation: str, call: Callable[[], Any], *, limit_s: float, detail: str = ""
 ) -> Attempt:
     """Make a call in a thread of its own.
@@ -54,7 +54,7 @@ def attempted(
     """
     number = probe.trace.began(f"{probe.label}.{operation}({detail})")
     began_s = time.monotonic()
-    made: list[Attempt] = []
+    attempts: list[Attempt] = []
 
     def run() -> None:
         try:
@@ -63,20 +63,20 @@ def attempted(
             answer, error = None, raised
         elapsed_s = time.monotonic() - began_s
         attempt = Attempt(operation=operation, answer=answer, error=error, elapsed_s=elapsed_s)
-        made.append(attempt)
+        attempts.append(attempt)
         probe.trace.ended(number, f"{attempt.text} after {elapsed_s:.2f} s")
 
     thread = threading.Thread(target=run, name=f"conformance {operation}", daemon=True)
     thread.start()
     thread.join(limit_s)
-    if not made:
-        raise hang(probe, operation, time.monotonic() - began_s)
-    if isinstance(made[0].error, UnsupportedOperation):
+    if not attempts:
+        raise hang_violation(probe, operation, time.monotonic() - began_s)
+    if isinstance(attempts[0].error, UnsupportedOperation):
         require_present(operation, probe.absent)
-    return made[0]
+    return attempts[0]
 
 
-def hang(probe: Probe, operation: str, elapsed_s: float) -> Violation:
+def hang_violation(probe: Probe, operation: str, elapsed_s: float) -> Violation:
     """What to raise for a call that does not come back."""
     return probe.violation(
         f"{operation} did not return: the call hangs",
@@ -85,7 +85,7 @@ def hang(probe: Probe, operation: str, elapsed_s: float) -> Violation:
     )
 
 
-def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
+def call_at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Make these calls at once; what each returned."""
     met = threading.Barrier(len(calls))
 
@@ -131,7 +131,7 @@ class Caller:
     def set(self, contents: Mapping[str, bytes]) -> Attempt:
         """Its answer: a list of bool. The pages are taken for stored, whatever it is."""
         hashes = list(contents)
-        memory = self.probe.memory(self.space, len(hashes)).holding(list(contents.values()))
+        memory = self.probe.memory(self.space, len(hashes)).filled_with(list(contents.values()))
         self.probe.trace.stored[self.space].update(hashes)
         self.probe.trace.offered(self.space, hashes)
         storage = self.probe.storage
@@ -146,12 +146,12 @@ class Caller:
 
     def close(self) -> Attempt:
         """Its answer: None."""
-        return attempted(self.probe, "close", self.probe.storage.close, limit_s=self.limit_s)
+        return make_attempt(self.probe, "close", self.probe.storage.close, limit_s=self.limit_s)
 
     def _made(self, operation: str, hashes: Sequence[str], call: Callable[[], Any]) -> Attempt:
         shown = ", ".join(page_hash[:8] for page_hash in hashes[:4])
         detail = f"{space_text(self.space)}, [{shown}]"
-        return attempted(self.probe, operation, call, limit_s=self.limit_s, detail=detail)
+        return make_attempt(self.probe, operation, call, limit_s=self.limit_s, detail=detail)
 
 
 def error_text(error: BaseException) -> str:

@@ -85,7 +85,7 @@ def _with(data: bytes, place: int, value: int) -> bytes:
     return data[:place] + bytes([value]) + data[place + 1 :]
 
 
-def alike_hashes(noise: random.Random) -> dict[str, list[str]]:
+def similar_hashes(noise: random.Random) -> dict[str, list[str]]:
     """Groups of page hashes that are easily taken for one another, by what they have in common."""
     short, usual, long = (noise.randbytes(count).hex() for count in (16, 32, 64))
     number = f"7{noise.randrange(10**62):062}1"

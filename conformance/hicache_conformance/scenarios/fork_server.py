@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import Unknown
-from hicache_conformance.tools.processes.child import START_LIMIT_S, act
+from hicache_conformance.tools.processes.child import START_LIMIT_S, run_actor
 from hicache_conformance.tools.processes.gates import Gate, GatedPage
 
 if TYPE_CHECKING:
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 HELD = "held"
 """What `write_half` says when the store is half way through a page."""
-_BURY = "bury"
+_REAP = "bury"
 _END_LIMIT_S = 10.0
 _POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class _Birth:
+class _ForkRequest:
     actor: Callable[..., None]
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Death:
+class _ChildExit:
     """A process has ended: its exit code, negative for a signal. It is a zombie until it is buried."""
 
     code: int
@@ -54,7 +54,7 @@ class ForkServer:
     """Processes that open a case's store, one at a time."""
 
     def __init__(self, case: Case) -> None:
-        self._mother = case.child(_spawn)
+        self._server = case.child(_serve_forks)
         self._latest: ForkedChild | None = None
         case.at_end(self.end)
 
@@ -62,8 +62,8 @@ class ForkServer:
         """A process that runs `actor(link, *arguments)`. The one before it is killed."""
         if self._latest is not None:
             self._latest.kill()
-        self._mother.say(_Birth(actor, arguments))
-        self._latest = ForkedChild(self._mother.say, self._mother.hear)
+        self._server.send(_ForkRequest(actor, arguments))
+        self._latest = ForkedChild(self._server.send, self._server.receive)
         return self._latest
 
     def end(self) -> None:
@@ -78,36 +78,36 @@ class ForkServer:
 class ForkedChild:
     """One process."""
 
-    def __init__(self, say: Callable[[Any], None], hear: Callable[[float], Any]) -> None:
-        self._say = say
-        self._hear = hear
-        self._pid: int = hear(START_LIMIT_S)
+    def __init__(self, send: Callable[[Any], None], receive: Callable[[float], Any]) -> None:
+        self._send = send
+        self._receive = receive
+        self._pid: int = receive(START_LIMIT_S)
         self._code: int | None = None
 
-    def say(self, value: Any) -> None:
-        self._say(value)
+    def send(self, value: Any) -> None:
+        self._send(value)
 
-    def hear(self, limit_s: float = START_LIMIT_S) -> Any:
+    def receive(self, limit_s: float = START_LIMIT_S) -> Any:
         """The next thing that it says.
 
         Raises:
             EOFError: It has died.
         """
-        said = None if self._code is not None else self._hear(limit_s)
-        if isinstance(said, _Death):
-            self._code = said.code
-            self._say(_BURY)
-            self._hear(START_LIMIT_S)
+        message = None if self._code is not None else self._receive(limit_s)
+        if isinstance(message, _ChildExit):
+            self._code = message.code
+            self._send(_REAP)
+            self._receive(START_LIMIT_S)
         if self._code is not None:
             raise EOFError
-        return said
+        return message
 
     def kill(self) -> list[Any]:
         """SIGKILL it; what it had said and nobody had heard."""
         if self._code is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)  # not buried yet: the number is still its own
-        return self.last_words()
+        return self.remaining_messages()
 
     def end(self) -> None:
         """SIGKILL it, and wait until it is dead. Nobody is asked: its mother may be dead, or hang."""
@@ -131,13 +131,13 @@ class ForkedChild:
         finally:
             os.kill(self._pid, signal.SIGCONT)
 
-    def last_words(self) -> list[Any]:
+    def remaining_messages(self) -> list[Any]:
         """All that it says until it has died."""
-        heard: list[Any] = []
+        messages: list[Any] = []
         with suppress(EOFError):
             while True:
-                heard.append(self.hear())
-        return heard
+                messages.append(self.receive())
+        return messages
 
 
 def _await_stop(pid: int) -> None:
@@ -150,28 +150,28 @@ def _await_stop(pid: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _spawn(link: Link) -> None:
+def _serve_forks(link: Link) -> None:
     """Fork a process for each order, and tell when it has died."""
     warnings.simplefilter(
         "ignore", DeprecationWarning
     )  # the thread that other Pythons warn of sleeps
     own = os.getpid()
     while True:
-        birth: _Birth = link.hear()
+        request: _ForkRequest = link.receive()
         pid = os.fork()
         if pid == 0:
-            link.say(os.getpid())
-            act(link, own, birth.actor, *birth.arguments)
+            link.send(os.getpid())
+            run_actor(link, own, request.actor, *request.arguments)
             os._exit(0)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        link.say(_Death(_peeked(pid)))
-        while link.hear() != _BURY:
+        link.send(_ChildExit(_exit_code(pid)))
+        while link.receive() != _REAP:
             pass  # meant for the dead
         os.waitpid(pid, 0)
-        link.say(_BURY)
+        link.send(_REAP)
 
 
-def _peeked(pid: int) -> int:
+def _exit_code(pid: int) -> int:
     """The exit code of a zombie, which stays one."""
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert status is not None
@@ -188,7 +188,7 @@ def write_until_the_limit(
     probe = link.open(alone=False)
     probe.open_space(space)
     _limit_files(file_nbytes)
-    link.say(probe.set(space, pages))
+    link.send(probe.set(space, pages))
 
 
 def open_within_the_limit(
@@ -220,10 +220,10 @@ def write_half(
     """
     probe = link.open(alone=False)
     probe.open_space(space)
-    link.say(probe.set(space, kept) if kept else [])
-    memory = probe.memory(space, 1, 8).holding(list(pages.values()))
-    gated = GatedPage(memory.pages[0], _ToldGate(link), before=before)
-    link.say(probe.batch_set(space, list(pages), [gated]))
+    link.send(probe.set(space, kept) if kept else [])
+    memory = probe.memory(space, 1, 8).filled_with(list(pages.values()))
+    gated = GatedPage(memory.pages[0], _LinkGate(link), before=before)
+    link.send(probe.batch_set(space, list(pages), [gated]))
 
 
 def read_half(link: Link, space: KeySpace, hashes: Sequence[str]) -> None:
@@ -231,9 +231,9 @@ def read_half(link: Link, space: KeySpace, hashes: Sequence[str]) -> None:
     probe = link.open(alone=False)
     probe.open_space(space)
     memory = probe.memory(space, 1, 8)
-    gated = GatedPage(memory.pages[0], _ToldGate(link), before=4)
-    link.say(probe.batch_get(space, hashes[:1], [gated]))
-    link.hear()
+    gated = GatedPage(memory.pages[0], _LinkGate(link), before=4)
+    link.send(probe.batch_get(space, hashes[:1], [gated]))
+    link.receive()
 
 
 def scan_half(link: Link, space: KeySpace) -> None:
@@ -242,11 +242,11 @@ def scan_half(link: Link, space: KeySpace) -> None:
     probe.open_space(space)
     listing = probe.scanning(space)
     next(listing, None)
-    link.say(HELD)
-    link.hear()
+    link.send(HELD)
+    link.receive()
 
 
-def write_for_ever(
+def write_forever(
     link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
 ) -> None:
     """Set all pages again and again in ever new versions; tell which were taken, batch by batch."""
@@ -258,20 +258,20 @@ def write_for_ever(
             part = hashes[start : start + batch_pages]
             contents = {h: pages[h][turn % len(pages[h])] for h in part}
             verdicts = probe.set(space, contents)
-            link.say([h for h, ok in zip(part, verdicts, strict=True) if ok])
+            link.send([h for h, ok in zip(part, verdicts, strict=True) if ok])
 
 
 def write_in_a_loop(link: Link, space: KeySpace, pages: Mapping[str, bytes]) -> None:
     """Set the same pages again and again and do next to nothing else: who stops it stops a set."""
     probe = link.open(alone=False)
     probe.open_space(space)
-    memory = probe.memory(space, len(pages)).holding(list(pages.values()))
-    link.say(probe.storage.batch_set(space, list(pages), memory.pages))
+    memory = probe.memory(space, len(pages)).filled_with(list(pages.values()))
+    link.send(probe.storage.batch_set(space, list(pages), memory.pages))
     while True:
         probe.storage.batch_set(space, list(pages), memory.pages)
 
 
-class _ToldGate(Gate):
+class _LinkGate(Gate):
     """A gate that tells the parent that it has been reached, and waits for its word."""
 
     def __init__(self, link: Link) -> None:
@@ -279,8 +279,8 @@ class _ToldGate(Gate):
         self._link = link
 
     def hold(self) -> None:
-        self._link.say(HELD)
-        self._link.hear()
+        self._link.send(HELD)
+        self._link.receive()
 
 
 def _limit_files(nbytes: int) -> None:

@@ -34,10 +34,10 @@ def rich_space(space: KeySpace) -> KeySpace:
     return replace(space, revision="main", tenant="team-a")
 
 
-def neighbours(space: KeySpace, *, brief: bool = False) -> list[Neighbour]:
+def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
     """Key spaces that differ from a `rich_space` in one field, each field in several ways.
 
-    `brief`: the first way of each field only. No page is larger than those of `space`.
+    `quick`: the first way of each field only. No page is larger than those of `space`.
     """
     plain: dict[str, tuple[Any, ...]] = {
         "model": (f"{space.model}-Instruct", space.model[:-1], space.model.upper()),
@@ -55,21 +55,23 @@ def neighbours(space: KeySpace, *, brief: bool = False) -> list[Neighbour]:
         "heads": ((0, 4), (4, 8), None, (0, 1), (1, 8)),
         "context": ((0, 2), (1, 2), (0, 1), (0, 4)),
     }
-    ways = 1 if brief else None
+    ways = 1 if quick else None
     found = [
-        Neighbour(name, replace(space, **{name: value}), _words(name, getattr(space, name), value))
+        Neighbour(
+            name, replace(space, **{name: value}), _difference(name, getattr(space, name), value)
+        )
         for name, values in plain.items()
         for value in values[:ways]
     ]
     for name, values in shards.items():
         for value in values[:ways]:
-            words = _words(f"shard.{name}", getattr(space.shard, name), value)
+            words = _difference(f"shard.{name}", getattr(space.shard, name), value)
             apart = replace(space, shard=replace(space.shard, **{name: value}))
             found.append(Neighbour(f"shard.{name}", apart, words))
     return [one for one in found if one.space != space]
 
 
-def run_together(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
+def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
     """Pairs that are one where fields are swapped, joined or summed up, and in words, how."""
     whole = space.stored_nbytes
     part = whole // 4
@@ -108,7 +110,7 @@ def run_together(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
         yield words, replace(space, shard=first), replace(space, shard=second)
 
 
-def joined_alike(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
+def equal_when_joined(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
     """Key spaces that are one where text fields are joined by `separator`, in whatever order.
 
     Every text field is `token`, and one of them is two with the separator between: the names of the
@@ -119,17 +121,17 @@ def joined_alike(space: KeySpace, separator: str, token: str) -> dict[str, KeySp
     return {name: replace(space, **(texts | {name: text})) for name, text in twice.items()}
 
 
-def odd_texts(space: KeySpace, *, brief: bool = False) -> Iterator[tuple[str, KeySpace]]:
+def odd_texts(space: KeySpace, *, quick: bool = False) -> Iterator[tuple[str, KeySpace]]:
     """Key spaces with odd values of their text fields, the model aside; and in words, which."""
     values = ["a/b", "a-b", "A-b", "..", "a b", "a_b", "x" * 300, "x" * 299 + "y"]
     values += [unicodedata.normalize(form, "é") for form in ("NFC", "NFD")]
     for name in _TEXTS[1:]:
-        for value in values[:3] if brief else values:
+        for value in values[:3] if quick else values:
             field: Fields = {name: value}
             yield f"{name} {value[:9]!r}", replace(space, **field)
 
 
-def look_alikes(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, KeySpace]]:
+def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, KeySpace]]:
     """Two spaces whose ids begin with the same few digits, two whose ids end so; and in words, how.
 
     Neither is `space` itself, nor equal to it.
@@ -147,7 +149,7 @@ def look_alikes(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, K
             return
 
 
-def known_look_alikes() -> Iterator[tuple[str, KeySpace, KeySpace]]:
+def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
     """The same with twelve digits, which took long to find: not of a test's own, unlike the others."""
     space = KeySpace(
         model="conformance/look-alike",
@@ -162,11 +164,11 @@ def known_look_alikes() -> Iterator[tuple[str, KeySpace, KeySpace]]:
         yield f"their ids {words} with the same twelve digits", first, second
 
 
-def odd_names(token: str, elsewhere: str, *, brief: bool = False) -> list[str]:
+def odd_names(token: str, elsewhere: str, *, quick: bool = False) -> list[str]:
     """Model names that stores stumble over, or take for one another; most of them begin with `token`.
 
     Some are ways to other directories, for stores that take names for paths: up by two at most, or to
-    `elsewhere`, which is absolute. `brief`: one or two of each kind.
+    `elsewhere`, which is absolute. `quick`: one or two of each kind.
     """
     long = f"{token}/" + "x" * 300
     accent = f"{token}/modèle-é"
@@ -183,7 +185,7 @@ def odd_names(token: str, elsewhere: str, *, brief: bool = False) -> list[str]:
         *(unicodedata.normalize("NFC", accent), unicodedata.normalize("NFD", accent)),
         *(long, f"{long}y", f"{token}y{long[len(token) + 1 :]}"),
     ]
-    if brief:
+    if quick:
         return few
     ends = ("a-b-c", "a/b/c", "a_b/c", "a b/c", "a", "a/", "a//b", "a/b", "a/./b", "A/B", "a--b")
     quoted = (
@@ -221,7 +223,7 @@ def odd_names(token: str, elsewhere: str, *, brief: bool = False) -> list[str]:
     ]
 
 
-def _words(name: str, one: object, other: object) -> str:
+def _difference(name: str, one: object, other: object) -> str:
     return f"{name} only: {other!r}, not {one!r}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import Violation
-from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.scenarios.setup import fitting
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ModelPair:
         }
 
     @staticmethod
-    def last(case: Case) -> bool:
+    def outlives_handle(case: Case) -> bool:
         """Whether pages are there when a handle was closed and opened again."""
         return case.claims.durability >= Durability.CRASH
 
@@ -74,7 +74,7 @@ class ModelPair:
     def handles(self) -> int:
         return len(self._handles)
 
-    def do(self, step: Step) -> None:
+    def apply(self, step: Step) -> None:
         """Do it to both."""
         self.steps.append(step)
         self._lines.append(f"{len(self.steps)}. {self._text(step)}")
@@ -196,8 +196,8 @@ class ModelPair:
         raise self._disagreement(got, wanted or "False: no such page is there", page)
 
     def _disagreement(self, got: str, expected: str, page: int | None = None) -> Violation:
-        about = "the store disagrees with a dict" + ("" if page is None else f" about page {page}")
-        return Violation(f"{about}: {got.partition(':')[0]}", expected, got)
+        note = "the store disagrees with a dict" + ("" if page is None else f" about page {page}")
+        return Violation(f"{note}: {got.partition(':')[0]}", expected, got)
 
     def _text(self, step: Step) -> str:
         words = [step.kind]

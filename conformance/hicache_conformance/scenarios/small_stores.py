@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.run.outcomes import NotVerified
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified
 from hicache_storage.errors import ConfigError
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence, Sized
+
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
     from hicache_storage.keys import KeySpace
@@ -27,7 +29,7 @@ _MAX_CALLS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SmallStore:
     """A store of a small capacity, empty."""
 
     case: Case
@@ -40,7 +42,7 @@ class Room:
         """How many pages fit, where nothing else takes room."""
         return self.capacity_nbytes // self.space.stored_nbytes
 
-    def filled(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    def fill(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """The pages that were taken and those that were refused, when twice the capacity was offered."""
         taken: dict[str, bytes] = {}
         refused: dict[str, bytes] = {}
@@ -53,7 +55,7 @@ class Room:
             left -= step
         return taken, refused
 
-    def must_take(self, present: dict[str, bytes]) -> None:
+    def must_accept(self, present: dict[str, bytes]) -> None:
         """Set pages that the store has; that needs no room."""
         answers = self.probe.set(self.space, present)
         if not all(answers):
@@ -63,7 +65,7 @@ class Room:
                 got=f"{answers} for {len(present)} pages that are there",
             )
 
-    def refused_some(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
+    def must_not_exceed_capacity(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
         """Raise where the store has taken more than it may."""
         nbytes = len(taken) * self.space.stored_nbytes
         if not refused and nbytes > 2 * self.capacity_nbytes:
@@ -73,8 +75,27 @@ class Room:
                 got=f"True for {len(taken)} pages of {self.space.stored_nbytes} bytes",
             )
 
+    def require_kept(self) -> None:
+        """End the check where a full store may make room by itself."""
+        if not self.case.keeps:
+            raise NotDeclared(
+                "retention is below UNTIL_DELETED: a full store may make room by itself"
+            )
 
-def small_room(case: Case, page_nbytes: int = _PAGE_NBYTES) -> Room:
+    def must_have_room_again(
+        self, first: Sized, again: Sized, why: str, sequence: Sequence[str] = ()
+    ) -> None:
+        """Raise where the store took fewer pages than at `first`. `why` completes "a store that"."""
+        if len(again) < 0.9 * len(first) - 1:
+            raise self.probe.violation(
+                f"a store that {why} has lost room",
+                expected=f"about {len(first)} pages have room, as at first",
+                got=f"{len(again)} pages",
+                sequence=sequence,
+            )
+
+
+def small_store(case: Case, page_nbytes: int = _PAGE_NBYTES) -> SmallStore:
     """An empty store that is full soon, and an open key space.
 
     Raises:
@@ -85,7 +106,7 @@ def small_room(case: Case, page_nbytes: int = _PAGE_NBYTES) -> Room:
     page_nbytes = min(page_nbytes, max(1, capacity_nbytes // _PAGES))
     probe, space = case.open(), case.space(page_nbytes)
     probe.open_space(space)
-    return Room(case, probe, space, capacity_nbytes)
+    return SmallStore(case, probe, space, capacity_nbytes)
 
 
 def make_small(case: Case, capacity_nbytes: int) -> int:

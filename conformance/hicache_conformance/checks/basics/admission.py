@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.scenarios.small_stores import small_room
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.scenarios.small_stores import small_store
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def an_empty_store_refuses_no_page(case: Case) -> None:
 @check("KV-009")
 def what_is_refused_is_counted(case: Case) -> None:
     """Pages that a full store refuses are counted in `stats()`, under a name that says why."""
-    room = small_room(case)
-    room.filled()
-    probe, space = room.probe, room.space
+    small = small_store(case)
+    small.fill()
+    probe, space = small.probe, small.space
     before = dict(probe.storage.stats().counters)
     pages = case.contents(space, case.hashes(2 * _LEAST_REFUSED))
     refused = [one for one, data in pages.items() if probe.set_once(space, {one: data}) == [False]]
@@ -79,7 +79,7 @@ def what_is_refused_is_counted(case: Case) -> None:
         raise probe.violation(
             f"{len(refused)} pages were refused, and no counter of stats() has grown by as many",
             expected="StorageStats(counters={...}) with refusals by reason",
-            got=_told(grown),
+            got=_growth_text(grown),
         )
 
 
@@ -105,5 +105,5 @@ def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> Counter[str]:
     return Counter({name: count - before.get(name, 0) for name, count in after.items()})
 
 
-def _told(grown: Mapping[str, int]) -> str:
+def _growth_text(grown: Mapping[str, int]) -> str:
     return ", ".join(f"{name} by {count}" for name, count in grown.items()) or "no counters at all"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.scenarios.setup import note, open_store
 from hicache_storage.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def a_page_one_byte_too_large_is_refused(case: Case) -> None:
                 f" {frame_nbytes} included, are more than {limit}",
                 got=repr(answer),
             )
-    with about("after open_space had refused a larger key space"):
+    with note("after open_space had refused a larger key space"):
         case.must_hold(store, space, pages)
         listed = store.spaces() if case.claims.enumerable else []
     refused = [one for one in listed if one.model == space.model and one.tenant == "large"]
@@ -107,7 +107,7 @@ def a_set_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
     """A set of `max_batch` + 1 pages either stores all of them, or is refused and stores none."""
     store, space, hashes = _batch(case, 1)
     pages = case.contents(space, hashes)
-    memory = store.memory(space, len(hashes)).holding(list(pages.values()))
+    memory = store.memory(space, len(hashes)).filled_with(list(pages.values()))
     verdicts = _whole(
         store,
         "batch_set",
@@ -136,7 +136,7 @@ def a_delete_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
         store, "batch_delete", space, hashes, lambda: store.storage.batch_delete(space, hashes)
     )
     if verdicts is None:
-        with about("after a batch_delete that was refused"):
+        with note("after a batch_delete that was refused"):
             case.must_hold(store, space, pages)
         return
     removed = [page_hash for page_hash, gone in zip(hashes, verdicts, strict=True) if gone]
@@ -159,9 +159,7 @@ def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
         raise NotDeclared("the store claims no max_batch")
     if limit > _LONGEST_BATCH:
         raise NotVerified(f"a batch of {limit} pages is more than the {_LONGEST_BATCH} tried")
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     return store, space, case.hashes(limit + beyond)
 
 

@@ -11,7 +11,7 @@ from hicache_conformance.case.case import Forgot
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import Violation
-from hicache_conformance.scenarios.planting import about, fitting, set_in
+from hicache_conformance.scenarios.setup import fitting, note, open_and_set
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def ranks_of_a_sharded_pool_share_nothing(case: Case) -> None:
     for rank in ranks:
         store.open_space(rank)
         case.must_miss(store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}")
-        set_in(case, store, rank, *hashes)
+        open_and_set(case, store, rank, *hashes)
     for rank in ranks:
-        with about(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
+        with note(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
             case.must_hold(store, rank, case.contents(rank, hashes))
 
 
@@ -58,9 +58,9 @@ def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
         store.open_space(rank)
     for store, rank in ranks:
         case.must_miss(store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}")
-        set_in(case, store, rank, *hashes)
+        open_and_set(case, store, rank, *hashes)
     for store, rank in ranks:
-        with about(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
+        with note(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
             case.must_hold(store, rank, case.contents(rank, hashes))
 
 
@@ -70,7 +70,7 @@ def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
     store = case.open()
     target = _replicated(case)
     hashes = case.hashes(2)
-    set_in(case, store, target, *hashes)
+    open_and_set(case, store, target, *hashes)
     for pool in ("draft", "swa"):
         shards = [Shard(layers=(0, 16), heads=(first, first + 2)) for first in range(0, 8, 2)]
         ranks = [
@@ -82,9 +82,9 @@ def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
             case.must_miss(
                 store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}"
             )
-            set_in(case, store, rank, *hashes)
+            open_and_set(case, store, rank, *hashes)
         for rank in ranks:
-            with about(
+            with note(
                 f"pool {pool!r} of the rank with {_rectangle(rank)}, beside a replicated pool"
             ):
                 case.must_hold(store, rank, case.contents(rank, hashes))
@@ -98,10 +98,10 @@ def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
     space = _replicated(case)
     held: dict[str, bytes] = {}
     for rank in range(3):
-        own = _made_again(space)
+        own = _equal_space(space)
         store.open_space(own)
         held.update(case.stored(store, own, 2))
-        with about(f"as rank {rank} sees it, of {rank + 1} that made equal key spaces"):
+        with note(f"as rank {rank} sees it, of {rank + 1} that made equal key spaces"):
             case.must_hold(store, own, held)
     _must_be_listed_once(case, store, space, held)
 
@@ -110,14 +110,14 @@ def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
 def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
     """Ranks that have a handle each on a shared store find what the others set in a replicated pool."""
     space = _replicated(case)
-    ranks = [(case.open(label=f"rank{rank}"), _made_again(space)) for rank in range(4)]
+    ranks = [(case.open(label=f"rank{rank}"), _equal_space(space)) for rank in range(4)]
     for store, own in ranks:
         store.open_space(own)
     held: dict[str, bytes] = {}
     for store, own in ranks:
         held.update(case.stored(store, own, 2))
     for number, (store, own) in enumerate(ranks):
-        with about(f"as rank {number} of {len(ranks)} sees a pool that all of them hold alike"):
+        with note(f"as rank {number} of {len(ranks)} sees a pool that all of them hold alike"):
             case.must_set(store, own, dict(itertools.islice(held.items(), 3)))
             case.must_hold(store, own, held)
     _must_be_listed_once(case, ranks[0][0], space, held)
@@ -133,7 +133,7 @@ def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
     for rank in (1,) if case.quick else (1, 2):
         own = case.contents(space, case.hashes(2))
         child = case.child(_rank_actor, rank, space.manifest(), list(held), own)
-        found: dict[str, bytes | None] = child.hear()
+        found: dict[str, bytes | None] = child.receive()
         for page_hash, data in found.items():
             if data not in (held[page_hash], None):
                 raise case.wrong_bytes(store, space, page_hash, data or b"", [held[page_hash]])
@@ -147,7 +147,7 @@ def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
                 case.trace.sequence("open_space", "batch_set"),
             )
         held.update(own)
-        with about(f"set by a process of rank {rank} in a replicated pool"):
+        with note(f"set by a process of rank {rank} in a replicated pool"):
             case.must_hold(store, space, own)
 
 
@@ -166,14 +166,14 @@ def _rank_actor(
     found = dict(zip(wanted, store.get(space, wanted), strict=True))
     store.set(space, own)
     store.close()
-    link.say(found)
+    link.send(found)
 
 
 def _replicated(case: Case) -> KeySpace:
     return case.space(fitting(case, 576), shard=Shard(layers=(0, 32)), pool="kv")
 
 
-def _made_again(space: KeySpace) -> KeySpace:
+def _equal_space(space: KeySpace) -> KeySpace:
     """An equal key space that shares no object with the first."""
     return KeySpace.from_manifest(json.loads(json.dumps(space.manifest())))
 

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
-from hicache_conformance.scenarios.attempts import Attempt, Caller, attempted, error_text
-from hicache_conformance.scenarios.shortages import files_no_longer_than, no_free_descriptor
-from hicache_conformance.scenarios.usage import heard, use
+from hicache_conformance.scenarios.attempts import Attempt, Caller, error_text, make_attempt
+from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
 from hicache_conformance.tools.content.content import content
-from hicache_conformance.tools.processes.resources import ProcessResources, files_under, wait_until
+from hicache_conformance.tools.observation.files import files_under
+from hicache_conformance.tools.processes.resources import (
+    ProcessResources,
+    file_size_limit,
+    no_free_descriptors,
+    wait_until,
+)
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Retention
 
@@ -41,7 +46,7 @@ def a_disk_without_room_refuses_the_page(case: Case) -> None:
     The disk is full by RLIMIT_FSIZE: writes beyond the limit fail with EFBIG, as with ENOSPC.
     """
     _must_write_files(case)
-    found = _told(case, _write_on_a_full_disk)
+    found = _run(case, _write_on_a_full_disk)
     case.evidence["sets on a full disk"] = f"{found} refused or failed"
 
 
@@ -49,14 +54,14 @@ def a_disk_without_room_refuses_the_page(case: Case) -> None:
 def refused_pages_leave_no_debris(case: Case) -> None:
     """Pages that are refused because files can't grow leave no files, and no bytes, behind."""
     _must_write_files(case)
-    found = _told(case, _count_debris)
+    found = _run(case, _count_debris)
     case.evidence["bytes left by pages that were refused"] = str(found)
 
 
 @check("KV-307", quick=False)
 def without_free_descriptors_nothing_breaks(case: Case) -> None:
     """When the process has no descriptor left, calls are refused or unavailable, and work afterwards."""
-    _told(case, _run_out_of_descriptors)
+    _run(case, _run_out_of_descriptors)
 
 
 def _must_write_files(case: Case) -> None:
@@ -74,10 +79,10 @@ def _page_nbytes(case: Case) -> int:
     return min(_PAGE_NBYTES, case.claims.max_page_nbytes or _PAGE_NBYTES)
 
 
-def _told(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
+def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
     """What the actor says; the reason why it can't say is not verified."""
     child = case.child(_with_store, actor, case.space(_page_nbytes(case)), str(case.scratch.path))
-    found = heard(child)
+    found = receive_result(child)
     if isinstance(found, str):
         raise NotVerified(found)
     return found
@@ -91,14 +96,14 @@ def _with_store(
     if store.takes_pages:
         actor(link, store)
     else:
-        link.say("the store refuses pages although nothing is short")
+        link.send("the store refuses pages although nothing is short")
 
 
 class _Store:
     """A store in a process of its own, whose system can be made to run out of things."""
 
     def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
-        self.before = ProcessResources.taken()
+        self.before = ProcessResources.current()
         self.probe = link.open()
         self.space = space
         self.directory = Path(directory)
@@ -123,14 +128,16 @@ class _Store:
         """Of all files in the store's directory."""
         return sum(files_under(self.directory).values())
 
-    def violation(self, message: str, made: Attempt | None = None, *, expected: str) -> Violation:
-        return self.probe.violation(message, expected=expected, got=made.text if made else "")
+    def violation(
+        self, message: str, attempt: Attempt | None = None, *, expected: str
+    ) -> Violation:
+        return self.probe.violation(message, expected=expected, got=attempt.text if attempt else "")
 
-    def must_be_whole(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
+    def must_be_intact(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
         """Reads raise nothing but what the contract has, and give the right bytes or a miss."""
         for page_hash, data in pages.items():
             found = self.caller.get([page_hash])
-            self.must_be_known(found, when)
+            self.must_not_be_foreign(found, when)
             if found.error is None and found.answer not in ([data], [None]):
                 raise self.violation(
                     f"batch_get is True with wrong bytes {when}",
@@ -141,12 +148,12 @@ class _Store:
                     f"a page that was set can't be read {when}", found, expected="its bytes"
                 )
 
-    def must_be_known(self, made: Attempt, when: str) -> None:
+    def must_not_be_foreign(self, attempt: Attempt, when: str) -> None:
         """It raised nothing foreign."""
-        if made.error is not None and not made.failed_by_contract:
+        if attempt.error is not None and not attempt.failed_by_contract:
             raise self.violation(
-                f"{made.operation} raised {type(made.error).__name__} {when}",
-                made,
+                f"{attempt.operation} raised {type(attempt.error).__name__} {when}",
+                attempt,
                 expected="False for that page, or StorageUnavailable",
             )
 
@@ -154,14 +161,14 @@ class _Store:
         """Sets of these pages succeed, if not at once, then soon."""
         last: list[Attempt] = []
 
-        def works() -> bool:
+        def all_are_taken() -> bool:
             last[:] = [self.caller.set({one: data}) for one, data in pages.items()]
-            return all(made.answer == [True] for made in last)
+            return all(attempt.answer == [True] for attempt in last)
 
-        if not wait_until(works, _LIMIT_S / 2):
-            failed = next(made for made in last if made.answer != [True])
+        if not wait_until(all_are_taken, _LIMIT_S / 2):
+            failed = next(attempt for attempt in last if attempt.answer != [True])
             raise self.violation(f"sets do not work again {when}", failed, expected="True")
-        self.must_be_whole(pages, when, there=True)
+        self.must_be_intact(pages, when, there=True)
 
 
 def _write_on_a_full_disk(link: Link, store: _Store) -> None:
@@ -172,23 +179,23 @@ def _write_on_a_full_disk(link: Link, store: _Store) -> None:
         pages = store.contents(2)
         batch = store.contents(together)
         when = f"when no file may be longer than {limit} bytes"
-        with files_no_longer_than(limit):
-            made = [store.caller.set({one: data}) for one, data in pages.items()]
-            made_at_once = store.caller.set(batch)
-            for one in (*made, made_at_once, *_other_calls(store, limit)):
-                store.must_be_known(one, when)
-            store.must_be_whole(store.earlier, when, there=True)
-        for one, page in zip(made, _one_by_one(pages), strict=True):
-            _must_be_as_told(store, one.answer, page, when)
+        with file_size_limit(limit):
+            attempts = [store.caller.set({one: data}) for one, data in pages.items()]
+            batch_attempt = store.caller.set(batch)
+            for one in (*attempts, batch_attempt, *_other_calls(store, limit)):
+                store.must_not_be_foreign(one, when)
+            store.must_be_intact(store.earlier, when, there=True)
+        for one, page in zip(attempts, _one_by_one(pages), strict=True):
+            _must_match_answer(store, one.answer, page, when)
             refused += one.answer != [True]
-        verdicts = made_at_once.answer or [None] * together
+        verdicts = batch_attempt.answer or [None] * together
         for verdict, page in zip(verdicts, _one_by_one(batch), strict=True):
-            _must_be_as_told(store, None if verdict is None else [verdict], page, when)
-        store.must_be_whole(store.earlier, "after the disk was full", there=True)
+            _must_match_answer(store, None if verdict is None else [verdict], page, when)
+        store.must_be_intact(store.earlier, "after the disk was full", there=True)
         store.must_work_again(pages, "after the disk was full")
-        _must_take(store, limit)
+        _must_accept_later(store, limit)
     store.probe.close()
-    link.say(refused)
+    link.send(refused)
 
 
 def _other_calls(store: _Store, limit: int) -> list[Attempt]:
@@ -208,20 +215,20 @@ def _elsewhere(store: _Store, limit: int) -> Caller:
     return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
 
 
-def _must_take(store: _Store, limit: int) -> None:
+def _must_accept_later(store: _Store, limit: int) -> None:
     """Such a key space works when there is room again."""
     elsewhere = _elsewhere(store, limit)
     pages = store.contents(1, elsewhere.space)
-    made = [elsewhere.open_space()]
+    attempts = [elsewhere.open_space()]
 
-    def works() -> bool:
-        made[:] = [elsewhere.open_space(), elsewhere.set(pages)]
-        return bool(made[-1].answer == [True])
+    def is_taken() -> bool:
+        attempts[:] = [elsewhere.open_space(), elsewhere.set(pages)]
+        return bool(attempts[-1].answer == [True])
 
-    if not wait_until(works, _LIMIT_S / 2):
+    if not wait_until(is_taken, _LIMIT_S / 2):
         raise store.violation(
             "a key space that was opened when the disk was full takes no pages afterwards",
-            made[-1],
+            attempts[-1],
             expected="True",
         )
     elsewhere.delete(list(pages))
@@ -231,7 +238,7 @@ def _one_by_one(pages: Mapping[str, bytes]) -> list[dict[str, bytes]]:
     return [{page_hash: data} for page_hash, data in pages.items()]
 
 
-def _must_be_as_told(
+def _must_match_answer(
     store: _Store, answer: list[bool] | None, page: Mapping[str, bytes], when: str
 ) -> None:
     """True: it is there. False: it is not, and nothing of it. None: the set raised."""
@@ -245,18 +252,18 @@ def _must_be_as_told(
                 expected="a miss: what was refused never shows",
             )
     then = f"after a set that returned {answer} {when}" if answer else f"after a set {when}"
-    store.must_be_whole(page, then, there=answer == [True])
+    store.must_be_intact(page, then, there=answer == [True])
 
 
 def _count_debris(link: Link, store: _Store) -> None:
     """By how many bytes the files have grown with the pages that were refused."""
     page_nbytes = store.space.stored_nbytes
-    with files_no_longer_than(page_nbytes // 2):
+    with file_size_limit(page_nbytes // 2):
         answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
         before = files_under(store.directory)
         answers += [store.caller.set(store.contents(1)).answer for _ in range(_MANY)]
     if [True] in answers:
-        link.say("the store finds room where no file may grow")
+        link.send("the store finds room where no file may grow")
         return
     now: dict[Path, int] = {}
 
@@ -274,13 +281,13 @@ def _count_debris(link: Link, store: _Store) -> None:
             expected=f"nothing that grows with what is refused; there are now {', '.join(more[:3])}",
         )
     store.probe.close()
-    link.say(sum(now.values()) - sum(before.values()))
+    link.send(sum(now.values()) - sum(before.values()))
 
 
 def _run_out_of_descriptors(link: Link, store: _Store) -> None:
     """True, or why it does not apply."""
-    if not store.writes_files and not ProcessResources.taken().beyond(store.before):
-        link.say("the store holds no descriptor and writes no files")
+    if not store.writes_files and not ProcessResources.current().added_since(store.before):
+        link.send("the store holds no descriptor and writes no files")
         return
     when = "when the process has no descriptor left"
     pages = store.contents(1)
@@ -290,10 +297,10 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
         partial(store.caller.set, pages),
         partial(store.caller.delete, ["0" * 64]),
     ]
-    with no_free_descriptor():
+    with no_free_descriptors():
         for call in calls * 2:
-            store.must_be_known(call(), when)
-        opened = attempted(store.probe, "from_config", link.open_storage, limit_s=_LIMIT_S)
+            store.must_not_be_foreign(call(), when)
+        opened = make_attempt(store.probe, "from_config", link.open_storage, limit_s=_LIMIT_S)
         if opened.error is None:
             opened.answer.close()
         elif not isinstance(opened.error, HiCacheError):
@@ -302,10 +309,10 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
                 opened,
                 expected=f"StorageUnavailable, from {error_text(opened.error)}",
             )
-    store.must_be_whole(store.earlier, "when there are descriptors again", there=True)
+    store.must_be_intact(store.earlier, "when there are descriptors again", there=True)
     store.must_work_again(pages, "when there are descriptors again")
     store.probe.close()
-    link.say(True)
+    link.send(True)
 
 
 def _limits(store: _Store) -> list[int]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
-from hicache_conformance.scenarios.after_death import left_open, reopened, require_files
 from hicache_conformance.scenarios.fork_server import ForkServer, read_half, scan_half
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.tools.observation.files import Usage, backdate
+from hicache_conformance.scenarios.killed_writers import keep_open_if_shared, reopen, require_files
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.tools.observation.files import DirectoryUsage, backdate
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
@@ -62,13 +62,13 @@ class _Churn:
         self.space = case.space(fitting(case, _PAGE_NBYTES))
         self.nbytes = _TURNS * self.space.stored_nbytes
         """Of the pages that one churn sets."""
-        self._mortals = ForkServer(case)
+        self._fork_server = ForkServer(case)
         self._store = case.open()
         self._store.open_space(self.space)
         self._pages = case.stored(self._store, self.space, _PAGES)
-        self._is_beside = left_open(case, self._store)
+        self._stays_open = keep_open_if_shared(case, self._store)
 
-    def usage(self) -> Usage:
+    def usage(self) -> DirectoryUsage:
         """What lies there after one more churn."""
         store = self._handle()
         for turn in range(_TURNS):
@@ -80,8 +80,8 @@ class _Churn:
                     got=f"False after {turn} pages of {self.space.stored_nbytes} bytes",
                 )
             store.delete(self.space, list(new))
-        left_open(self.case, store)
-        return Usage.of(self.case.scratch.path)
+        keep_open_if_shared(self.case, store)
+        return DirectoryUsage.of(self.case.scratch.path)
 
     def settles(self) -> bool:
         """Whether it stops growing: a store may use new room first, and old room again later."""
@@ -95,17 +95,17 @@ class _Churn:
     def kill_readers(self, count: int) -> None:
         """In the middle of a get, and of a scan."""
         for _ in range(count):
-            self._mortals.start(read_half, self.space, list(self._pages)).hear()
+            self._fork_server.start(read_half, self.space, list(self._pages)).receive()
             if self.case.claims.enumerable:
-                self._mortals.start(scan_half, self.space).hear()
-        self._mortals.end()
+                self._fork_server.start(scan_half, self.space).receive()
+        self._fork_server.end()
 
     def violation(self, message: str, expected: str, got: str) -> Exception:
         return self._store.violation(message, expected=expected, got=got)
 
     def _handle(self) -> Probe:
-        if self._is_beside:
+        if self._stays_open:
             return self._store
-        store = reopened(self.case)
+        store = reopen(self.case)
         store.open_space(self.space)
         return store

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache_conformance.tools.content.cells import Identity, stream
-from hicache_conformance.tools.content.diagnosis import UNTOUCHED, Wanted, verdict
+from hicache_conformance.tools.content.diagnosis import UNTOUCHED, ExpectedPage, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["UNTOUCHED", "Ledger", "content", "diagnose"]
+__all__ = ["UNTOUCHED", "PageRegistry", "content", "diagnose"]
 
 
 def content(space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
@@ -33,12 +33,12 @@ def diagnose(
     """What `received` is, where one of `allowed` should have come for this page.
 
     `allowed` is empty where the page should have been a miss. Other pages are named by the start of
-    their hash; a `Ledger` knows them in full.
+    their hash; a `PageRegistry` knows them in full.
     """
-    return Ledger().explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
+    return PageRegistry().explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
 
 
-class Ledger:
+class PageRegistry:
     """The pages that a test has set, to recognise bytes of one that came for another. Thread-safe."""
 
     def __init__(self) -> None:
@@ -100,10 +100,10 @@ class Ledger:
         own = Identity.of(space_id, page_hash)
         with self._lock:
             known, names = tuple(self._known), dict(self._names)
-        wanted = Wanted(
+        page = ExpectedPage(
             own=own,
             right=[np.frombuffer(each, dtype=np.uint8) for each in allowed],
             names={**names, own.tag: (space_id, page_hash)},
             known=known,
         )
-        return verdict(np.frombuffer(received, dtype=np.uint8), wanted)
+        return describe(np.frombuffer(received, dtype=np.uint8), page)

@@ -32,7 +32,7 @@ _RIGHT = "the right bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedPage:
     """The page that was asked for, and what else is known."""
 
     own: Identity
@@ -57,33 +57,33 @@ class Wanted:
         return f"bytes of the page {page_hash} of space {space_id}{suffix}"
 
 
-def verdict(data: Octets, wanted: Wanted) -> str:
+def describe(data: Octets, page: ExpectedPage) -> str:
     """What `data` is."""
-    if any(np.array_equal(data, each) for each in wanted.right):
+    if any(np.array_equal(data, each) for each in page.right):
         return "the right page"
-    return _length_words(data, wanted.right) + _words(data, wanted)
+    return _length_text(data, page.right) + _content_text(data, page)
 
 
-def _words(data: Octets, wanted: Wanted) -> str:
+def _content_text(data: Octets, page: ExpectedPage) -> str:
     if not data.size:
         return "no bytes at all"
     if data.min() == data.max() and (data.size >= _RUN_NBYTES or data[0] in (0, UNTOUCHED)):
         return _filled_with(int(data[0]))
-    differences = _differences(data, wanted.right)
+    differences = _differences(data, page.right)
     if differences is not None and differences.size < _RUN_NBYTES:
-        return _guessed(data, wanted) or _difference_words(data, differences)
-    spans = _spans(data, _sources(data, wanted))
+        return _guessed(data, page) or _difference_text(data, differences)
+    spans = _spans(data, _sources(data, page))
     if any(span.source is None for span in spans):
-        guess = _guessed(data, wanted)
+        guess = _guessed(data, page)
         if guess:
             return guess
         most = min(_SCATTERED_NBYTES, data.size // CELL_NBYTES)
         if differences is not None and differences.size <= most:
-            return _difference_words(data, differences)
-    return _span_words(data, spans, wanted)
+            return _difference_text(data, differences)
+    return _spans_text(data, spans, page)
 
 
-def _length_words(data: Octets, right: list[Octets]) -> str:
+def _length_text(data: Octets, right: list[Octets]) -> str:
     sizes = sorted({each.size for each in right})
     if not sizes or data.size in sizes:
         return ""
@@ -118,7 +118,7 @@ def _differences(data: Octets, right: list[Octets]) -> _Differences | None:
     return _Differences(places[nearest].size, first, int(alike[nearest][first]))
 
 
-def _difference_words(data: Octets, differences: _Differences) -> str:
+def _difference_text(data: Octets, differences: _Differences) -> str:
     first, due = differences.first, differences.due
     got = int(data[first])
     words = f"first differs at byte {first}: 0x{got:02x} instead of 0x{due:02x}"
@@ -127,14 +127,14 @@ def _difference_words(data: Octets, differences: _Differences) -> str:
     return f"{words} (one bit)" if (got ^ due).bit_count() == 1 else words
 
 
-def _guessed(data: Octets, wanted: Wanted) -> str:
+def _guessed(data: Octets, page: ExpectedPage) -> str:
     """Of which page a page too short for a whole cell is, found by trying; empty if of none."""
     if not _RUN_NBYTES <= data.size < CELL_NBYTES:
         return ""
-    versions = [replace(wanted.own, version=version) for version in range(_GUESSED_VERSIONS)]
-    for identity in (*wanted.known, *versions):
+    versions = [replace(page.own, version=version) for version in range(_GUESSED_VERSIONS)]
+    for identity in (*page.known, *versions):
         if np.array_equal(stream(identity, 0, data.size), data):
-            return wanted.label(identity)
+            return page.label(identity)
     return ""
 
 
@@ -173,7 +173,7 @@ class _Source:
                 return at + int(same.argmax())
         return data.size
 
-    def words(self, start: int) -> str:
+    def text(self, start: int) -> str:
         """What it is, as found from byte `start` on."""
         if not self.shift:
             return self.label
@@ -192,21 +192,21 @@ class _Source:
         return same
 
 
-def _sources(data: Octets, wanted: Wanted) -> list[_Source]:
+def _sources(data: Octets, page: ExpectedPage) -> list[_Source]:
     """What the bytes may be, the likelier first."""
     found = origins(data, _MAX_ORIGINS)
-    named = [_named(each) for each in wanted.right]
+    named = [_named(each) for each in page.right]
     allowed = {identity for identity in named if identity is not None}
-    seen = {one.identity for one in found if one.identity.tag == wanted.own.tag}
+    seen = {one.identity for one in found if one.identity.tag == page.own.tag}
     several = len(allowed | seen) > 1
 
     def label(identity: Identity | None) -> str:
         plain = identity is None or (identity in allowed and not several)
-        return _RIGHT if plain or identity is None else wanted.label(identity)
+        return _RIGHT if plain or identity is None else page.label(identity)
 
     right = [
         _right_source(label(identity), each)
-        for identity, each in zip(named, wanted.right, strict=True)
+        for identity, each in zip(named, page.right, strict=True)
     ]
     rest = [_origin_source(label(origin.identity), origin) for origin in found]
     return [*right, *rest, _filler(0), _filler(UNTOUCHED)]
@@ -243,9 +243,9 @@ class _Span:
     end: int
     source: _Source | None
 
-    def words(self, data: Octets) -> str:
+    def text(self, data: Octets) -> str:
         if self.source is not None:
-            return self.source.words(self.start)
+            return self.source.text(self.start)
         shown = data[self.start : min(self.end, self.start + 8)].tobytes().hex(" ")
         more = " ..." if self.end - self.start > 8 else ""
         return f"bytes of no known page ({shown}{more})"
@@ -267,15 +267,15 @@ def _spans(data: Octets, sources: Sequence[_Source]) -> list[_Span]:
     return spans
 
 
-def _span_words(data: Octets, spans: list[_Span], wanted: Wanted) -> str:
-    right = spans[0].source is not None and spans[0].words(data) == _RIGHT
+def _spans_text(data: Octets, spans: list[_Span], page: ExpectedPage) -> str:
+    right = spans[0].source is not None and spans[0].text(data) == _RIGHT
     if right and len(spans) == 1:
-        whole = all(data.size >= each.size for each in wanted.right)
+        whole = all(data.size >= each.size for each in page.right)
         return _RIGHT if whole else f"{_RIGHT}, cut short"
     if right and len(spans) == 2:
-        return f"{spans[1].words(data)} from byte {spans[1].start} on"
-    parts = [f"{span.words(data)} up to byte {span.end}" for span in spans[:_MAX_SPANS]]
+        return f"{spans[1].text(data)} from byte {spans[1].start} on"
+    parts = [f"{span.text(data)} up to byte {span.end}" for span in spans[:_MAX_SPANS]]
     if len(spans) > _MAX_SPANS:
         return ", then ".join(parts) + ", and so on"
-    parts[-1] = spans[-1].words(data)
+    parts[-1] = spans[-1].text(data)
     return ", then ".join(parts)

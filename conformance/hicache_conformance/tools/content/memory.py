@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _GUARD_NBYTES = 64
 _GUARD = 0xE7
 _UNTOUCHED = 0xA5
+_NEXT_USER = 0x3C
 
 
 class PageMemory:
@@ -37,11 +38,11 @@ class PageMemory:
     ) -> None:
         lengths = lengths or _lengths(nbytes, segments, alignment)
         step = max(alignment, 1)
-        strides = [_up(length + _GUARD_NBYTES, step) for length in lengths]
-        total = _up(_GUARD_NBYTES, step) + count * sum(strides) + step
+        strides = [_round_up(length + _GUARD_NBYTES, step) for length in lengths]
+        total = _round_up(_GUARD_NBYTES, step) + count * sum(strides) + step
         self._memory = np.full(total, _GUARD, dtype=np.uint8)
         view = memoryview(self._memory.data)
-        start = _up(address_of(view) + _GUARD_NBYTES, step) - address_of(view)
+        start = _round_up(address_of(view) + _GUARD_NBYTES, step) - address_of(view)
         self._guards: list[tuple[int, int]] = [(0, start)]
         self.pages: list[Page] = []
         for _ in range(count):
@@ -53,7 +54,7 @@ class PageMemory:
                 start += stride
             self.pages.append(Page(*parts))
 
-    def holding(self, contents: Sequence[bytes]) -> PageMemory:
+    def filled_with(self, contents: Sequence[bytes]) -> PageMemory:
         """This memory, with its pages filled."""
         for page, data in zip(self.pages, contents, strict=True):
             page.copy_from(data)
@@ -83,6 +84,18 @@ class PageMemory:
                 np.frombuffer(part, np.uint8)[:] = _UNTOUCHED
 
 
+def overwrite(pages: Sequence[Page]) -> None:
+    """Fill pages as the next user of their memory does."""
+    for page in pages:
+        for part in page.segments:
+            np.frombuffer(part, np.uint8)[:] = _NEXT_USER
+
+
+def is_overwritten(page: Page) -> bool:
+    """Return whether a page still holds nothing but what `overwrite` put there."""
+    return all(bool((np.frombuffer(part, np.uint8) == _NEXT_USER).all()) for part in page.segments)
+
+
 def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
     """`nbytes` in at most `segments` uneven pieces, all but the last of a multiple of `alignment`."""
     if segments == 1 or nbytes < 2 * alignment:
@@ -99,5 +112,5 @@ def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
     return [size * alignment for size in sizes[:-1]] + [sizes[-1] * alignment + rest]
 
 
-def _up(value: int, step: int) -> int:
+def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step

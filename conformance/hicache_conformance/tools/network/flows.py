@@ -32,7 +32,7 @@ class Mode:
 
     refusing: bool = False
     silent: frozenset[Direction] = frozenset()
-    silences_one: bool = False
+    silence_next: bool = False
     """The next connection to carry a request is silent from then on."""
     delay_s: float = 0.0
     nbytes_per_s: float | None = None
@@ -106,11 +106,11 @@ class Connection:
         self.last_direction: Direction = "down"
         self.silenced = False
         self.connecting = True
-        self.severed = False
+        self.server_lost = False
         """The server is gone, and the client may not know yet, or has been told with an orderly end."""
-        self.doomed: socket.socket | None = None
+        self.reset_peer: socket.socket | None = None
         """Whom the last bytes before a reset were sent to: until they have arrived, nothing moves."""
-        self.doomed_until_s = 0.0
+        self.reset_by_s = 0.0
 
     @property
     def flows(self) -> tuple[Flow, Flow]:

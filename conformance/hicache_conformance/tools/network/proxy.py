@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from hicache_conformance.tools.network.endpoints import Endpoint, endpoints_in, redirected
 from hicache_conformance.tools.network.flows import Cut, Direction, Mode
-from hicache_conformance.tools.network.relay_host import HostedRelay
+from hicache_conformance.tools.network.relay_process import HostedRelay
 
 __all__ = ["Direction", "Endpoint", "FaultProxy", "endpoints_in", "redirected"]
 
@@ -65,7 +65,7 @@ class FaultProxy:
 
     def silence_one(self) -> None:
         """The same for the one connection that carries the next request; all others pass through."""
-        self._behave(Mode(silences_one=True))
+        self._behave(Mode(silence_next=True))
 
     def drop_held(self) -> int:
         """Forget what is held; how many bytes that was."""

@@ -54,7 +54,7 @@ class Call:
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
 
-    def answered(self, outcome: bool, value: int | None = None) -> None:  # noqa: FBT001 - a verdict
+    def record_answer(self, outcome: bool, value: int | None = None) -> None:  # noqa: FBT001 - a verdict
         """What came back; `value`: the version that was read."""
         known = self.operation.value if value is None else value
         self.operation = replace(self.operation, outcome=outcome, value=known)
@@ -69,7 +69,7 @@ class History:
         self._calls: list[Call] = []
 
     @contextmanager
-    def running(self, *, process: int, kind: Kind, value: int | None = None) -> Generator[Call]:
+    def recording(self, *, process: int, kind: Kind, value: int | None = None) -> Generator[Call]:
         """Around a call to the store; tell the answer inside. An exception counts as none."""
         with self._lock:
             call = Call(Operation(process, next(self._clock), None, kind, value))

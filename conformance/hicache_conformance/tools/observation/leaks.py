@@ -9,7 +9,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.scenarios.usage import use
+from hicache_conformance.scenarios.lifecycle_actors import use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from hicache_conformance.tools.processes.child import Link
     from hicache_storage.keys import KeySpace
 
-Shown = dict[str, str]
+Outputs = dict[str, str]
 """Where something was shown, and all that was."""
 
 
-def show(link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, Any]]) -> None:
+def collect_outputs(
+    link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Actor: what the store shows when it is opened, used, misused, closed, and wrongly configured.
 
     `wrong_configs` are configs that can't be opened, each with a word for what is wrong with it. To be
@@ -30,21 +32,21 @@ def show(link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, A
     """
     assert link.reference is not None
     storage_class = link.reference.load()
-    shown: Shown = {}
-    with _everything_heard(shown):
+    outputs: Outputs = {}
+    with _captured_outputs(outputs):
         try:
             probe = link.open()
         except Exception as error:  # noqa: BLE001 - its text is what is looked at
-            shown["the exception of from_config"] = chain_text(error)
+            outputs["the exception of from_config"] = chain_text(error)
         else:
-            _used(probe, space, shown)
+            _use_store(probe, space, outputs)
         for what, config in wrong_configs.items():
             try:
                 with storage_class.from_config(config) as storage:
                     storage.batch_exists(space, ["0" * 64])
             except Exception as error:  # noqa: BLE001 - its text is what is looked at
-                shown[f"the exception with {what}"] = chain_text(error)
-    link.say(shown)
+                outputs[f"the exception with {what}"] = chain_text(error)
+    link.send(outputs)
 
 
 def chain_text(error: BaseException) -> str:
@@ -53,15 +55,15 @@ def chain_text(error: BaseException) -> str:
     return "".join([*lines, repr(error), repr(error.args)])
 
 
-def _used(probe: Probe, space: KeySpace, shown: Shown) -> None:
+def _use_store(probe: Probe, space: KeySpace, outputs: Outputs) -> None:
     storage = probe.storage
-    shown["repr(storage)"] = f"{storage!r} {storage} {type(storage)!r}"
+    outputs["repr(storage)"] = f"{storage!r} {storage} {type(storage)!r}"
     try:
         use(probe, space)
-        shown["repr(storage.stats())"] = repr(storage.stats())
+        outputs["repr(storage.stats())"] = repr(storage.stats())
     except Exception as error:  # noqa: BLE001 - its text is what is looked at
-        shown["an exception of a call"] = chain_text(error)
-    shown["repr(storage) after use"] = f"{storage!r} {storage.capabilities!r}"
+        outputs["an exception of a call"] = chain_text(error)
+    outputs["repr(storage) after use"] = f"{storage!r} {storage.capabilities!r}"
     misuses: dict[str, Callable[[], object]] = {
         "close": storage.close,
         "a call after close": lambda: storage.batch_exists(space, ["0" * 64]),
@@ -70,14 +72,14 @@ def _used(probe: Probe, space: KeySpace, shown: Shown) -> None:
         try:
             misuse()
         except Exception as error:  # noqa: BLE001 - its text is what is looked at
-            shown[f"the exception of {what}"] = chain_text(error)
-    shown["repr(storage) after close"] = repr(storage)
+            outputs[f"the exception of {what}"] = chain_text(error)
+    outputs["repr(storage) after close"] = repr(storage)
 
 
 @contextlib.contextmanager
-def _everything_heard(shown: Shown) -> Generator[None, None, None]:
+def _captured_outputs(outputs: Outputs) -> Generator[None, None, None]:
     """Take the log records of all loggers, the warnings, and what is printed."""
-    log, printed = _Lines(), io.StringIO()
+    log, printed = _RecordTexts(), io.StringIO()
     logging.root.addHandler(log)
     logging.root.setLevel(logging.DEBUG)
     for logger in logging.root.manager.loggerDict.values():
@@ -91,12 +93,12 @@ def _everything_heard(shown: Shown) -> Generator[None, None, None]:
     ):
         warnings.simplefilter("always")
         yield
-    shown["a log record"] = "\n".join(log.lines)
-    shown["what was printed"] = printed.getvalue()
-    shown["a warning"] = "\n".join(str(one.message) for one in warned)
+    outputs["a log record"] = "\n".join(log.lines)
+    outputs["what was printed"] = printed.getvalue()
+    outputs["a warning"] = "\n".join(str(one.message) for one in warned)
 
 
-class _Lines(logging.Handler):
+class _RecordTexts(logging.Handler):
     """Keeps every record as text, with its exception."""
 
     def __init__(self) -> None:

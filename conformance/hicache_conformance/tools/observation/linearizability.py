@@ -71,7 +71,7 @@ def explain(
         return Undecided(max_states)
     if verdict:
         return None
-    return _smallest(history, replace(search, max_states=min(max_states, _SHRINK_STATES)))
+    return _minimized(history, replace(search, max_states=min(max_states, _SHRINK_STATES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Search:
 
     def explains(self, history: Sequence[Operation]) -> bool | None:
         """Whether an order explains `history`; None: unknown after `max_states`."""
-        table = _Table.of(_telling(history, keeps_first=self.keeps_first))
+        table = _Table.of(_relevant(history, keeps_first=self.keeps_first))
         if any(table.is_lost(version, 0, None) for version in table.gets):
             return False
         stack: list[tuple[int, int | None]] = [(0, None)]
@@ -208,7 +208,7 @@ def _is_fitting_read(operation: Operation, state: int | None) -> bool:
     return state is not None and (operation.kind == "exists" or state == operation.value)
 
 
-def _telling(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
+def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
     """The operations that can make a difference, by time.
 
     A set that answered False had no effect, ever (KV-006). What has no answer may never have had one, so
@@ -232,34 +232,36 @@ def _telling(history: Sequence[Operation], *, keeps_first: bool) -> list[Operati
 # --- the smallest sequence that shows it ---------------------------------------------------------
 
 
-def _smallest(history: Sequence[Operation], search: _Search) -> Counterexample:
+def _minimized(history: Sequence[Operation], search: _Search) -> Counterexample:
     """The shortest beginning that no order explains, without what it does not take."""
     culprit, beginning = _shortest_beginning(history, search)
-    doubted = _doubted(beginning, culprit, search)
-    for number, each in enumerate(doubted):
-        without = doubted[:number] + doubted[number + 1 :]
+    reduced = _without_needless_answers(beginning, culprit, search)
+    for number, each in enumerate(reduced):
+        without = reduced[:number] + reduced[number + 1 :]
         if each.kind == "delete" and each is not culprit and search.explains(without) is False:
-            doubted[number] = each.unanswered
-    reads = [each for each in doubted if each.kind in READS and each.outcome is not None]
+            reduced[number] = each.unanswered
+    reads = [each for each in reduced if each.kind in READS and each.outcome is not None]
     seen = {each.value for each in reads if each.kind == "get" and each.outcome}
     missed = any(not each.outcome for each in reads)
     kept = [
         operation
-        for operation, doubt in zip(beginning, doubted, strict=True)
-        if doubt.outcome is not None
+        for operation, kept_answer in zip(beginning, reduced, strict=True)
+        if kept_answer.outcome is not None
         or (operation.kind == "set" and operation.value in seen)
         or (operation.kind == "delete" and operation.outcome is None and missed)
     ]
     return Counterexample(tuple(sorted(kept, key=lambda each: each.invoked)), culprit)
 
 
-def _doubted(operations: list[Operation], culprit: Operation, search: _Search) -> list[Operation]:
+def _without_needless_answers(
+    operations: list[Operation], culprit: Operation, search: _Search
+) -> list[Operation]:
     """`operations` without as many answers as it takes for no order to explain them still.
 
     To doubt an answer, not to leave an operation out: what a set without an answer may have done, it may
     have done here too.
     """
-    doubted = list(operations)
+    reduced = list(operations)
     numbers = [
         n for n, each in enumerate(operations) if each is not culprit and each.outcome is not None
     ]
@@ -267,13 +269,13 @@ def _doubted(operations: list[Operation], culprit: Operation, search: _Search) -
     size = len(numbers)
     while size:
         for start in range(0, len(numbers), size):
-            without = list(doubted)
+            without = list(reduced)
             for number in numbers[start : start + size]:
                 without[number] = operations[number].unanswered
             if search.explains(without) is False:
-                doubted = without
+                reduced = without
         size //= 2
-    return doubted
+    return reduced
 
 
 def _shortest_beginning(
@@ -286,14 +288,14 @@ def _shortest_beginning(
     low, high = 0, len(by_return) - 1
     while low < high:
         middle = (low + high) // 2
-        if search.explains(_until(history, by_return[middle])) is False:
+        if search.explains(_known_until(history, by_return[middle])) is False:
             high = middle
         else:
             low = middle + 1
-    return by_return[low], _until(history, by_return[low])
+    return by_return[low], _known_until(history, by_return[low])
 
 
-def _until(history: Sequence[Operation], last: Operation) -> list[Operation]:
+def _known_until(history: Sequence[Operation], last: Operation) -> list[Operation]:
     """`history` as it was known when `last` returned."""
     end = last.returned
     assert end is not None, "it is one of those that returned"

@@ -42,7 +42,7 @@ _PARENT_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _ChildRequest:
     """What a child is told first."""
 
     storage: ClassReference | None
@@ -54,7 +54,7 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
+class _ActorFailure:
     """What a child says last when its actor raised."""
 
     error: str
@@ -91,10 +91,10 @@ class Link:
         assert self.reference is not None, "this child was started without a storage class"
         return self.reference.load().from_config(self.config)
 
-    def say(self, value: Any) -> None:
+    def send(self, value: Any) -> None:
         self.connection.send(value)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         return self.connection.recv()
 
 
@@ -109,10 +109,10 @@ class Child:
         *arguments: Any,
         absent: Mapping[str, str] = MappingProxyType({}),
         temporary: str | None = None,
-        leads: bool = False,
+        owns_group: bool = False,
     ) -> None:
-        """`temporary`: its directory for temporary files. `leads`: what it starts ends with it."""
-        order = _Order(
+        """`temporary`: its directory for temporary files. `owns_group`: what it starts ends with it."""
+        request = _ChildRequest(
             ClassReference.of(storage_class) if storage_class else None,
             dict(config),
             actor.__module__,
@@ -134,10 +134,10 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                process_group=0 if leads else None,
+                process_group=0 if owns_group else None,
             )
-        self._leads = leads
-        self._connection.send_bytes(pickle.dumps(order))
+        self._owns_group = owns_group
+        self._connection.send_bytes(pickle.dumps(request))
 
     def __enter__(self) -> Self:
         return self
@@ -146,12 +146,12 @@ class Child:
         self.kill()
         self._connection.close()
 
-    def say(self, value: Any) -> None:
+    def send(self, value: Any) -> None:
         # A child that has died is noticed when it is listened to.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(value)
 
-    def hear(self, limit_s: float = START_LIMIT_S) -> Any:
+    def receive(self, limit_s: float = START_LIMIT_S) -> Any:
         """The next value that the child says.
 
         Raises:
@@ -162,14 +162,14 @@ class Child:
         if not self._connection.poll(limit_s):
             raise Unknown(f"another process said nothing for {limit_s:.0f} s")
         try:
-            said = self._connection.recv()
+            message = self._connection.recv()
         except ConnectionResetError as error:
             raise EOFError from error
-        if isinstance(said, _Failed):
-            if said.cause is not None:
-                raise said.cause
-            raise Unknown(f"in another process: {said.error}")
-        return said
+        if isinstance(message, _ActorFailure):
+            if message.cause is not None:
+                raise message.cause
+            raise Unknown(f"in another process: {message.error}")
+        return message
 
     def kill(self, limit_s: float = 10.0) -> int:
         """SIGKILL it, if it still lives; its return code."""
@@ -190,8 +190,8 @@ class Child:
 
     def _end_group(self) -> None:
         """Kill what it has started, once: the number is the group's only while there is one."""
-        if self._leads:
-            self._leads = False
+        if self._owns_group:
+            self._owns_group = False
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -199,28 +199,28 @@ class Child:
 def main() -> None:
     """The child: read the order, run the actor, tell how it failed."""
     connection = Connection(int(sys.argv[1]))
-    order: _Order = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the parent, over a pipe
-    actor: Callable[..., None] = getattr(importlib.import_module(order.module), order.actor)
-    act(
-        Link(connection, order.storage, order.config, order.absent),
+    request: _ChildRequest = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the parent, over a pipe
+    actor: Callable[..., None] = getattr(importlib.import_module(request.module), request.actor)
+    run_actor(
+        Link(connection, request.storage, request.config, request.absent),
         os.getppid(),
         actor,
-        *order.arguments,
+        *request.arguments,
     )
 
 
-def act(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) -> None:
+def run_actor(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) -> None:
     """Run an actor in this process, a child of `parent`, and tell how it failed."""
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     try:
         actor(link, *arguments)
     except (Violation, NotVerified) as cause:
-        link.say(_Failed(str(cause), cause))
+        link.send(_ActorFailure(str(cause), cause))
     except (EOFError, BrokenPipeError):
         pass  # the parent has gone, or ended the conversation
     except Exception as error:  # noqa: BLE001 - it is told to the parent
         violation = blamed(error, link.reference.load() if link.reference else None)
-        link.say(_Failed(f"{type(error).__name__}: {error}", violation))
+        link.send(_ActorFailure(f"{type(error).__name__}: {error}", violation))
 
 
 def _end_with_parent(parent: int) -> None:

@@ -52,7 +52,7 @@ def process_state() -> State:
 def changes(before: State, after: State) -> list[str]:
     """What is not as it was, a sentence each."""
     return [
-        f"{name}: {_shown(value)} before, {_shown(after[name])} now"
+        f"{name}: {_value_text(value)} before, {_value_text(after[name])} now"
         for name, value in before.items()
         if after[name] != value
     ]
@@ -140,7 +140,7 @@ def _kind_of_loop() -> str:
     return type(loop).__qualname__
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if callable(value):
         return str(getattr(value, "__qualname__", value))
     return repr(value)

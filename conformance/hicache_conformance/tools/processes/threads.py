@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PATIENCE_S = 1.0
-_IMPATIENCE_S = 0.1
+_WAIT_LIMIT_S = 1.0
+_SHORT_WAIT_LIMIT_S = 0.1
 _RAPID_SWITCH_S = 1e-6
 _POLL_S = 0.001
 
@@ -60,18 +60,18 @@ class Task(Generic[T]):
             self._settled.notify_all()
 
 
-class Patience:
+class WaitLimit:
     """For how long a call may wait for a held one before it is taken for blocked by it.
 
     Where one was blocked others will be, and are waited for less.
     """
 
     def __init__(self) -> None:
-        self.limit_s = _PATIENCE_S
+        self.limit_s = _WAIT_LIMIT_S
 
-    def judge(self, *, blocked: bool) -> None:
+    def adapt(self, *, blocked: bool) -> None:
         if blocked:
-            self.limit_s = _IMPATIENCE_S
+            self.limit_s = _SHORT_WAIT_LIMIT_S
 
 
 class Threads:
@@ -80,8 +80,8 @@ class Threads:
     A call that never returns is noticed by whoever watches the check's calls.
     """
 
-    def __init__(self, patience: Patience | None = None) -> None:
-        self._patience = patience or Patience()
+    def __init__(self, wait_limit: WaitLimit | None = None) -> None:
+        self._wait_limit = wait_limit or WaitLimit()
         self._settled = threading.Condition()
         self._tasks: list[Task[Any]] = []
         self._gates: list[Gate] = []
@@ -111,7 +111,7 @@ class Threads:
     def attempt(self, body: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Task[T]:
         """The same; return when it is done, or seems to wait for a call that is held."""
         task = self.start(body, *arguments, **options)
-        self._patience.judge(blocked=not task.wait(self._patience.limit_s))
+        self._wait_limit.adapt(blocked=not task.wait(self._wait_limit.limit_s))
         return task
 
     def hold(
@@ -120,19 +120,19 @@ class Threads:
         page: Page,
         *,
         before: int = 4,
-        patience_s: float | None = None,
-    ) -> Held[T]:
+        limit_s: float | None = None,
+    ) -> HeldCall[T]:
         """Start `call` with a page; return when it is held there, is done, or waits for another one."""
         gate = Gate()
         self._gates.append(gate)
         task = self.start(call, GatedPage(page, gate, before=before))
-        until_s = time.monotonic() + (patience_s or self._patience.limit_s)
+        until_s = time.monotonic() + (limit_s or self._wait_limit.limit_s)
         while not (task.done or gate.reached.wait(_POLL_S) or time.monotonic() > until_s):
             pass
-        return Held(gate, task)
+        return HeldCall(gate, task)
 
 
-class Held(Generic[T]):
+class HeldCall(Generic[T]):
     """A call that is held half way through a page."""
 
     def __init__(self, gate: Gate, task: Task[T]) -> None:
@@ -140,7 +140,7 @@ class Held(Generic[T]):
         self._task = task
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """The store has not come to the gate, nor to an end."""
         return not (self._task.done or self._gate.reached.is_set())
 
@@ -151,8 +151,8 @@ class Held(Generic[T]):
 
 
 def held_get(
-    crew: Threads, probe: Probe, space: KeySpace, hashes: Sequence[str], **options: Any
-) -> Held[list[bytes | None]]:
+    threads: Threads, probe: Probe, space: KeySpace, hashes: Sequence[str], **options: Any
+) -> HeldCall[list[bytes | None]]:
     """A get in one call, held in front of one of the eight segments of the first page."""
     memory = probe.memory(space, len(hashes), 8)
 
@@ -161,19 +161,19 @@ def held_get(
         found = zip(hits, memory.pages, strict=True)
         return [page.tobytes() if hit else None for hit, page in found]
 
-    return crew.hold(get, memory.pages[0], **options)
+    return threads.hold(get, memory.pages[0], **options)
 
 
 def held_set(
-    crew: Threads, probe: Probe, space: KeySpace, contents: Mapping[str, bytes], **options: Any
-) -> Held[list[bool]]:
+    threads: Threads, probe: Probe, space: KeySpace, contents: Mapping[str, bytes], **options: Any
+) -> HeldCall[list[bool]]:
     """A set in one call, held in front of one of the eight segments of the first page."""
-    memory = probe.memory(space, len(contents), 8).holding(list(contents.values()))
+    memory = probe.memory(space, len(contents), 8).filled_with(list(contents.values()))
 
     def set_pages(first: GatedPage) -> list[bool]:
         return probe.batch_set(space, list(contents), [first, *memory.pages[1:]])
 
-    return crew.hold(set_pages, memory.pages[0], **options)
+    return threads.hold(set_pages, memory.pages[0], **options)
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def rapid_switching() -> Generator[None, None, None]:
         sys.setswitchinterval(before_s)
 
 
-def storm(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
+def run_at_once(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
     """Call each of them `turns` times in a thread of its own, all at once; fewer times in the end if
     that takes longer than `limit_s`. How many calls that were.
 
@@ -209,5 +209,5 @@ def storm(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: flo
                 raise
         return turns
 
-    with rapid_switching(), Threads() as crew:
-        return sum(task.result() for task in [crew.start(run, body) for body in bodies])
+    with rapid_switching(), Threads() as threads:
+        return sum(task.result() for task in [threads.start(run, body) for body in bodies])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.tools.processes.threads import storm
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.tools.processes.threads import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,18 +38,20 @@ def large_pages(
         nbytes //= 4
 
 
-def contest(case: Case, bodies: Sequence[Callable[[int], object]], *, turns: int = 1000) -> None:
+def run_contended(
+    case: Case, bodies: Sequence[Callable[[int], object]], *, turns: int = 1000
+) -> None:
     """Run all bodies at once, again and again for a while.
 
     What is set again and again counts once in what the store has been given to keep.
     """
     given = len(case.trace.footprint)
-    calls = storm(bodies, turns=turns, limit_s=0.7 if case.quick else 2.0)
+    calls = run_at_once(bodies, turns=turns, limit_s=0.7 if case.quick else 2.0)
     del case.trace.footprint[given:]
     case.evidence["rounds"] = str(calls)
 
 
-def must_be_whole(
+def must_be_intact(
     case: Case,
     store: Probe,
     space: KeySpace,

@@ -33,7 +33,7 @@ class HostedRelay:
         self._host = _host()
         self._number: int
         self.address: tuple[str, int]
-        self._number, self.address = self._host.ask("open", server)
+        self._number, self.address = self._host.call_in_loop("open", server)
         self._lock = threading.Lock()
         self._last: Counts | None = None
 
@@ -43,30 +43,30 @@ class HostedRelay:
 
     def behave(self, mode: Mode) -> None:
         """From now on, behave like `mode`."""
-        self._host.ask("behave", self._number, mode)
+        self._host.call_in_loop("behave", self._number, mode)
 
     def drop_held(self) -> int:
         """Forget what was received and not yet sent on; how many bytes that was."""
-        dropped: int = self._host.ask("drop_held", self._number)
+        dropped: int = self._host.call_in_loop("drop_held", self._number)
         return dropped
 
     def held_nbytes(self) -> int:
         """What was received and not yet sent on."""
         with self._lock:
-            held: int = 0 if self._last else self._host.ask("held_nbytes", self._number)
+            held: int = 0 if self._last else self._host.call_in_loop("held_nbytes", self._number)
             return held
 
     def counts(self) -> Counts:
         """What has happened so far; after `stop`, what had until then."""
         with self._lock:
-            counts: Counts = self._last or self._host.ask("counts", self._number)
+            counts: Counts = self._last or self._host.call_in_loop("counts", self._number)
             return counts
 
     def stop(self) -> None:
         """End it and everything that it serves. Idempotent."""
         with self._lock:
             if self._last is None:
-                self._last = self._host.ask("stop", self._number)
+                self._last = self._host.call_in_loop("stop", self._number)
 
 
 class _Host:
@@ -88,7 +88,7 @@ class _Host:
             )
         atexit.register(self.close)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call_in_loop(self, method: str, *arguments: Any) -> Any:
         """What the other process answers, or raise what it raised."""
         with self._lock:
             self._connection.send((method, *arguments))
@@ -119,7 +119,7 @@ def _host() -> _Host:
         return _hosts[-1]
 
 
-class _Relays:
+class _RelayServer:
     """The other process: what it is asked."""
 
     def __init__(self) -> None:
@@ -134,19 +134,19 @@ class _Relays:
 
     def behave(self, number: int, mode: Mode) -> None:
         relay = self._relays[number]
-        relay.ask(lambda: relay.behave(mode))
+        relay.call_in_loop(lambda: relay.behave(mode))
 
     def drop_held(self, number: int) -> int:
         relay = self._relays[number]
-        return relay.ask(relay.drop_held)
+        return relay.call_in_loop(relay.drop_held)
 
     def held_nbytes(self, number: int) -> int:
         relay = self._relays[number]
-        return relay.ask(relay.held_nbytes)
+        return relay.call_in_loop(relay.held_nbytes)
 
     def counts(self, number: int) -> Counts:
         relay = self._relays[number]
-        return relay.ask(lambda: copy.deepcopy(relay.counts))
+        return relay.call_in_loop(lambda: copy.deepcopy(relay.counts))
 
     def stop(self, number: int) -> Counts:
         relay = self._relays.pop(number)
@@ -156,7 +156,7 @@ class _Relays:
 
 def main() -> None:
     """Answer what the parent asks, until it is gone."""
-    connection, relays = Connection(int(sys.argv[1])), _Relays()
+    connection, relays = Connection(int(sys.argv[1])), _RelayServer()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             method, *arguments = connection.recv()

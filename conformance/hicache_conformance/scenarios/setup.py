@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_storage.storage import Durability
@@ -25,7 +25,17 @@ def fitting(case: Case, nbytes: int) -> int:
     return min(nbytes, case.claims.max_page_nbytes or nbytes)
 
 
-def plant(
+def open_store(case: Case, nbytes: int = 1024, **changes: Any) -> tuple[Probe, KeySpace]:
+    """Return a new handle and a key space that is open in it.
+
+    The pages have `nbytes`, or the most that the store takes. `changes` are fields of the key space.
+    """
+    store, space = case.open(), case.space(fitting(case, nbytes), **changes)
+    store.open_space(space)
+    return store, space
+
+
+def store_many(
     case: Case, store: Probe, space: KeySpace, count: int, *, limit_s: float = 20.0
 ) -> dict[str, bytes]:
     """`count` fresh pages, set; fewer where the store is slow. How many there are goes to the evidence.
@@ -43,7 +53,7 @@ def plant(
 
 
 @contextmanager
-def about(words: str) -> Generator[None, None, None]:
+def note(words: str) -> Generator[None, None, None]:
     """Add to a violation what its message can't know."""
     try:
         yield
@@ -52,7 +62,7 @@ def about(words: str) -> Generator[None, None, None]:
         raise
 
 
-def set_in(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:
+def open_and_set(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:
     """Open a key space and set pages of these hashes in it."""
     store.open_space(space)
     case.must_set(store, space, case.contents(space, hashes))

@@ -37,10 +37,10 @@ def framed_space(case: Case, nbytes: int) -> KeySpace:
     case.require_present(PAGE_STORE)
     claims = case.claims
     limit = claims.max_page_nbytes
-    room = nbytes if limit is None else min(nbytes, limit - frame_nbytes(claims.alignment))
-    if room < 32:
+    page_nbytes = nbytes if limit is None else min(nbytes, limit - frame_nbytes(claims.alignment))
+    if page_nbytes < 32:
         raise NotVerified("the store's pages are too small for the header of the page store")
-    return case.space(room)
+    return case.space(page_nbytes)
 
 
 class FramedStore:
@@ -82,7 +82,7 @@ class FramedStore:
                 raise self._case.wrong_bytes(self._probe, self._space, page_hash, data, [payload])
         return verdicts
 
-    def found_wrong(self) -> int:
+    def corrupt_count(self) -> int:
         """How many loaded pages the page store has counted as damaged."""
         counters = self._store.stats()
         wrong = (Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE)

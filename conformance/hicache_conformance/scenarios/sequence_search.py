@@ -39,7 +39,7 @@ _PAGE = st.integers(0, PAGES - 1)
 _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 
 
-class Hunt:
+class SequenceSearch:
     """A search for a sequence of calls after which the store and the dict disagree.
 
     `limit_s` ends it; once something is found there is as much time again to shorten it.
@@ -68,7 +68,7 @@ class Hunt:
         # any function that makes a machine will do, says its documentation
         factory = cast("type[RuleBasedStateMachine]", machine)
         try:
-            with _at_home_in(self.case.scratch.path / "hypothesis"), with_reporter(_mute):
+            with _hypothesis_home(self.case.scratch.path / "hypothesis"), with_reporter(_mute):
                 run_state_machine_as_test(factory, settings=_settings(sequences))
         except Exception:
             if self._undecided is not None:
@@ -79,14 +79,14 @@ class Hunt:
             self._until_s = time.monotonic() + self._limit_s
             raise self._shortened(*self._found)
 
-    def twins(self) -> ModelPair | None:
+    def pair(self) -> ModelPair | None:
         """A fresh pair; None where time is up, or something was found."""
         if self._is_over() or self._found is not None:
             return None
         self.sequences += 1
         return ModelPair(self.case, f"sequence{self.sequences}")
 
-    def note(self, violation: Violation, steps: Sequence[Step]) -> None:
+    def record(self, violation: Violation, steps: Sequence[Step]) -> None:
         """These steps ended in a disagreement."""
         self._found = violation, list(steps)
 
@@ -143,14 +143,14 @@ class Hunt:
         if self._is_over():
             return None
         self.sequences += 1
-        twins = ModelPair(self.case, f"sequence{self.sequences}", self._fresh_config())
+        pair = ModelPair(self.case, f"sequence{self.sequences}", self._fresh_config())
         try:
             for step in steps:
-                twins.do(step)
+                pair.apply(step)
         except Violation as violation:
             return violation
         finally:
-            twins.close()
+            pair.close()
         return None
 
 
@@ -160,27 +160,27 @@ class _Machine(RuleBasedStateMachine):
     So is the number of key spaces and of pages: with few of them, each meets with more.
     """
 
-    def __init__(self, hunt: Hunt) -> None:
+    def __init__(self, search: SequenceSearch) -> None:
         super().__init__()
-        self._hunt = hunt
-        self._twins = hunt.twins()
-        self._attentive = self._failed = False
+        self._search = search
+        self._pair = search.pair()
+        self._checks_each_step = self._failed = False
         self._spaces = self._pages = 1
 
     @property
     def enumerable(self) -> bool:
-        return self._hunt.case.claims.enumerable
+        return self._search.case.claims.enumerable
 
     def has(self, operation: str) -> bool:
-        return operation not in self._hunt.case.absent
+        return operation not in self._search.case.absent
 
     @property
-    def lasts(self) -> bool:
-        return ModelPair.last(self._hunt.case)
+    def outlives_handle(self) -> bool:
+        return ModelPair.outlives_handle(self._search.case)
 
-    @initialize(attentive=st.booleans(), spaces=st.integers(1, len(SPACES)), pages=_PAGE)
-    def begin(self, *, attentive: bool, spaces: int, pages: int) -> None:
-        self._attentive, self._spaces, self._pages = attentive, spaces, pages + 1
+    @initialize(checks_each_step=st.booleans(), spaces=st.integers(1, len(SPACES)), pages=_PAGE)
+    def begin(self, *, checks_each_step: bool, spaces: int, pages: int) -> None:
+        self._checks_each_step, self._spaces, self._pages = checks_each_step, spaces, pages + 1
 
     @rule(where=_WHERE, pages=_BATCH)
     def set(self, where: _Where, pages: list[int]) -> None:
@@ -213,14 +213,14 @@ class _Machine(RuleBasedStateMachine):
     def scan(self, where: _Where) -> None:
         self._do("scan", where)
 
-    @precondition(lambda self: self.lasts)
+    @precondition(lambda self: self.outlives_handle)
     @rule(where=_WHERE)
     def reopen(self, where: _Where) -> None:
         self._do("reopen", where)
 
     @invariant()
     def agree(self) -> None:
-        if self._attentive:
+        if self._checks_each_step:
             self._do("agree")
 
     def teardown(self) -> None:
@@ -228,23 +228,23 @@ class _Machine(RuleBasedStateMachine):
             if not self._failed:
                 self._do("agree")
         finally:
-            if self._twins is not None:
-                self._twins.close()
+            if self._pair is not None:
+                self._pair.close()
 
     def _do(self, kind: str, where: _Where = (0, 0), pages: Sequence[int] = ()) -> None:
-        twins = self._twins
-        if twins is None:  # time was up before the sequence began
+        pair = self._pair
+        if pair is None:  # time was up before the sequence began
             return
         handle, space = where
         few = dict.fromkeys(page % self._pages for page in pages)
         self._failed = True
         try:
-            twins.do(Step(kind, handle % twins.handles, space % self._spaces, tuple(few)))
+            pair.apply(Step(kind, handle % pair.handles, space % self._spaces, tuple(few)))
         except Violation as violation:
-            self._hunt.note(violation, twins.steps)
+            self._search.record(violation, pair.steps)
             raise
         except NotVerified as reason:
-            self._hunt.give_up(reason)
+            self._search.give_up(reason)
             raise
         self._failed = False
 
@@ -269,7 +269,7 @@ def _settings(sequences: int) -> settings:
 
 
 @contextmanager
-def _at_home_in(path: Path) -> Generator[None, None, None]:
+def _hypothesis_home(path: Path) -> Generator[None, None, None]:
     """Keep Hypothesis from writing into the working directory."""
     before = storage_directory(intent_to_write=False).home_directory
     set_hypothesis_home_dir(path)
