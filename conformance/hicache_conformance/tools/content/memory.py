@@ -1,6 +1,6 @@
 """Host memory for the pages of a test, with guard bytes around every segment.
 
-Guards show what a store must never do: write outside the pages that it was given (KV-004).
+The guards show a write outside the pages, which no store may make (KV-004).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NEXT_USER = 0x3C
 class PageMemory:
     """Equal pages in one allocation, each in `segments` pieces that do not touch.
 
-    Segments start at multiples of `alignment`. Pieces differ in length where the page allows it, or
-    have the `lengths` that are given.
+    Segments start at multiples of `alignment`. The pieces of a page differ in length where the page
+    allows it, or have the given `lengths`.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class PageMemory:
             self.pages.append(Page(*parts))
 
     def filled_with(self, contents: Sequence[bytes]) -> PageMemory:
-        """This memory, with its pages filled."""
+        """Fill the pages and return this memory."""
         for page, data in zip(self.pages, contents, strict=True):
             page.copy_from(data)
         return self
 
     def overrun(self) -> str:
-        """What a store wrote outside the pages, in words; empty where it wrote nothing."""
+        """Describe what a store wrote outside the pages, or return ""."""
         for start, end in self._guards:
             touched = np.flatnonzero(self._memory[start:end] != _GUARD)
             if touched.size:
@@ -69,7 +69,7 @@ class PageMemory:
         return ""
 
     def touched(self) -> bool:
-        """Whether anything was written into the pages since they were made or blanked."""
+        """Return whether anything was written into the pages since they were made or blanked."""
         return any(
             np.frombuffer(part, np.uint8).max() != _UNTOUCHED
             or np.frombuffer(part, np.uint8).min() != _UNTOUCHED
@@ -78,26 +78,28 @@ class PageMemory:
         )
 
     def blank(self) -> None:
-        """Fill the pages with the byte that means untouched."""
+        """Fill the pages with the byte of an untouched page."""
         for page in self.pages:
             for part in page.segments:
                 np.frombuffer(part, np.uint8)[:] = _UNTOUCHED
 
 
 def overwrite(pages: Sequence[Page]) -> None:
-    """Fill pages as the next user of their memory does."""
+    """Write into the pages what stands for the data of their next user."""
     for page in pages:
         for part in page.segments:
             np.frombuffer(part, np.uint8)[:] = _NEXT_USER
 
 
 def is_overwritten(page: Page) -> bool:
-    """Return whether a page still holds nothing but what `overwrite` put there."""
+    """Return whether a page holds only what `overwrite` wrote."""
     return all(bool((np.frombuffer(part, np.uint8) == _NEXT_USER).all()) for part in page.segments)
 
 
 def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
-    """`nbytes` in at most `segments` uneven pieces, all but the last of a multiple of `alignment`."""
+    """Cut `nbytes` into at most `segments` uneven pieces. All but the last are multiples of
+    `alignment`.
+    """
     if segments == 1 or nbytes < 2 * alignment:
         return [nbytes]
     units, rest = divmod(nbytes, alignment)

@@ -1,4 +1,4 @@
-"""The thread that moves the bytes of a `FaultProxy`, or fails to in the way that it is told."""
+"""The thread that moves the bytes of a `FaultProxy`, or fails to move them in the way of its mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """A loop that serves all connections. Only `call_in_loop` and `stop` are for other threads."""
+    """A loop that serves all connections. Other threads call only `call_in_loop` and `stop`."""
 
     def __init__(self, server: tuple[str, int]) -> None:
         self.counts = Counts()
@@ -54,7 +54,9 @@ class Relay:
         self._thread.start()
 
     def call_in_loop(self, action: Callable[[], T]) -> T:
-        """What `action` returns, run between two moves of the loop; run at once where that has ended."""
+        """Run `action` between two steps of the loop and return its result. After the end, run it
+        at once.
+        """
         future: Future[T] = Future()
         with self._gate:
             running = not self._stopping
@@ -64,7 +66,7 @@ class Relay:
         return future.result(_ANSWER_LIMIT_S) if running else action()
 
     def stop(self) -> None:
-        """End the loop and everything that it serves. Idempotent."""
+        """End the loop and all connections. Idempotent."""
         with self._gate:
             if not self._stopping:
                 self._stopping = True
@@ -76,7 +78,7 @@ class Relay:
         return self._stopping
 
     def behave(self, mode: Mode) -> None:
-        """From now on, behave like `mode`. After the end: nothing."""
+        """Take on `mode`. After the end, do nothing."""
         if self._stopping:
             return
         self.mode = mode
@@ -94,11 +96,11 @@ class Relay:
                 self._end(connection, reset=True)
 
     def held_nbytes(self) -> int:
-        """What was received and not yet sent on."""
+        """Return the number of bytes that were received and not yet sent on."""
         return sum(flow.held_nbytes for each in self._connections for flow in each.flows)
 
     def drop_held(self) -> int:
-        """Forget it; how many bytes that was."""
+        """Drop the held bytes and return their number."""
         return sum(flow.drop() for each in self._connections for flow in each.flows)
 
     # --- the loop --------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class Relay:
             sock.close()
 
     def _wait_s(self) -> float | None:
-        """How long nothing is due; None: until something happens."""
+        """Return the time until the next send, or None where only an event can cause one."""
         if any(connection.reset_peer for connection in self._connections):
             return _DRAIN_POLL_S
         dues = [
@@ -179,7 +181,7 @@ class Relay:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _refuse(self) -> None:
-        """Nobody is let in, and nobody stays. The anchor keeps the port from being given to others."""
+        """Stop listening and reset all connections. The anchor keeps the port for this relay."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -193,7 +195,7 @@ class Relay:
         try:
             client, _address = self._listener.accept()
         except OSError:
-            return  # it has gone again
+            return  # The client has gone again.
         server = socket.socket(self._family, socket.SOCK_STREAM)
         for sock in (client, server):
             sock.setblocking(False)
@@ -218,14 +220,16 @@ class Relay:
         sock.close()
 
     def _end_broken(self, connection: Connection, sock: socket.socket) -> None:
-        """An end broke. While the proxy is silent, a client does not learn of it."""
+        """End a connection with a broken end. While the proxy is silent, its client does not learn
+        of it.
+        """
         if sock is connection.server and self._is_silent(connection, connection.down):
             self._drop_server(connection)
         else:
             self._end(connection, reset=True)
 
     def _drop_server(self, connection: Connection) -> None:
-        """Take the server away. What the client still says is lost."""
+        """Close the server's end. Further bytes of the client are lost."""
         connection.server_lost = True
         connection.up.finished = True
         for flow in connection.flows:
@@ -238,12 +242,12 @@ class Relay:
         return connection.silenced or flow.direction in self.mode.silent
 
     def _is_moving(self, connection: Connection, flow: Flow) -> bool:
-        """Whether a connection still lives, and this direction of it is let through."""
+        """Return whether a connection lives and its mode lets this direction pass."""
         alive = connection in self._connections and not connection.reset_peer
         return alive and not self._is_silent(connection, flow)
 
     def _serve(self, connection: Connection, incoming: Flow, outgoing: Flow, events: int) -> None:
-        """One end of a connection is ready."""
+        """Serve one end of a connection that is ready."""
         if connection not in self._connections:
             return
         if events & selectors.EVENT_WRITE:
@@ -274,7 +278,7 @@ class Relay:
             flow.take(data)
 
     def _record_arrival(self, connection: Connection, flow: Flow) -> None:
-        """Bytes have come in."""
+        """Count a round trip, and silence the connection where the mode asks for that."""
         if flow.direction == "up":
             self.counts.turns += connection.last_direction == "down"
             if self.mode.silence_next:
@@ -283,7 +287,7 @@ class Relay:
         connection.last_direction = flow.direction
 
     def _move(self, connection: Connection, flow: Flow) -> None:
-        """Send on what is due."""
+        """Send on the bytes that are due."""
         if connection.reset_peer and connection in self._connections:
             self._end_drained(connection)
         while self._is_moving(connection, flow):
@@ -330,7 +334,7 @@ class Relay:
             self._end_drained(connection)
 
     def _end_drained(self, connection: Connection) -> None:
-        """Reset a doomed connection once what was sent has arrived: a reset would overtake it."""
+        """Reset a connection once its last bytes have arrived: an earlier reset would overtake them."""
         assert connection.reset_peer is not None
         late = time.monotonic() >= connection.reset_by_s
         if late or not _nbytes_on_the_way(connection.reset_peer):
@@ -338,7 +342,7 @@ class Relay:
             self._end(connection, reset=True)
 
     def _finish(self, connection: Connection, flow: Flow) -> None:
-        """Tell the sink that no more will come."""
+        """Send the end of the flow to the sink."""
         flow.finished = True
         with suppress(OSError):
             flow.sink.shutdown(socket.SHUT_WR)
@@ -347,13 +351,13 @@ class Relay:
 
 
 def _nbytes_on_the_way(sock: socket.socket) -> int:
-    """What was sent to a peer whose system has not acknowledged it."""
+    """Return the number of sent bytes that the peer's system has not acknowledged."""
     answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 
 
 def _bound(address: tuple[str, int]) -> socket.socket:
-    """A socket at `address`, which others of this function may share as long as one at most listens."""
+    """Return a socket at `address`. Several may share the address while at most one of them listens."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setblocking(False)
@@ -362,7 +366,7 @@ def _bound(address: tuple[str, int]) -> socket.socket:
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The family and the address of a server; of several, one of IPv4."""
+    """Return the family and the address of a server, with IPv4 preferred."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, address

@@ -1,8 +1,8 @@
 """Relays in a process of their own: a client that stops this interpreter does not stop them.
 
-Native clients of stores hold the interpreter's lock while they talk to their server, some for seconds. A
-proxy that is a thread beside them would never let them through. One such process serves all proxies of
-this one, and ends with it.
+Native clients of stores hold the interpreter's lock while they talk to their server, some for
+seconds. A proxy in a thread beside them could not run meanwhile. One such process serves all
+proxies of this process, and ends with it.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class HostedRelay:
         return self._last is not None
 
     def behave(self, mode: Mode) -> None:
-        """From now on, behave like `mode`."""
+        """Take on `mode`."""
         self._host.call_in_loop("behave", self._number, mode)
 
     def drop_held(self) -> int:
-        """Forget what was received and not yet sent on; how many bytes that was."""
+        """Drop the bytes that were received and not yet sent on. Return their number."""
         dropped: int = self._host.call_in_loop("drop_held", self._number)
         return dropped
 
     def held_nbytes(self) -> int:
-        """What was received and not yet sent on."""
+        """Return the number of bytes that were received and not yet sent on."""
         with self._lock:
             held: int = 0 if self._last else self._host.call_in_loop("held_nbytes", self._number)
             return held
 
     def counts(self) -> Counts:
-        """What has happened so far; after `stop`, what had until then."""
+        """Return the counters. After `stop`, return their last values."""
         with self._lock:
             counts: Counts = self._last or self._host.call_in_loop("counts", self._number)
             return counts
 
     def stop(self) -> None:
-        """End it and everything that it serves. Idempotent."""
+        """End the relay and its connections. Idempotent."""
         with self._lock:
             if self._last is None:
                 self._last = self._host.call_in_loop("stop", self._number)
@@ -89,7 +89,7 @@ class _Host:
         atexit.register(self.close)
 
     def call_in_loop(self, method: str, *arguments: Any) -> Any:
-        """What the other process answers, or raise what it raised."""
+        """Call a method in the other process. Return its result, or raise its exception."""
         with self._lock:
             self._connection.send((method, *arguments))
             answer = self._connection.recv()
@@ -98,7 +98,7 @@ class _Host:
         return answer
 
     def close(self) -> None:
-        """End it. A forked child leaves it to its parent."""
+        """End the process. A forked child leaves it to its parent."""
         if self.pid == os.getpid():
             self._connection.close()
             try:
@@ -112,7 +112,7 @@ _starting = threading.Lock()
 
 
 def _host() -> _Host:
-    """The process that serves this one's proxies."""
+    """Return the process that serves the proxies of this process, and start it where there is none."""
     with _starting:
         if not _hosts or _hosts[-1].pid != os.getpid():
             _hosts.append(_Host())
@@ -120,7 +120,7 @@ def _host() -> _Host:
 
 
 class _RelayServer:
-    """The other process: what it is asked."""
+    """The methods that the parent calls, in the other process."""
 
     def __init__(self) -> None:
         self._relays: dict[int, Relay] = {}
@@ -155,14 +155,14 @@ class _RelayServer:
 
 
 def main() -> None:
-    """Answer what the parent asks, until it is gone."""
+    """Answer the calls of the parent until it is gone."""
     connection, relays = Connection(int(sys.argv[1])), _RelayServer()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             method, *arguments = connection.recv()
             try:
                 answer = getattr(relays, method)(*arguments)
-            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            except Exception as error:  # noqa: BLE001 - the parent raises it
                 answer = error
             connection.send(answer)
 

@@ -16,12 +16,12 @@ _TEMPORARY = re.compile(r"(^|[._-])(te?mp|part|partial)([._-]|$)|^\.?tmp|~$|\.sw
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUsage:
-    """What lies under a directory."""
+    """The number and sizes of the files under a directory."""
 
     files: int
     nbytes: int
     longest_nbytes: int
-    """Of the longest file."""
+    """The size of the longest file."""
 
     @classmethod
     def of(cls, root: Path) -> DirectoryUsage:
@@ -33,13 +33,13 @@ class DirectoryUsage:
 
 
 def backdate(root: Path, age_s: float) -> None:
-    """Make every file under `root` look as if it was last touched `age_s` ago."""
+    """Set the times of every file under `root` back by `age_s`."""
     for path in regular_files(root):
         try:
             status = path.stat()
             os.utime(path, (status.st_atime - age_s, status.st_mtime - age_s))
         except OSError:
-            continue  # gone since it was listed
+            continue  # The file has gone since it was listed.
 
 
 def regular_files(root: Path) -> list[Path]:
@@ -59,7 +59,7 @@ def _size(path: Path) -> int:
 
 
 def files_under(directory: Path) -> dict[Path, int]:
-    """Every file there is, and its size; those that vanish meanwhile left out."""
+    """Return every file under a directory with its size. A file that vanishes meanwhile is left out."""
     found: dict[Path, int] = {}
     for root, _, names in os.walk(directory):
         for name in names:
@@ -72,12 +72,12 @@ def files_under(directory: Path) -> dict[Path, int]:
 
 
 def looks_temporary(path: Path) -> bool:
-    """Whether a file's name says that it is not meant to stay."""
+    """Return whether the name of a file marks it as temporary."""
     return _TEMPORARY.search(path.name) is not None
 
 
 def remove_tree(path: Path | str) -> None:
-    """Remove a directory with all that is in it, again if a write was still on its way."""
+    """Remove a directory and its contents. Repeat while a killed process may still write into it."""
     deadline_s = time.monotonic() + _REMOVAL_LIMIT_S
     while True:
         shutil.rmtree(path, ignore_errors=True)

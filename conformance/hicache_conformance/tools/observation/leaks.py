@@ -1,4 +1,4 @@
-"""Everything that a store shows of itself to people: messages, `repr`, logs, warnings and prints."""
+"""Everything that a store shows to people: messages, `repr`, logs, warnings and prints."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 Outputs = dict[str, str]
-"""Where something was shown, and all that was."""
+"""The text that a store has shown, by its place."""
 
 
 def collect_outputs(
     link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Actor: what the store shows when it is opened, used, misused, closed, and wrongly configured.
+    """Actor: open, use, misuse, close and wrongly configure the store, and send all that it shows.
 
-    `wrong_configs` are configs that can't be opened, each with a word for what is wrong with it. To be
-    run in a process of its own: all of its logging and printing is taken.
+    `wrong_configs` are configs that can't be opened, by a word for their fault. The actor needs a
+    process of its own, since it takes all logs and prints.
     """
     assert link.reference is not None
     storage_class = link.reference.load()
@@ -36,7 +36,7 @@ def collect_outputs(
     with _captured_outputs(outputs):
         try:
             probe = link.open()
-        except Exception as error:  # noqa: BLE001 - its text is what is looked at
+        except Exception as error:  # noqa: BLE001 - its text is collected
             outputs["the exception of from_config"] = chain_text(error)
         else:
             _use_store(probe, space, outputs)
@@ -44,13 +44,13 @@ def collect_outputs(
             try:
                 with storage_class.from_config(config) as storage:
                     storage.batch_exists(space, ["0" * 64])
-            except Exception as error:  # noqa: BLE001 - its text is what is looked at
+            except Exception as error:  # noqa: BLE001 - its text is collected
                 outputs[f"the exception with {what}"] = chain_text(error)
     link.send(outputs)
 
 
 def chain_text(error: BaseException) -> str:
-    """An exception as a log shows it, with its causes and its notes, and as `repr` shows it."""
+    """Return an exception as a log shows it, with its causes and notes, and as `repr` shows it."""
     lines = traceback.format_exception(error)
     return "".join([*lines, repr(error), repr(error.args)])
 
@@ -61,7 +61,7 @@ def _use_store(probe: Probe, space: KeySpace, outputs: Outputs) -> None:
     try:
         use(probe, space)
         outputs["repr(storage.stats())"] = repr(storage.stats())
-    except Exception as error:  # noqa: BLE001 - its text is what is looked at
+    except Exception as error:  # noqa: BLE001 - its text is collected
         outputs["an exception of a call"] = chain_text(error)
     outputs["repr(storage) after use"] = f"{storage!r} {storage.capabilities!r}"
     misuses: dict[str, Callable[[], object]] = {
@@ -71,14 +71,14 @@ def _use_store(probe: Probe, space: KeySpace, outputs: Outputs) -> None:
     for what, misuse in misuses.items():
         try:
             misuse()
-        except Exception as error:  # noqa: BLE001 - its text is what is looked at
+        except Exception as error:  # noqa: BLE001 - its text is collected
             outputs[f"the exception of {what}"] = chain_text(error)
     outputs["repr(storage) after close"] = repr(storage)
 
 
 @contextlib.contextmanager
 def _captured_outputs(outputs: Outputs) -> Generator[None, None, None]:
-    """Take the log records of all loggers, the warnings, and what is printed."""
+    """Capture the log records of all loggers, the warnings and the prints."""
     log, printed = _RecordTexts(), io.StringIO()
     logging.root.addHandler(log)
     logging.root.setLevel(logging.DEBUG)
@@ -99,7 +99,7 @@ def _captured_outputs(outputs: Outputs) -> Generator[None, None, None]:
 
 
 class _RecordTexts(logging.Handler):
-    """Keeps every record as text, with its exception."""
+    """A handler that keeps every record as text, with its exception."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)

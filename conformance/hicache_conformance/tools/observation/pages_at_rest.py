@@ -1,7 +1,7 @@
-"""Pages at rest: found behind a store's back, looked at and damaged.
+"""Pages at rest: a check finds, reads and damages them without the store.
 
-`at_rest` uses the author's back doors where there are any. Without them it looks for the page's bytes in
-the files under the test's directory; that works for every store that keeps them as they are.
+`at_rest` uses the back doors of the author. Without them it searches the files under the test's
+directory for the bytes of the page, which works for every store that keeps them unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _RUN_NBYTES = 64
-"""A run of a page's bytes this long is found nowhere by chance."""
+"""The length of a run of page bytes that occurs nowhere by chance."""
 _OVERHEAD_NBYTES = 4096
-"""What a page's own file may hold beside the page: a header, a trailer, padding to a block."""
+"""The most bytes that a page's own file may hold beside the page: header, trailer, padding."""
 _SEARCHED_NBYTES = 1 << 30
 _PLACES = 8
 
@@ -34,7 +34,7 @@ class PageAtRest(abc.ABC):
     """One stored page, as it lies in the store."""
 
     nbytes: int
-    """Of the page, without what the store puts around it."""
+    """The length of the page, without the bytes that the store adds."""
 
     @abc.abstractmethod
     def flip(self, offset: int, bit: int) -> None:
@@ -42,19 +42,19 @@ class PageAtRest(abc.ABC):
 
 
 class OwnObject(PageAtRest):
-    """A page that lies in an object of its own, which may be cut, extended and removed."""
+    """A page in an object of its own, which may be cut, extended and removed."""
 
     def __init__(
         self, read: Callable[[], bytes], write: Callable[[bytes | None], None], data: bytes
     ) -> None:
         self._read = read
         self.write = write
-        """Make something else of the object; None removes it."""
+        """The function that replaces the object, or removes it with None."""
         self.nbytes = len(data)
         self._start = max(0, read().find(data))
 
     def read(self) -> bytes:
-        """The whole object: the page, and what the store put around it."""
+        """Return the whole object: the page and the bytes that the store adds."""
         return self._read()
 
     def flip(self, offset: int, bit: int) -> None:
@@ -67,13 +67,13 @@ class OwnObject(PageAtRest):
         self.write(bytes(raw))
 
     def overhead_offsets(self) -> list[int]:
-        """Where the store put bytes of its own around the page."""
+        """Return the offsets of the bytes that the store adds around the page."""
         size = len(self._read())
         return [*range(self._start), *range(self._start + self.nbytes, size)]
 
 
 class InSharedFiles(PageAtRest):
-    """A page that lies in files together with others: only its bits may be touched."""
+    """A page in files together with other pages. Only its bits may be changed."""
 
     def __init__(self, root: Path, data: bytes) -> None:
         self._root = root
@@ -97,10 +97,10 @@ def at_rest(
     pages: Mapping[str, bytes],
     page_hash: str,
 ) -> PageAtRest:
-    """One of `pages`, which were set one beside the other.
+    """Find one of `pages`, which were set one beside the other.
 
     Raises:
-        NotVerified: There is no way to it.
+        NotVerified: The page can't be found.
     """
     data = pages[page_hash]
     others = [other for name, other in pages.items() if name != page_hash]
@@ -131,19 +131,19 @@ def _is_its_own(path: Path, data: bytes, others: Sequence[bytes]) -> bool:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Whether a file holds the page, be it in pieces."""
+    """Return whether a file holds the page, in one piece or in several."""
     return any(True for run in _distinctive_runs(data, _PLACES) for _ in _positions(path, run))
 
 
 def _distinctive_runs(data: bytes, most: int) -> list[bytes]:
-    """Runs of a page's bytes, from places all over it, that are found in no other page."""
+    """Return runs of bytes, from places all over a page, that no other page has."""
     step = max(1, (len(data) - _RUN_NBYTES) // _PLACES)
     runs = (data[low : low + _RUN_NBYTES] for low in range(0, len(data), step))
     return [run for run in runs if _is_distinctive(run)][:most]
 
 
 def _is_distinctive(run: bytes) -> bool:
-    """Whether these bytes are of one page only: no padding, no zeros."""
+    """Return whether these bytes belong to one page only: padding and zeros do not."""
     return len(set(run)) > min(len(run) // 3, _PLACES)
 
 
@@ -158,7 +158,7 @@ def _positions(path: Path, run: bytes) -> Iterator[int]:
                     yield found
                     found = view.find(run, found + 1)
     except OSError:
-        return  # gone since it was listed, or not ours to read
+        return  # The file has gone since it was listed, or may not be read.
 
 
 def _flip_in_place(path: Path, offset: int, bit: int) -> None:
@@ -169,7 +169,7 @@ def _flip_in_place(path: Path, offset: int, bit: int) -> None:
 
 
 def _replace(path: Path, data: bytes | None) -> None:
-    """Another file in place of this one: who has the old one mapped is not killed by SIGBUS."""
+    """Put another file in place of this one: a process that maps the old one is not killed by SIGBUS."""
     if data is None:
         path.unlink()
         return

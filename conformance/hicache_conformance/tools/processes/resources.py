@@ -1,6 +1,6 @@
-"""What a process holds: threads, descriptors, children, memory and files.
+"""The resources of a process: threads, descriptors, children and memory, and limits on them.
 
-Counted, to see what a store leaves behind. Linux only: it reads /proc.
+The counts show what a store leaves behind. Linux only, since they come from /proc.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ProcessResources:
-    """What this process holds at one moment, in words that can be compared."""
+    """The resources of this process at one moment, by comparable names."""
 
     threads: Counter[str]
     descriptors: Counter[str]
@@ -35,14 +35,14 @@ class ProcessResources:
 
     @classmethod
     def current(cls) -> Self:
-        """Of now, when what nothing refers to has been collected."""
+        """Count the present resources, after a collection of garbage."""
         gc.collect()
         return cls(
             Counter(_thread_names()), Counter(_descriptor_targets()), Counter(_process_names())
         )
 
     def added_since(self, earlier: Self) -> list[str]:
-        """What there is now and was not then; nothing of a kind that has not grown in all."""
+        """Return the resources that are new since `earlier`, of each kind that has grown in number."""
         found: list[str] = []
         for kind, now, then in (
             ("thread", self.threads, earlier.threads),
@@ -55,7 +55,7 @@ class ProcessResources:
 
 
 def remaining_after(earlier: ProcessResources, limit_s: float) -> list[str]:
-    """What this process holds beyond `earlier`, when it had `limit_s` to give it back."""
+    """Return the resources that are new since `earlier` and were not released within `limit_s`."""
     held: list[str] = []
 
     def nothing_is_left() -> bool:
@@ -67,7 +67,7 @@ def remaining_after(earlier: ProcessResources, limit_s: float) -> list[str]:
 
 
 def wait_until(fact: Callable[[], bool], limit_s: float) -> bool:
-    """Whether `fact` came true in time."""
+    """Return whether `fact` became true in time."""
     deadline_s = time.monotonic() + limit_s
     while not fact():
         if time.monotonic() > deadline_s:
@@ -77,7 +77,7 @@ def wait_until(fact: Callable[[], bool], limit_s: float) -> bool:
 
 
 def resident_nbytes() -> int:
-    """Memory of this process that is in use, when the allocator has given back what is free."""
+    """Return the resident memory of this process, after the allocator has returned free memory."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -88,7 +88,7 @@ def resident_nbytes() -> int:
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Generator[None, None, None]:
-    """Writes beyond it fail with EFBIG: Python ignores SIGXFSZ."""
+    """Make writes beyond `nbytes` of a file fail with EFBIG: Python ignores SIGXFSZ."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:
@@ -99,7 +99,7 @@ def file_size_limit(nbytes: int) -> Generator[None, None, None]:
 
 @contextmanager
 def no_free_descriptors() -> Generator[None, None, None]:
-    """Not one more can be opened, of any kind."""
+    """Use up all descriptors, so that the process can open none of any kind."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only
     held: list[int] = []
@@ -128,7 +128,7 @@ def _descriptor_targets() -> Iterator[str]:
         try:
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - the text of a link
         except OSError:
-            continue  # the descriptor that the listing itself used
+            continue  # The listing itself used this descriptor.
         yield re.sub(r":\[\d+\]$", "", target)
 
 
@@ -137,7 +137,7 @@ def _process_names() -> Iterator[str]:
         try:
             children = Path(f"/proc/self/task/{task}/children").read_text("ascii").split()
         except OSError:
-            continue  # that thread has ended
+            continue  # The thread has ended.
         for child in children:
             yield _command(f"/proc/{child}/comm")
 

@@ -1,4 +1,4 @@
-"""Threads of a test: started, held half way through a page, waited for, and never left unnoticed."""
+"""Threads of a test that can be held half way through a page and are always waited for."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Task(Generic[T]):
         threading.Thread(target=self._run, name="conformance", daemon=True).start()
 
     def result(self) -> T:
-        """What the function returned, when it has; what it raised is raised here."""
+        """Wait for the end. Return the function's result, or raise its exception."""
         self.wait(None)
         if self._error is not None:
             raise self._error
         return self._answers[0]
 
     def wait(self, limit_s: float | None) -> bool:
-        """Whether it ended in time."""
+        """Return whether the function ended in time."""
         with self._settled:
             return self._settled.wait_for(lambda: self.done, limit_s)
 
     def _run(self) -> None:
         try:
             self._answers.append(self._body())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
         with self._settled:
             self.done = True
@@ -61,23 +61,25 @@ class Task(Generic[T]):
 
 
 class WaitLimit:
-    """For how long a call may wait for a held one before it is taken for blocked by it.
+    """The time that a call may wait for a held one before it counts as blocked.
 
-    Where one was blocked others will be, and are waited for less.
+    After a blocked call the limit is shorter, since further calls of this store block as well.
     """
 
     def __init__(self) -> None:
         self.limit_s = _WAIT_LIMIT_S
 
     def adapt(self, *, blocked: bool) -> None:
+        """Shorten the limit after a blocked call."""
         if blocked:
             self.limit_s = _SHORT_WAIT_LIMIT_S
 
 
 class Threads:
-    """The threads of one test. `with Threads() as crew:` opens every gate and waits for all at the end.
+    """The threads of one test. The end of `with Threads() as threads:` opens every gate and waits
+    for all.
 
-    A call that never returns is noticed by whoever watches the check's calls.
+    The time limit of the check's calls ends a call that never returns.
     """
 
     def __init__(self, wait_limit: WaitLimit | None = None) -> None:
@@ -98,18 +100,18 @@ class Threads:
                 task.wait(HELD_LIMIT_S)
 
     def open_gates(self) -> None:
-        """Let all calls go on. One that is held may wait for another one that is."""
+        """Let all calls continue, since a held call may wait for another held call."""
         for gate in self._gates:
             gate.open()
 
     def start(self, body: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Task[T]:
-        """Run `body` beside the caller."""
+        """Run `body` in a thread."""
         task = Task(partial(body, *arguments, **options), self._settled)
         self._tasks.append(task)
         return task
 
     def attempt(self, body: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Task[T]:
-        """The same; return when it is done, or seems to wait for a call that is held."""
+        """Run `body` in a thread. Return when it has ended, or seems to wait for a held call."""
         task = self.start(body, *arguments, **options)
         self._wait_limit.adapt(blocked=not task.wait(self._wait_limit.limit_s))
         return task
@@ -122,7 +124,9 @@ class Threads:
         before: int = 4,
         limit_s: float | None = None,
     ) -> HeldCall[T]:
-        """Start `call` with a page; return when it is held there, is done, or waits for another one."""
+        """Start `call` with a gated page. Return when the call is held, has ended, or waits for
+        another.
+        """
         gate = Gate()
         self._gates.append(gate)
         task = self.start(call, GatedPage(page, gate, before=before))
@@ -141,11 +145,11 @@ class HeldCall(Generic[T]):
 
     @property
     def is_waiting(self) -> bool:
-        """The store has not come to the gate, nor to an end."""
+        """The state of a call that has reached neither the gate nor its end."""
         return not (self._task.done or self._gate.reached.is_set())
 
     def release(self) -> T:
-        """Let it go on; what it returned."""
+        """Open the gate and return the result of the call."""
         self._gate.open()
         return self._task.result()
 
@@ -153,7 +157,7 @@ class HeldCall(Generic[T]):
 def held_get(
     threads: Threads, probe: Probe, space: KeySpace, hashes: Sequence[str], **options: Any
 ) -> HeldCall[list[bytes | None]]:
-    """A get in one call, held in front of one of the eight segments of the first page."""
+    """Hold a get of one call in front of one of the eight segments of its first page."""
     memory = probe.memory(space, len(hashes), 8)
 
     def get(first: GatedPage) -> list[bytes | None]:
@@ -167,7 +171,7 @@ def held_get(
 def held_set(
     threads: Threads, probe: Probe, space: KeySpace, contents: Mapping[str, bytes], **options: Any
 ) -> HeldCall[list[bool]]:
-    """A set in one call, held in front of one of the eight segments of the first page."""
+    """Hold a set of one call in front of one of the eight segments of its first page."""
     memory = probe.memory(space, len(contents), 8).filled_with(list(contents.values()))
 
     def set_pages(first: GatedPage) -> list[bool]:
@@ -178,7 +182,7 @@ def held_set(
 
 @contextmanager
 def rapid_switching() -> Generator[None, None, None]:
-    """Let the interpreter switch threads as often as it can, so that races show soon."""
+    """Switch threads as often as the interpreter can, so that races show soon."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_RAPID_SWITCH_S)
     try:
@@ -188,10 +192,10 @@ def rapid_switching() -> Generator[None, None, None]:
 
 
 def run_at_once(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
-    """Call each of them `turns` times in a thread of its own, all at once; fewer times in the end if
-    that takes longer than `limit_s`. How many calls that were.
+    """Call each body up to `turns` times in a thread of its own, all at once. Return the number of
+    calls.
 
-    The first exception ends it, and is raised.
+    The calls end after `limit_s`. The first exception ends them too, and is raised.
     """
     barrier = threading.Barrier(len(bodies))
     stopped = threading.Event()
