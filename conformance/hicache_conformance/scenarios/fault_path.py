@@ -1,4 +1,4 @@
-"""The way from a store to its server, with a proxy in front of each address that the config names."""
+"""The path from a store to its server, with a proxy in front of each address of the config."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 TIMEOUT_S = 1.0
-"""What `timeout_s` is set to, where the store has it."""
+"""The value of `timeout_s`, where the store has that field."""
 GRACE_S = 1.75
-"""What a call may take beyond it: the second of the contract, and what a busy machine takes."""
+"""The time that a call may take beyond its timeout: the contract's second, and more on a busy
+machine.
+"""
 RECOVERY_LIMIT_S = 12.0
-"""For how long a store may have a breaker open, or be late on a busy machine, before it is given up."""
+"""The longest time that a store may have a breaker open, or be late on a busy machine."""
 _HANGS_AFTER_S = 4.0
-"""For how long a call that is too late is waited for, before it is said to hang."""
+"""The time that a late call is waited for before it counts as hanging."""
 _DEFAULT_TIMEOUT_S = 30.0
 _LONGEST_TIMEOUT_S = 15.0
 _MAX_WIDTH = 8
 _CONNECT_WAIT_S = 0.2
-"""On the way to this machine itself, what has not connected by then waits."""
+"""The time after which a connection to this machine itself is waiting in a queue."""
 _ABSENT = "0" * 64
 _PROBE_CALLS = 4
-"""So many calls in a row do not all meet a heartbeat that goes the same way."""
+"""The number of calls that show whether a store uses its proxies: one alone may meet a heartbeat."""
 LEAST_NBYTES = len(_ABSENT) // 2
-"""That a call moves: it names a page, if only in binary."""
+"""The fewest bytes of a call: it names a page, at least in binary."""
 
 
 @dataclass
 class FaultPath:
-    """A store whose network or server the kit can make fail, and pages of one key space in it."""
+    """A store whose network or server the kit can make fail, with pages of one key space."""
 
     case: Case
     config: dict[str, Any]
@@ -55,25 +57,25 @@ class FaultPath:
 
     @property
     def limit_s(self) -> float:
-        """In what time a call must come back."""
+        """The longest time of a call."""
         return self.timeout_s + GRACE_S
 
     @property
     def width(self) -> int:
-        """How many calls at once use every connection that the store keeps."""
+        """The number of simultaneous calls that use every connection of the store."""
         return min(self.case.claims.parallelism, _MAX_WIDTH)
 
     def on_all(self, fault: Callable[[FaultProxy], object]) -> None:
-        """Do the same to every proxy."""
+        """Call `fault` with every proxy."""
         for proxy in self.proxies:
             fault(proxy)
 
     def bytes_moved(self) -> int:
-        """Through all proxies, in both directions."""
+        """Return the number of bytes through all proxies, in both directions."""
         return sum(proxy.bytes_up + proxy.bytes_down for proxy in self.proxies)
 
     def caller(self, label: str = "store") -> Caller:
-        """The calls of a new handle, which has opened the key space."""
+        """Return the calls of a new handle that has opened the key space."""
         opened: list[HiCacheStorage] = []
         _retry(lambda: opened.append(self.case.open_storage(self.config)))
         caller = self.caller_of(opened[0], label)
@@ -81,12 +83,12 @@ class FaultPath:
         return caller
 
     def caller_of(self, storage: HiCacheStorage, label: str = "store") -> Caller:
-        """The calls of a handle, which has not opened the key space."""
+        """Return the calls of a handle that has not opened the key space."""
         probe = Probe(storage, self.case.trace, label, absent=self.case.absent)
         return Caller(probe, self.space, self.limit_s + _HANGS_AFTER_S)
 
     def stored_pages(self, caller: Caller, count: int) -> dict[str, bytes]:
-        """Pages that are there and that `caller` has not seen, where another handle can set them."""
+        """Store pages and return them. `caller` has not seen them where another handle can set them."""
         pages = self.case.contents(self.space, self.case.hashes(count))
         writer = self.caller("writer") if self.case.claims.shared else caller
         for page_hash, data in pages.items():
@@ -94,7 +96,7 @@ class FaultPath:
         return pages
 
     def answer_of(self, call: Callable[[], Attempt]) -> Any:
-        """The answer of a call that must succeed, and that a busy machine may make too late."""
+        """Repeat a call that must succeed until a busy machine makes it in time. Return its answer."""
         until_s = time.monotonic() + RECOVERY_LIMIT_S
         while (attempt := call()).error is not None:
             if not attempt.failed_by_contract:
@@ -104,7 +106,7 @@ class FaultPath:
         return attempt.answer
 
     def open_and_call(self, caller: Caller) -> Attempt:
-        """Open one more handle and make a call: a lazy store connects only then."""
+        """Open one more handle and make a call, since a lazy store connects only then."""
 
         def call() -> list[bool]:
             with self.case.subject.storage_class.from_config(self.config) as storage:
@@ -116,7 +118,7 @@ class FaultPath:
 
 
 def foreign_exception(attempt: Attempt, sequence: Sequence[str]) -> Violation:
-    """What to raise for an exception that no store may raise, whatever its network does."""
+    """Return the violation of an exception that no store may raise, whatever its network does."""
     return Violation(
         f"{attempt.operation} raised {type(attempt.error).__name__}, a foreign exception",
         "StorageUnavailable or StorageTimeout: translated at the edge, `raise ... from error`",
@@ -153,10 +155,13 @@ def must_end_in_time(
 def open_fault_path(
     case: Case, page_nbytes: int = 64 << 10, *, short_timeout: bool = True
 ) -> Generator[FaultPath, None, None]:
-    """The case's store behind proxies. Nothing fails yet. `short_timeout`: with a short `timeout_s`.
+    """Open the case's store behind proxies that pass everything at first.
+
+    With `short_timeout`, the store has a short `timeout_s`.
 
     Raises:
-        NotVerified: The config names no address, or the store does not go through a proxy there.
+        NotVerified: The config names no address, or the store does not connect to a proxy
+            there.
     """
     endpoints = endpoints_in(case.config)
     if not endpoints:
@@ -172,7 +177,7 @@ def open_fault_path(
             _must_use_proxies(made)
         except (HiCacheError, Unknown) as error:
             raise NotVerified(f"the store does not open at a proxy: {error}") from error
-        stack.callback(case.close_storages)  # while there is still a way to the server
+        stack.callback(case.close_storages)  # Handles close while the proxies still run.
         stack.callback(made.on_all, FaultProxy.pass_through)
         yield made
 
@@ -180,7 +185,7 @@ def open_fault_path(
 def open_direct_path(
     case: Case, config: dict[str, Any], page_nbytes: int = 4 << 10, *, short_timeout: bool = True
 ) -> FaultPath:
-    """The same without proxies, for servers that the kit may stop."""
+    """Return the case's store without proxies, for servers that the kit may stop."""
     config, timeout_s = (
         _with_short_timeout(case, config) if short_timeout else (config, _DEFAULT_TIMEOUT_S)
     )
@@ -189,7 +194,7 @@ def open_direct_path(
 
 
 def without_server(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The config with an address where nobody listens; None where it names no address."""
+    """Return the config with an address where nobody listens, or None where it names no address."""
     endpoints = endpoints_in(config)
     if not endpoints:
         return None
@@ -200,10 +205,10 @@ def without_server(config: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def full_listener() -> Generator[tuple[str, int], None, None]:
-    """An address where connecting neither succeeds nor fails: the queue of its listener is full.
+    """Yield an address where connecting neither succeeds nor fails: the listener's queue is full.
 
     Raises:
-        NotVerified: This system lets more in than a queue holds.
+        NotVerified: This system accepts more connections than the queue holds.
     """
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
@@ -228,7 +233,7 @@ def _proxy(endpoint: Endpoint) -> FaultProxy:
 
 
 def _with_short_timeout(case: Case, config: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """The config with a short `timeout_s`, and what its calls may take."""
+    """Return the config with a short `timeout_s`, and the timeout of its calls."""
     short = {**config, "timeout_s": TIMEOUT_S}
     try:
         case.subject.storage_class.from_config(short).close()
@@ -244,9 +249,10 @@ def _with_short_timeout(case: Case, config: dict[str, Any]) -> tuple[dict[str, A
 
 
 def _must_use_proxies(path: FaultPath) -> None:
-    """Bytes of every call must pass the proxies, or nothing is shown by what these do.
+    """Raise `NotVerified` where the bytes of calls do not pass the proxies.
 
-    Not those of pages: there are stores that ask a server where a page is, and fetch it elsewhere.
+    The bytes of pages may take another path: some stores ask a server where a page is and fetch it
+    elsewhere.
     """
     caller = path.caller()
     pages = path.stored_pages(caller, _PROBE_CALLS)
@@ -260,7 +266,7 @@ def _must_use_proxies(path: FaultPath) -> None:
 
 
 def _retry(call: Callable[[], None]) -> None:
-    """Make a call that a busy machine may make too late, until it is in time."""
+    """Repeat a call until a busy machine makes it in time."""
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     while True:
         try:

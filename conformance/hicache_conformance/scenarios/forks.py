@@ -1,7 +1,7 @@
-"""A process that forks while a store is open in it, and what becomes of the handle on both sides.
+"""A process that forks while a store is open in it, and the handle on both sides of the fork.
 
-The process is one of the kit's own, so that nothing else is in it: a child of this one would have the
-threads of pytest, and of other stores, half alive.
+The kit starts a process for this. A fork of the test's process would have dead threads of pytest
+and of other stores in it.
 """
 
 from __future__ import annotations
@@ -35,43 +35,44 @@ CALL_LIMIT_S = 15.0
 _ANSWER_LIMIT_S = 60.0
 _ROUNDS = 12
 _ROUNDS_LIMIT_S = 8.0
-"""A slow store has fewer rounds: many calls that are each in time are no hang."""
+"""The time after which a slow store has fewer rounds: many calls in time are no hang."""
 _ROUND_PAGES = 3
 
 
 class ClosesFirst(enum.Enum):
-    """Who closes first, while the other goes on."""
+    """The side that closes first, while the other one continues."""
 
     CHILD = "the forked child"
     PARENT = "its parent"
-    """The child is killed in the end: what it was told to have stored is there without a close."""
+    """The child is killed in the end, so the pages that it set are never closed by it."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What one side has seen of its handle."""
+    """The results of one side of the fork."""
 
     problem: str = ""
-    """What no store may do, whoever calls it; empty: nothing."""
+    """A description of the fault, or ""."""
     refusals: int = 0
     calls: int = 0
     taken: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    """Pages whose set returned True."""
+    """The pages whose set returned True."""
 
 
 def fork_and_use(
     link: Link, space: KeySpace, kept: Mapping[str, bytes], first: ClosesFirst, limit_s: float
 ) -> None:
-    """Actor: set `kept`, fork, use the handle on both sides at once, then on one after the other.
+    """Actor: set `kept`, fork, and use the handle on both sides at once, then on one after the other.
 
-    Says what the forked child has seen, and the pages that its parent has set since.
+    The actor sends the reports of the forked child and of its parent.
     """
-    warnings.simplefilter("ignore", DeprecationWarning)  # this process's only thread sleeps
+    # The only other thread of this process sleeps, so the warning about threads does not apply.
+    warnings.simplefilter("ignore", DeprecationWarning)
     probe = link.open()
     probe.open_space(space)
     parent = _HandleUser(Caller(probe, space, CALL_LIMIT_S), kept, "parent")
     parent.set_all(kept)
-    parent.use(0.0)  # what begins with the first calls, threads for example, has begun
+    parent.use(0.0)  # The first calls start what the store starts lazily, such as threads.
     child = _ForkedUser(parent)
     try:
         child.send(limit_s)
@@ -91,7 +92,7 @@ def fork_and_use(
 
 
 class _HandleUser:
-    """The parent or its forked child, with the handle that was opened before the fork."""
+    """One side of the fork, with the handle that was opened before the fork."""
 
     def __init__(self, caller: Caller, kept: Mapping[str, bytes], name: str) -> None:
         self.caller = caller
@@ -102,10 +103,10 @@ class _HandleUser:
         self._keeps = caller.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
 
     def set_all(self, pages: Mapping[str, bytes]) -> None:
-        """Set pages that are to be there from then on.
+        """Set pages that must be there from now on.
 
         Raises:
-            NotVerified: The store does not take them.
+            NotVerified: The store refuses one of them.
         """
         for page_hash, data in pages.items():
             attempt = self.caller.set({page_hash: data})
@@ -113,7 +114,9 @@ class _HandleUser:
                 raise NotVerified(f"the store takes no page before the fork: {attempt.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for so long, and some rounds at least; stop at what is wrong."""
+        """Set, read and look up pages for `limit_s` and some rounds at least. Stop at the first
+        fault.
+        """
         began_s = time.monotonic()
         elapsed_s, turn = 0.0, 0
         while not self.report.problem and (
@@ -129,7 +132,7 @@ class _HandleUser:
         self.report.problem = self.report.problem or self._foreign_error(self.caller.close())
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong in one round."""
+        """Yield the faults of one round."""
         fresh = self._fresh()
         for page_hash, data in fresh.items():
             attempt = self.caller.set({page_hash: data})
@@ -153,7 +156,7 @@ class _HandleUser:
                 del self.report.taken[page_hash]
 
     def _foreign_error(self, attempt: Attempt) -> str:
-        """What it raised, where that is no refusal."""
+        """Return the exception of a call where it is no refusal, or ""."""
         self.report.calls += 1
         if attempt.error is None:
             return ""
@@ -175,7 +178,7 @@ class _HandleUser:
 
 
 class _ForkedUser:
-    """The parent's side of a forked child that uses what it inherited, whenever it is told to."""
+    """The parent's side of a forked child that uses the inherited handle on request."""
 
     def __init__(self, parent: _HandleUser) -> None:
         self._connection, theirs = Pipe()
@@ -188,12 +191,12 @@ class _ForkedUser:
         theirs.close()
 
     def send(self, limit_s: float) -> None:
-        """Let it use the handle for so long."""
+        """Request that the child uses the handle for `limit_s`."""
         with suppress(BrokenPipeError):
             self._connection.send(limit_s)
 
     def receive(self) -> Report:
-        """What it has seen."""
+        """Return the report of the child."""
         try:
             if self._connection.poll(_ANSWER_LIMIT_S):
                 report: Report = self._connection.recv()
@@ -205,7 +208,7 @@ class _ForkedUser:
         return Report(problem=f"it was not done after {_ANSWER_LIMIT_S:.0f} s")
 
     def end(self) -> None:
-        """Close the handle there, and wait until it has ended."""
+        """Close the handle in the child and wait until the child has ended."""
         self._connection.close()
         descriptor = os.pidfd_open(self._pid)
         try:
@@ -214,7 +217,7 @@ class _ForkedUser:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """SIGKILL it: it is not told before, or it would close its handle."""
+        """Send SIGKILL without a message before it: the child would close its handle after one."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -222,13 +225,13 @@ class _ForkedUser:
 
 
 def _run_child(connection: Connection, side: _HandleUser) -> None:
-    """The forked child."""
+    """Run the forked child."""
     with suppress(EOFError):
         while True:
             limit_s: float = connection.recv()
             try:
                 side.use(limit_s)
-            except Violation as violation:  # a call that hangs
+            except Violation as violation:  # A call hangs.
                 side.report.problem = f"{violation.message} ({violation.got})"
             connection.send(side.report)
     side.close()

@@ -1,4 +1,4 @@
-"""A store after the death of one that wrote to it: opened again, and held against what may be there."""
+"""A store after the death of a process that wrote to it: reopened, and compared with its pages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LEASE_LIMIT_S = 15.0
-"""A lock that is leased may outlive its dead owner for so long."""
+"""The longest time that a leased lock may outlive its dead owner."""
 _POLL_S = 0.05
 
 
 def require_outlived(case: Case) -> None:
-    """End the check where nobody could see what a dead process has left."""
+    """End the check where no process can see what a dead process has left."""
     if case.claims.shared or case.claims.durability >= Durability.CRASH:
         return
     space = case.space(fitting(case, 64), tenant="outlived")
@@ -52,19 +52,19 @@ def require_files(case: Case) -> None:
 
 
 def outlives_process(case: Case) -> bool:
-    """Whether pages of a process that has died are promised to be there."""
+    """Return whether the pages of a dead process must still be there."""
     return case.claims.durability >= Durability.CRASH
 
 
 def keep_open_if_shared(case: Case, store: Probe) -> bool:
-    """Whether `store` may stay open beside other processes; closed where it may not."""
+    """Close a store that claims not to be shared. Return whether it is still open."""
     if not case.claims.shared:
         store.close()
     return case.claims.shared
 
 
 class KilledWriterScenario:
-    """A store with a few pages in it, in which writers are killed and others look what is left."""
+    """A store with a few pages, whose writers are killed and whose pages are then checked."""
 
     def __init__(self, case: Case, nbytes: int) -> None:
         self.case = case
@@ -77,7 +77,7 @@ class KilledWriterScenario:
         self._outlives_writer = self._stays_open or outlives_process(case)
 
     def pages_to_write(self, versions: int) -> dict[str, list[bytes]]:
-        """A fresh page, and the contents that it may have; all but the last of them has been set."""
+        """Return a fresh page with its possible contents. All but the last of them have been set."""
         hashes = self.case.hashes(1)
         contents = [self.case.contents(self.space, hashes, number) for number in range(versions)]
         if versions > 1:
@@ -89,7 +89,7 @@ class KilledWriterScenario:
         return {page_hash: [each[page_hash] for each in contents] for page_hash in hashes}
 
     def verify(self, pages: Mapping[str, Sequence[bytes]]) -> None:
-        """Hold the pages, after their writer was killed, against what they may be; and set them."""
+        """Check the pages after their writer was killed, and set them again."""
         with must_keep_answering(self.case):
             self._verify(pages)
 
@@ -102,12 +102,12 @@ class KilledWriterScenario:
                 old = {h: contents for h, contents in pages.items() if len(contents) > 1}
                 self.case.must_hold(store, self.space, {**self._kept, **old})
         must_accept(self.case, fresh, self.space, pages)
-        fresh.delete(self.space, list(pages))  # the store may be small
+        fresh.delete(self.space, list(pages))  # A small store needs the room.
         fresh.close()
 
 
 def reopen(case: Case, config: Mapping[str, object] | None = None) -> Probe:
-    """A new handle. What a dead process left must not keep it from being opened."""
+    """Open a new handle. Repeat while the locks of a dead process may keep the store from opening."""
     until_s = time.monotonic() + _LEASE_LIMIT_S
     while True:
         number = case.trace.began("from_config() after the kill")
@@ -130,7 +130,7 @@ def reopen(case: Case, config: Mapping[str, object] | None = None) -> Probe:
 
 @contextmanager
 def must_keep_answering(case: Case) -> Generator[None, None, None]:
-    """A store that has no server must answer, whoever was killed."""
+    """Raise `Violation` where a store without a server stops answering after a kill."""
     try:
         yield
     except ServerGone as error:
@@ -147,12 +147,12 @@ def must_keep_answering(case: Case) -> Generator[None, None, None]:
 def must_be_intact_or_absent(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]]
 ) -> None:
-    """A hit must be one of the contents given."""
+    """Raise where a hit is none of the given contents."""
     must_be_intact(case, store, space, pages, store.get(space, list(pages)))
 
 
 def kill_lengths(case: Case, space: KeySpace) -> list[int]:
-    """Lengths of files at which to kill a writer: from the end of a file that is appended to."""
+    """Return file lengths at which to kill a writer, from the end of a file that is appended to."""
     nbytes = space.stored_nbytes
     near = [1, nbytes // 2, nbytes - 1, nbytes]
     if not case.quick:
@@ -167,7 +167,7 @@ def must_accept(
 ) -> None:
     """Set the last of the contents of each page, and read one of them back.
 
-    No lock that a dead process held may be in the way for ever.
+    The lock of a dead process may delay this, but not for ever.
     """
     latest = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     until_s = time.monotonic() + _LEASE_LIMIT_S

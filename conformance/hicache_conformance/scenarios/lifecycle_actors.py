@@ -1,7 +1,7 @@
-"""A store opened, used and closed in a process of its own, and what it leaves there.
+"""Actors that open, use and close a store in a process of their own, and report what it leaves.
 
-What a store leaves behind can't be told from what the rest of a busy process does; in a fresh process
-there is nothing else.
+In a busy process, other parts leave threads and descriptors as well. In a fresh process, only the
+store does.
 """
 
 from __future__ import annotations
@@ -41,22 +41,27 @@ _CLOSE_LIMIT_S = 20.0
 _ANSWER_LIMIT_S = 240.0
 _USERS = 3
 _WARM_UP_ROUNDS = 2
-"""Libraries keep a few things of their first use: an epoll descriptor, a shared event loop."""
+"""The rounds before the count: libraries keep an epoll descriptor or an event loop of their first
+use.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What rounds of open, use and close have left, of what is a round each where it leaks."""
+    """The remains of rounds of open, use and close. A store that leaks leaves something each round."""
 
     rounds: int
     left: list[str]
-    """Threads, descriptors and processes."""
+    """The threads, descriptors and processes."""
     uncollected: int
-    """Closed storages that something still refers to."""
+    """The number of closed storages that something still refers to."""
 
 
 def run_in_process(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
-    """What `actor` says in a process of its own; in this one where no other can import the class."""
+    """Run `actor` in a process of its own and return its result.
+
+    Where no other process can import the class, the actor runs in this process.
+    """
     try:
         child = case.child(actor, *arguments)
     except NotVerified:
@@ -65,10 +70,10 @@ def run_in_process(case: Case, actor: Callable[..., None], *arguments: Any) -> A
 
 
 def receive_result(child: Child) -> Any:
-    """What a process says next that uses a store.
+    """Return the next message of a process that uses a store.
 
     Raises:
-        Violation: It died.
+        Violation: The process died.
     """
     try:
         return child.receive(_ANSWER_LIMIT_S)
@@ -81,7 +86,7 @@ def receive_result(child: Child) -> Any:
 
 
 class _LocalLink(Link):
-    """The same without another process."""
+    """A link of an actor that runs in this process."""
 
     def __init__(self, case: Case) -> None:
         self._ours, theirs = Pipe()
@@ -108,12 +113,12 @@ def _run_locally(case: Case, actor: Callable[..., None], *arguments: Any) -> Any
 
 
 def small_space(case: Case) -> KeySpace:
-    """A key space of pages that any store has room for."""
+    """Return a key space of pages that any store has room for."""
     return case.space(min(4096, case.claims.max_page_nbytes or 4096))
 
 
 def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None:
-    """Every method of daily use, on pages that are gone afterwards."""
+    """Call every method of daily use, with pages that are gone afterwards."""
     hashes = [f"{number:08x}{os.getpid():024x}{_digits(tag):032x}" for number in range(pages)]
     probe.open_space(space)
     contents = {one: content(space.id, one, space.stored_nbytes) for one in hashes}
@@ -129,7 +134,7 @@ def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None
 
 
 def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
-    """Actor: what is left of a storage that several threads used, and of one that nobody used."""
+    """Actor: send the remains of a storage that several threads used, and of one that was not used."""
     if temporary is not None and not isinstance(link, _LocalLink):
         tempfile.tempdir = os.environ["TMPDIR"] = temporary
     with ThreadPoolExecutor(_USERS) as users:
@@ -137,7 +142,8 @@ def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
             _use_from_threads(link, space, users)
             _close(link.open())
         earlier = ProcessResources.current()
-        kept = [_use_from_threads(link, space, users)]  # not collected, so close must have done it
+        # The handle is not collected, so only close can have released its resources.
+        kept = [_use_from_threads(link, space, users)]
         used = remaining_after(earlier, GIVE_BACK_LIMIT_S)
         kept.append(_close(link.open()))
         unused = remaining_after(earlier, GIVE_BACK_LIMIT_S) if not used else []
@@ -146,7 +152,7 @@ def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
 
 
 def growth(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: what so many rounds leave; twice as many where they leave something."""
+    """Actor: send what `rounds` rounds leave, or twice as many rounds where they leave something."""
     for _ in range(_WARM_UP_ROUNDS):
         _round(link, space)
     earlier = ProcessResources.current()
@@ -161,7 +167,7 @@ def growth(link: Link, space: KeySpace, rounds: int) -> None:
 
 
 def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Actor: what is left of so many attempts to open the store with each config that is wrong."""
+    """Actor: send the remains of `rounds` attempts to open the store with each wrong config."""
     for config in wrong_configs:
         _fail_to_open(link, config)
     earlier = ProcessResources.current()
@@ -172,7 +178,7 @@ def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -
 
 
 def failing_calls(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: what is left of so many calls that fail between two words of the parent."""
+    """Actor: send the remains of `rounds` calls that fail between two messages of the parent."""
     probe = link.open()
     use(probe, space)
     use(probe, space)
@@ -195,7 +201,7 @@ def _fail_to_open(link: Link, config: dict[str, Any]) -> None:
 
 
 def memory(link: Link, space: KeySpace, pages: int, rounds: int) -> None:
-    """Actor: resident memory after each round."""
+    """Actor: send the resident memory after each round."""
     samples: list[int] = []
     for _ in range(rounds):
         _round(link, space, pages)
@@ -210,7 +216,7 @@ def _round(link: Link, space: KeySpace, pages: int = 3) -> HiCacheStorage:
 
 
 def _use_from_threads(link: Link, space: KeySpace, users: ThreadPoolExecutor) -> Probe:
-    """Threads that live on have used it: what a store keeps for each thread is seen."""
+    """Use the store from threads that live on, so that what it keeps for each thread is seen."""
     probe = link.open()
     met = threading.Barrier(_USERS)
 

@@ -1,6 +1,6 @@
-"""A store as another process sees it, with the calls chosen here.
+"""A storage whose calls run in another process.
 
-`remote(case)` starts a process that opens the case's store, and gives a probe whose calls run there.
+`open_remote(case)` starts a process that opens the case's store, and returns a probe on it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from hicache_storage.storage import Capabilities, PageInfo
 
 _FORWARDED = (StorageTimeout, StorageUnavailable, UnsupportedOperation)
-"""What is raised here as it was raised there."""
+"""The errors that are raised here as in the other process."""
 _ANSWER_LIMIT_S = 120.0
-"""Longer than a call of the store may take: who watches the calls finds a hang first."""
+"""A limit longer than that of the store's calls, so that the check's own limit finds a hang first."""
 
 
 class RemoteError(Exception):
-    """What the store raised in the other process, by name."""
+    """Another exception of the store in the other process, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class _Call:
     method: str
     arguments: tuple[Any, ...] = ()
     contents: list[bytes] = field(default_factory=list[bytes])
-    """Of the pages to set."""
+    """The contents of the pages to set."""
     nbytes: int = 0
-    """Of each page to get."""
+    """The length of each page to get."""
     is_last: bool = False
-    """The process kills itself as soon as it has told the answer."""
+    """A flag: the process kills itself after it has sent the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class ProcessChannel(Protocol):
 
 
 class RemoteStorage(HiCacheStorage):
-    """The parent's side: every call is made by the child."""
+    """The parent's side. The child makes every call."""
 
     def __init__(self, child: ProcessChannel, claims: Capabilities) -> None:
         self._child = child
         self.is_killed_after_next_call = False
-        """SIGKILL hits the child right after its next answer."""
+        """A flag: SIGKILL hits the child right after its next answer."""
         vars(self)["capabilities"] = claims
 
     @classmethod
@@ -132,7 +132,7 @@ class RemoteStorage(HiCacheStorage):
             raise RemoteError("nothing: the other process ended in this call") from None
         if call.is_last:
             with suppress(EOFError):
-                self._child.receive()  # until it has died
+                self._child.receive()  # This returns when the child has died.
         if answer.raised:
             kinds = {kind.__name__: kind for kind in _FORWARDED}
             raise kinds.get(answer.raised, RemoteError)(f"{answer.raised}: {answer.error}")
@@ -140,9 +140,9 @@ class RemoteStorage(HiCacheStorage):
 
 
 def open_remote(case: Case, label: str, process: ProcessChannel | None = None) -> Probe:
-    """A handle on the case's store in another process, which ends with the check.
+    """Return a handle on the case's store in another process, which ends with the check.
 
-    `process`: one that runs `serve`; where none is given a new one.
+    `process` runs `serve`. By default a new process is started.
     """
     process = process or case.child(serve)
     try:
@@ -154,20 +154,20 @@ def open_remote(case: Case, label: str, process: ProcessChannel | None = None) -
 
 
 def kill_after_next_call(probe: Probe) -> None:
-    """SIGKILL hits the process of a probe that `open_remote` gave right after its next answer."""
+    """Kill the process of an `open_remote` probe right after its next answer."""
     assert isinstance(probe.storage, RemoteStorage)
     probe.storage.is_killed_after_next_call = True
 
 
 def serve(link: Link) -> None:
-    """The child's side: make the calls that come, until nobody is there any more."""
+    """Make the calls of the parent until it is gone. This is the child's side."""
     storage = link.open_storage()
     link.send(True)
     while True:
         call: _Call = link.receive()
         try:
             answer = _run(storage, call)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises is judged by the parent
+        except Exception as error:  # noqa: BLE001 - the parent judges it
             answer = _Answer(raised=type(error).__name__, error=" ".join(str(error).split()))
         link.send(answer)
         if call.is_last:

@@ -1,4 +1,4 @@
-"""Hypothesis's state machine, let loose on a store beside a dict."""
+"""Hypothesis's state machine, applied to a store and a dict."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 class SequenceSearch:
     """A search for a sequence of calls after which the store and the dict disagree.
 
-    `limit_s` ends it; once something is found there is as much time again to shorten it.
+    It ends after `limit_s`. A sequence that was found may take as much time again to be shortened.
     """
 
     def __init__(self, case: Case, limit_s: float) -> None:
@@ -54,18 +54,19 @@ class SequenceSearch:
         self._undecided: NotVerified | None = None
 
     def run(self, sequences: int) -> None:
-        """Try that many.
+        """Try `sequences` sequences.
 
         Raises:
-            Violation: What the shortest sequence comes to that was found.
-            NotVerified: The store was not written for one of the calls.
+            Violation: A sequence leads to a disagreement. The shortest one that was found is
+                told.
+            NotVerified: The store does not implement one of the calls.
         """
 
         @seed(self.case.random.getrandbits(64))
         def machine() -> _Machine:
             return _Machine(self)
 
-        # any function that makes a machine will do, says its documentation
+        # The documentation allows any function that returns a machine.
         factory = cast("type[RuleBasedStateMachine]", machine)
         try:
             with _hypothesis_home(self.case.scratch.path / "hypothesis"), with_reporter(_mute):
@@ -79,28 +80,28 @@ class SequenceSearch:
             self._until_s = time.monotonic() + self._limit_s
             raise self._shortened(*self._found)
 
-    def pair(self) -> ModelPair | None:
-        """A fresh pair; None where time is up, or something was found."""
+    def new_pair(self) -> ModelPair | None:
+        """Return a fresh pair, or None where the time is up or a sequence was found."""
         if self._is_over() or self._found is not None:
             return None
         self.sequences += 1
         return ModelPair(self.case, f"sequence{self.sequences}")
 
     def record(self, violation: Violation, steps: Sequence[Step]) -> None:
-        """These steps ended in a disagreement."""
+        """Record steps that ended in a disagreement."""
         self._found = violation, list(steps)
 
     def give_up(self, reason: NotVerified) -> None:
-        """A call that the store was not written for; Hypothesis would take it for a failure."""
+        """Record a call that the store does not implement. Hypothesis would take it for a failure."""
         self._undecided = reason
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until_s
 
     def _shortened(self, violation: Violation, steps: list[Step]) -> Violation:
-        """Leave out and make smaller what can be, for as long as it goes wrong all the same.
+        """Leave out and reduce steps while the disagreement remains.
 
-        In a store of its own each time: what other sequences have left is no part of this one.
+        Each try has a store of its own, so that other sequences have left nothing in it.
         """
         if self.sequences > 1 and self._replayed(steps) is None:
             others = f"({self.sequences - 1} other sequences of calls before, in the same store)"
@@ -118,7 +119,7 @@ class SequenceSearch:
         return violation
 
     def _reductions(self, steps: Sequence[Step], place: int) -> Iterator[list[Step]]:
-        """The steps without one of them, or with a smaller one in its place."""
+        """Yield the steps without the one at `place`, and with a smaller one in its place."""
         before, step, after = steps[:place], steps[place], steps[place + 1 :]
         yield [*before, *after]
         for smaller in self._smaller(step):
@@ -134,7 +135,7 @@ class SequenceSearch:
                 yield Step(kind, handle, space, tuple(range(PAGES)))
 
     def _fresh_config(self) -> dict[str, Any]:
-        """Of an empty store, where the config of a test names one of its own."""
+        """Return the config of an empty store, where the config of a test names one of its own."""
         case = self.case
         fresh = copy.copy(case.subject).config(case.new_scratch())
         return {**fresh, **case.changed_fields}
@@ -155,15 +156,15 @@ class SequenceSearch:
 
 
 class _Machine(RuleBasedStateMachine):
-    """Each rule is a step; which of them a sequence has at all is chosen anew for each sequence.
+    """A state machine with a rule for each kind of step. Each sequence has a random choice of the rules.
 
-    So is the number of key spaces and of pages: with few of them, each meets with more.
+    Each sequence has a random number of key spaces and of pages too. With few of them, more calls meet.
     """
 
     def __init__(self, search: SequenceSearch) -> None:
         super().__init__()
         self._search = search
-        self._pair = search.pair()
+        self._pair = search.new_pair()
         self._checks_each_step = self._failed = False
         self._spaces = self._pages = 1
 
@@ -233,7 +234,7 @@ class _Machine(RuleBasedStateMachine):
 
     def _do(self, kind: str, where: _Where = (0, 0), pages: Sequence[int] = ()) -> None:
         pair = self._pair
-        if pair is None:  # time was up before the sequence began
+        if pair is None:  # The time was up before the sequence began.
             return
         handle, space = where
         few = dict.fromkeys(page % self._pages for page in pages)
@@ -255,7 +256,7 @@ def _settings(sequences: int) -> settings:
         deadline=None,
         derandomize=False,
         max_examples=sequences,
-        phases=[Phase.generate],  # to shorten is our own: each try costs calls of the store
+        phases=[Phase.generate],  # `_shortened` costs fewer calls of the store than Hypothesis's.
         print_blob=False,
         report_multiple_bugs=False,
         stateful_step_count=_STEPS,
@@ -280,4 +281,4 @@ def _hypothesis_home(path: Path) -> Generator[None, None, None]:
 
 
 def _mute(_: object) -> None:
-    """What was found is told by the check."""
+    """Discard a report of Hypothesis: the check reports the violation."""

@@ -349,7 +349,7 @@ class TestMortals:
         page = case.contents(space, case.hashes(1))
 
         said = [
-            fork_server.start(write_until_the_limit, space, page, limit).remaining_messages()
+            fork_server.spawn(write_until_the_limit, space, page, limit).remaining_messages()
             for limit in (999, 1000)
         ]
 
@@ -358,7 +358,7 @@ class TestMortals:
     def test_a_process_says_when_it_is_half_way_through_a_page(self, case: Case) -> None:
         store, space = case.open(), case.space(1000)
         store.open_space(space)
-        writer = ForkServer(case).start(
+        writer = ForkServer(case).spawn(
             write_half, space, {}, case.contents(space, case.hashes(1)), 4
         )
 
@@ -370,9 +370,9 @@ class TestMortals:
         space = case.space(1000)
         fork_server = ForkServer(case)
         page = case.contents(space, case.hashes(1))
-        first = fork_server.start(write_half, space, {}, page, 4)
+        first = fork_server.spawn(write_half, space, {}, page, 4)
 
-        fork_server.start(write_half, space, {}, page, 4)
+        fork_server.spawn(write_half, space, {}, page, 4)
 
         with pytest.raises(EOFError):
             first.receive()
@@ -381,7 +381,7 @@ class TestMortals:
         with Case(ShelfSubject()) as case:
             space = case.space(1000)
             page = case.contents(space, case.hashes(1))
-            left = ForkServer(case).start(write_half, space, {}, page, 4)
+            left = ForkServer(case).spawn(write_half, space, {}, page, 4)
             os.kill(left._pid, signal.SIGSTOP)  # it can't end by itself
 
         try:
@@ -392,7 +392,7 @@ class TestMortals:
 
     def test_a_remote_storage_dies_right_after_the_call_that_is_its_last(self, case: Case) -> None:
         space = case.space(64)
-        mortal = ForkServer(case).start(serve)
+        mortal = ForkServer(case).spawn(serve)
         store = open_remote(case, "there", mortal)
         store.open_space(space)
         kill_after_next_call(store)

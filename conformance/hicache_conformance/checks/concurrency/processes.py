@@ -104,7 +104,7 @@ def a_set_half_way_in_another_process_mixes_with_nothing(case: Case) -> None:
     fork_server = ForkServer(case)
     for before in (7,) if case.quick else (7, 4, 0):
         shared = hashes[before % 2]
-        other = fork_server.start(write_half, space, {}, {shared: versions[1][shared]}, before)
+        other = fork_server.spawn(write_half, space, {}, {shared: versions[1][shared]}, before)
         other.receive()
         number = case.trace.began("another process: batch_set", [shared])
         message = other.receive()

@@ -135,7 +135,7 @@ def a_process_that_stops_in_a_set_holds_nobody_up(case: Case) -> None:
     fork_server = ForkServer(case)
     for before in (7,) if case.quick else (7, 4, 0):
         pages = case.contents(caller.space, case.hashes(1))
-        writer = fork_server.start(write_half, caller.space, {}, pages, before)
+        writer = fork_server.spawn(write_half, caller.space, {}, pages, before)
         writer.receive()
         writer.receive()  # that it is held, or that it is done: the store took the page as a whole
         for call in calls:
@@ -152,7 +152,7 @@ def a_process_that_is_stopped_holds_nobody_up(case: Case) -> None:
     caller, calls = _calls(path, _large(case, path.space))
     pages = case.contents(caller.space, case.hashes(1))
     case.trace.stored[caller.space].update(pages)
-    writer = ForkServer(case).start(write_in_a_loop, caller.space, pages)
+    writer = ForkServer(case).spawn(write_in_a_loop, caller.space, pages)
     writer.receive()
     stops = _STOPS_QUICK if case.quick else _STOPS
     for turn in range(stops):

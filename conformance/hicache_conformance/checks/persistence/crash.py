@@ -122,7 +122,7 @@ def a_kill_in_a_set_takes_no_other_page_with_it(case: Case) -> None:
     for before in (4,) if case.quick else (1, 4, 7):
         batch = case.contents(space, case.hashes(1))
         late = case.contents(space, case.hashes(1))
-        writer = fork_server.start(write_half, space, batch, late, before)
+        writer = fork_server.spawn(write_half, space, batch, late, before)
         verdicts = writer.receive()
         kept |= _noted(
             case, space, {h: batch[h] for h, ok in zip(batch, verdicts, strict=True) if ok}
@@ -134,12 +134,12 @@ def a_kill_in_a_set_takes_no_other_page_with_it(case: Case) -> None:
         return
     for limit in kill_lengths(case, space)[:4]:
         late = case.contents(space, case.hashes(1))
-        fork_server.start(write_until_the_limit, space, late, limit).remaining_messages()
+        fork_server.spawn(write_until_the_limit, space, late, limit).remaining_messages()
         _must_be_kept(case, {space: kept})
 
 
 def _writer(case: Case, fork_server: ForkServer) -> Probe:
-    return open_remote(case, "killed later", fork_server.start(serve))
+    return open_remote(case, "killed later", fork_server.spawn(serve))
 
 
 def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, bytes]:

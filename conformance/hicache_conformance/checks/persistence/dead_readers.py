@@ -95,9 +95,9 @@ class _Churn:
     def kill_readers(self, count: int) -> None:
         """In the middle of a get, and of a scan."""
         for _ in range(count):
-            self._fork_server.start(read_half, self.space, list(self._pages)).receive()
+            self._fork_server.spawn(read_half, self.space, list(self._pages)).receive()
             if self.case.claims.enumerable:
-                self._fork_server.start(scan_half, self.space).receive()
+                self._fork_server.spawn(scan_half, self.space).receive()
         self._fork_server.end()
 
     def violation(self, message: str, expected: str, got: str) -> Exception:

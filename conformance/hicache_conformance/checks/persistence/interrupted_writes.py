@@ -92,7 +92,7 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
         number = case.trace.began(
             f"process killed at byte {limit} of a file: from_config(), batch_set"
         )
-        words = fork_server.start(
+        words = fork_server.spawn(
             open_within_the_limit, config, space, early, limit
         ).remaining_messages()
         case.trace.ended(number, words[0] if words else "killed")
@@ -120,7 +120,7 @@ def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
     taken: set[str] = set()
     rounds = 3 if case.quick else 6
     for _ in range(rounds):
-        writer = fork_server.start(write_forever, space, pages, case.random.choice((1, 3)))
+        writer = fork_server.spawn(write_forever, space, pages, case.random.choice((1, 3)))
         for _ in range(case.random.randrange(12)):
             taken.update(writer.receive())
         for messages in writer.kill():
@@ -204,7 +204,7 @@ def _killed_at(
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed at byte {limit} of a file: batch_set"
     number = case.trace.began(line, list(new))
-    messages = scenario.fork_server.start(
+    messages = scenario.fork_server.spawn(
         write_until_the_limit, scenario.space, new, limit
     ).remaining_messages()
     case.trace.ended(number, messages[0] if messages else "killed")
@@ -229,7 +229,7 @@ def _killed_half_way(
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))
-    writer = scenario.fork_server.start(write_half, scenario.space, {}, new, before)
+    writer = scenario.fork_server.spawn(write_half, scenario.space, {}, new, before)
     writer.receive()
     messages = writer.receive()
     case.trace.ended(number, "killed" if messages == HELD else messages)
