@@ -15,10 +15,10 @@ import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.tools.network.relay import Relay
+from hicache_conformance.tools.processes.interpreter import start_interpreter
 
 if TYPE_CHECKING:
     from hicache_conformance.tools.network.flows import Counts, Mode
@@ -33,7 +33,7 @@ class HostedRelay:
         self._host = _host()
         self._number: int
         self.address: tuple[str, int]
-        self._number, self.address = self._host.call_in_loop("open", server)
+        self._number, self.address = self._host.call("open", server)
         self._lock = threading.Lock()
         self._last: Counts | None = None
 
@@ -43,30 +43,30 @@ class HostedRelay:
 
     def behave(self, mode: Mode) -> None:
         """Take on `mode`."""
-        self._host.call_in_loop("behave", self._number, mode)
+        self._host.call("behave", self._number, mode)
 
     def drop_held(self) -> int:
         """Drop the bytes that were received and not yet sent on. Return their number."""
-        dropped: int = self._host.call_in_loop("drop_held", self._number)
+        dropped: int = self._host.call("drop_held", self._number)
         return dropped
 
     def held_nbytes(self) -> int:
         """Return the number of bytes that were received and not yet sent on."""
         with self._lock:
-            held: int = 0 if self._last else self._host.call_in_loop("held_nbytes", self._number)
+            held: int = 0 if self._last else self._host.call("held_nbytes", self._number)
             return held
 
     def counts(self) -> Counts:
         """Return the counters. After `stop`, return their last values."""
         with self._lock:
-            counts: Counts = self._last or self._host.call_in_loop("counts", self._number)
+            counts: Counts = self._last or self._host.call("counts", self._number)
             return counts
 
     def stop(self) -> None:
         """End the relay and its connections. Idempotent."""
         with self._lock:
             if self._last is None:
-                self._last = self._host.call_in_loop("stop", self._number)
+                self._last = self._host.call("stop", self._number)
 
 
 class _Host:
@@ -76,19 +76,11 @@ class _Host:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._connection, theirs = Pipe()
-        paths = [path or str(Path.cwd()) for path in sys.path]
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            self._process = start_interpreter(__name__, theirs)
         atexit.register(self.close)
 
-    def call_in_loop(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method in the other process. Return its result, or raise its exception."""
         with self._lock:
             self._connection.send((method, *arguments))

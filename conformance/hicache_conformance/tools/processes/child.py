@@ -22,7 +22,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +30,7 @@ from hicache_conformance.run.attribution import blamed
 from hicache_conformance.run.outcomes import NotVerified, Unknown, Violation
 from hicache_conformance.run.subject import ClassReference
 from hicache_conformance.tools.network.endpoints import endpoints_in
+from hicache_conformance.tools.processes.interpreter import start_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,20 +125,10 @@ class Child:
             dict(absent),
         )
         self._connection, theirs = Pipe()
-        environment = {
-            **os.environ,
-            "TMPDIR": temporary or tempfile.gettempdir(),
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        }
+        environment = {"TMPDIR": temporary or tempfile.gettempdir()}
         with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0 if owns_group else None,
+            self.process = start_interpreter(
+                __name__, theirs, environment=environment, owns_group=owns_group
             )
         self._owns_group = owns_group
         self._connection.send_bytes(pickle.dumps(request))
