@@ -1,4 +1,4 @@
-"""KV-009: a store that has room takes pages, and counts those that it refuses."""
+"""KV-009: a store with room accepts pages, and counts the pages that it refuses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _SETS = 1000
 _PAGE_NBYTES = 1024
 _BATCHES = (1, 1, 1, 7, 40)
-"""Pages a call, again and again: alone, and in batches of several sizes."""
+"""The numbers of pages of successive calls: alone, and in batches of several sizes."""
 _MOST_AT_ONCE = 100
-"""Then they are deleted: the store stays as good as empty."""
+"""The number of pages after which all are deleted, so that the store stays as good as empty."""
 _LEAST_REFUSED = 8
 
 
@@ -69,7 +69,8 @@ def what_is_refused_is_counted(case: Case) -> None:
     if len(refused) < _LEAST_REFUSED:
         raise NotVerified("the store refuses no pages when it is full: it makes room by itself")
     after = dict(probe.storage.stats().counters)
-    for page_hash in refused:  # as the probe has done: what counts misses is no count of refusals
+    # The probe has looked the refused pages up, too. A counter of misses is no count of refusals.
+    for page_hash in refused:
         probe.exists(space, [page_hash])
         probe.get(space, [page_hash])
     looked = _grown(after, probe.storage.stats().counters)
@@ -84,14 +85,14 @@ def what_is_refused_is_counted(case: Case) -> None:
 
 
 def _page_nbytes(case: Case, store: Probe) -> int:
-    """Small enough for as many as are there at once to have plenty of room."""
+    """Return a page size at which the simultaneous pages have plenty of room."""
     capacity_nbytes = store.storage.stats().capacity_nbytes
     most = capacity_nbytes // (4 * _MOST_AT_ONCE) if capacity_nbytes else _PAGE_NBYTES
     return fitting(case, max(1, min(_PAGE_NBYTES, most)))
 
 
 def _batches(max_batch: int) -> Iterator[int]:
-    """Numbers of pages, 1,000 in all."""
+    """Yield the numbers of pages of the calls, 1,000 in all."""
     left = _SETS
     while left:
         for count in _BATCHES:

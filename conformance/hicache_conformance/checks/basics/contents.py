@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 
 
 @check("KV-003")

@@ -1,4 +1,4 @@
-"""KV-006: a set that returned False never shows, whatever happens later."""
+"""KV-006: a set that returned False never shows, after any later call."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 32 << 10
 _CAPACITY_NBYTES = 256 << 10
 _OFFERED_NBYTES = 2 << 20
-"""What a store that takes no capacity may refuse some of; more is not written to find out."""
+"""The number of bytes offered to a store without a capacity field, which may refuse some of them."""
 _MOST_PAGES = 512
 _BATCHES = 8
 _SETTLED_AFTER_S = 0.5
-"""By then a set that goes on in the background has come to its end, mostly."""
+"""The time after which most background work of a set has ended."""
 _ANSWER_LIMIT_S = 120.0
 _WHY = "was refused: batch_set returned False"
 
@@ -105,7 +105,7 @@ def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
 
 
 def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
-    """Actor: the pages that were refused when files could not grow, and that did not show since."""
+    """Actor: send the pages that were refused when files could not grow, and that did not show later."""
     store = link.open()
     store.open_space(space)
     caller = Caller(store, space, _ANSWER_LIMIT_S)
@@ -114,7 +114,7 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
     refused: list[str] = []
     for (page_hash, data), limit in zip(pages.items(), (0, nbytes // 2, nbytes - 1), strict=True):
         with file_size_limit(limit):
-            attempt = caller.set({page_hash: data})  # what it may raise is another rule's matter
+            attempt = caller.set({page_hash: data})  # Another rule judges its exceptions.
         refused += [page_hash] if attempt.answer == [False] else []
     for _ in range(2):
         found = store.exists(space, refused)
@@ -136,7 +136,7 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
 def _must_stay_out(
     case: Case, store: Probe, space: KeySpace, taken: dict[str, bytes], refused: list[str]
 ) -> None:
-    """Make room, go on, wait and reopen: nothing that was refused may show."""
+    """Make room, set others, wait and reopen. No refused page may show."""
     going = list(taken)[: len(taken) // 2 + 1]
     store.delete(space, going)
     case.must_miss(store, space, refused, f"{_WHY}, before others were deleted")
@@ -156,8 +156,8 @@ def _must_stay_out(
 
 
 def _open_small_store(case: Case) -> tuple[Probe, KeySpace]:
-    """A store that is full soon, if its config can make it so, and an open key space."""
-    with suppress(NotVerified):  # it may refuse pages all the same
+    """Open a store that is full soon, where its config allows that, and a key space."""
+    with suppress(NotVerified):  # A store that stays large may refuse pages, too.
         make_small(case, _CAPACITY_NBYTES)
     store, space = open_store(case, _PAGE_NBYTES)
     return store, space
@@ -169,7 +169,7 @@ def _writes_files(case: Case, space: KeySpace) -> bool:
     with note("nothing limits it yet"):
         store.open_space(space)
         case.stored(store, space, 1)
-    store.close()  # a store that is not shared may have one handle at a time
+    store.close()  # A store that is not shared may allow one handle at a time.
     return _nbytes_under(case.scratch.path) - before >= space.stored_nbytes
 
 

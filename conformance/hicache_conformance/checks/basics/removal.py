@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 _SETTLED_AFTER_S = 0.3
 
 
@@ -29,7 +29,7 @@ def a_deleted_page_is_gone(case: Case) -> None:
     store, space = open_store(case, 768)
     for places in ((0,), (4,), (2,), (0, 2, 4), (1, 2), (0, 1, 2, 3, 4)):
         pages = case.stored(store, space, 5)
-        case.must_hold(store, space, pages)  # so that a cache may have them
+        case.must_hold(store, space, pages)  # The reads fill the store's cache, if it has one.
         going = [list(pages)[place] for place in places]
         _must_delete(store, space, going)
         case.must_miss(store, space, going, "was deleted")
@@ -191,7 +191,7 @@ def sets_and_deletes_take_effect_in_order(case: Case) -> None:
         _must_delete(store, space, [page_hash])
         case.must_set(store, space, {page_hash: new[page_hash]})
     for wait_s in (0.0, _SETTLED_AFTER_S / 4, _SETTLED_AFTER_S):
-        time.sleep(wait_s)  # for a store that works on in the background
+        time.sleep(wait_s)  # The store may work in the background.
         case.must_miss(store, space, dead, "was deleted right after it was set")
         with note("it was set right after it was deleted"):
             case.must_hold(store, space, pages)
@@ -235,7 +235,7 @@ def a_delete_through_another_handle_counts(case: Case) -> None:
 
 
 def _must_delete(store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Delete pages; every verdict must be True."""
+    """Delete pages. Every verdict must be True."""
     for page_hash, gone in zip(hashes, store.delete(space, hashes), strict=True):
         if not gone:
             raise store.violation(

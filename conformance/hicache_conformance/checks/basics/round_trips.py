@@ -1,4 +1,6 @@
-"""KV-001, KV-002, KV-004, KV-005: what was never set is not there, what was set is."""
+"""KV-001, KV-002, KV-004, KV-005: pages that were never set are not there, and pages that were set
+are.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
 
 _HASH_LENGTHS = (32, 34, 40, 48, 56, 62, 64, 66, 80, 96, 126, 128)
 _MANY = (32, 60, 200, 300, 500)
-"""Steps to 1,100 pages."""
+"""The steps to 1,100 pages."""
 _MANY_QUICK = (32, 110)
 _ABSENT = 1000
 _ABSENT_QUICK = 300
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 _TOUCHED = "a page that was not in the batch was written into"
 
 
@@ -214,7 +216,7 @@ def many_pages_are_all_there(case: Case) -> None:
 
 @check("KV-002")
 def pages_outlive_an_orderly_close(case: Case) -> None:
-    """What was set before close is there for the next handle, if pages outlive their handle."""
+    """A page that was set before close is there for the next handle, if pages outlive their handle."""
     if case.claims.durability < Durability.CRASH:
         raise NotDeclared("the store does not claim durability CRASH or more")
     store, space = open_store(case)
@@ -285,7 +287,7 @@ def a_batch_writes_into_its_own_pages_only(case: Case) -> None:
 def _must_leave_other_pages(
     store: Probe, space: KeySpace, hashes: Sequence[str], segments: int
 ) -> None:
-    """Read into every second page of some memory; the others must stay as they were."""
+    """Read into every second page of some memory. The other pages must not change."""
     memory = store.memory(space, 2 * len(hashes) + 1, segments)
     given, between = memory.pages[1::2], memory.pages[::2]
     untouched = between[0].tobytes()
@@ -353,7 +355,7 @@ def another_handle_can_set_a_page_again(case: Case) -> None:
 
 
 def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Where the store lists its pages: exactly these."""
+    """Raise where the store lists other pages than these. A store without listings passes."""
     listed = [info.page_hash for info in store.scan(space)] if case.claims.enumerable else hashes
     if sorted(listed) != sorted(hashes):
         raise store.violation(

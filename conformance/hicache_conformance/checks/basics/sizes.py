@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _ALWAYS_TAKEN_NBYTES = 4096
-"""A larger page may be refused for want of room, unless a still larger one is taken."""
+"""The largest page that no store may refuse for want of room while it accepts a larger one."""
 _LARGE_PAGE_SIZES = (
     (1 << 18) + 1,
     1 << 20,
@@ -33,7 +33,7 @@ _LARGE_PAGE_SIZES = (
 )
 _LARGE_IN_QUICK_NBYTES = 4 << 20
 _BATCH_NBYTES = 32 << 20
-"""A batch of more than two pages is no larger: small stores are right too."""
+"""The most bytes of a batch of more than two pages, since small stores are right too."""
 
 
 @check("KV-008")
@@ -70,7 +70,7 @@ def sizes_coexist_in_one_store(case: Case) -> None:
 
 @check("KV-008")
 def a_frame_is_a_part_of_the_page(case: Case) -> None:
-    """Where a key space has a frame, all `stored_nbytes` are kept: frame and payload."""
+    """A key space with a frame keeps all `stored_nbytes`: frame and payload."""
     store = case.open()
     limit_nbytes = fitting(case, 5000)
     for frame_nbytes, page_nbytes in ((64, 4000), (4096, 512), (1, 1), (333, 1000)):
@@ -90,7 +90,7 @@ def a_frame_is_a_part_of_the_page(case: Case) -> None:
 
 @check("KV-008")
 def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
-    """What was set in 1 to 512 segments is read into 1 to 512 others."""
+    """Pages that were set in 1 to 512 segments are read into 1 to 512 others."""
     store, space = _scattered(case, 4099)
     alignment = case.claims.alignment
     cuts = segmentations(space.stored_nbytes, alignment, case.random)
@@ -153,7 +153,7 @@ def _shuffled(case: Case, page: Page) -> Page:
 
 
 def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
-    """Set, read and delete pages of each size; a refusal is only right beyond what is ever taken."""
+    """Set, read and delete pages of each size. A refusal is right only above every accepted size."""
     store = case.open()
     refused: list[int] = []
     largest = 0
@@ -180,7 +180,7 @@ def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
 
 
 def _scattered(case: Case, nbytes: int) -> tuple[Probe, KeySpace]:
-    """A store that takes pages in segments, and an open key space."""
+    """Open a store that takes pages in segments, and a key space."""
     store = case.open()
     if not store.storage.capabilities.scatter_gather:
         raise NotDeclared("the store claims to take no pages in segments")
@@ -192,7 +192,7 @@ def _scattered(case: Case, nbytes: int) -> tuple[Probe, KeySpace]:
 def _set_cut(
     case: Case, store: Probe, space: KeySpace, pages: dict[str, bytes], lengths: Sequence[int]
 ) -> None:
-    """Set pages whose segments have these lengths, each verdict True."""
+    """Set pages whose segments have these lengths. Every verdict must be True."""
     for part in _batches(store, list(pages)):
         memory = _cut_memory(store, space, len(part), lengths)
         memory.filled_with([pages[page_hash] for page_hash in part])

@@ -1,4 +1,4 @@
-"""KV-204: batches of any size the store takes work as a whole."""
+"""KV-204: batches of every size that the store accepts work as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOKED_UP = 10_000
 _LARGEST_SET = 1025
 _LARGEST_SET_QUICK = 129
 _LIMIT_S = 6.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 
 
 @check("KV-204")
@@ -64,7 +64,8 @@ def batches_of_every_size_are_read(case: Case) -> None:
             break
         case.evidence["largest batch read"] = str(count)
         with note(f"in batches of {count} pages"), budget.measured(count):
-            while len(pages) < count:  # in small batches: how they were set is not the question
+            # The sets are small batches, since this check is about gets.
+            while len(pages) < count:
                 pages.update(case.stored(store, space, min(8, count - len(pages))))
             must_answer(case, store, space, case.random.sample(list(pages), count), pages)
 
@@ -89,7 +90,7 @@ def a_batch_of_many_bytes_is_set_and_read(case: Case) -> None:
 
 
 def _must_take_no_more(store: Probe, space: KeySpace, pages: dict[str, bytes]) -> None:
-    """Pages were refused in a batch: right where they are refused one by one as well."""
+    """Raise where pages that were refused in a batch are accepted one by one."""
     if all(store.set(space, {page_hash: data}) == [True] for page_hash, data in pages.items()):
         raise store.violation(
             f"batch_set refuses a batch of {len(pages)} pages, and takes each of them alone",

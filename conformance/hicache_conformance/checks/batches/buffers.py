@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _SIZES = (64, 5000, 300_000)
 _LARGE_NBYTES = 1 << 20
 _WATCHED_S = 0.4
-"""For how long memory is watched after a call: work left to threads is done by then, mostly."""
+"""The time for which memory is watched after a call. Most work of other threads has ended by then."""
 _FREED_WITHIN_S = 5.0
 _CALL_LIMIT_S = 60.0
 
 
 @check("KV-205")
 def memory_may_be_reused_after_a_set(case: Case) -> None:
-    """What is put into a page's memory after `batch_set` returned is not what is stored."""
+    """A store does not store what the caller puts into a page's memory after `batch_set` returned."""
     store = case.open()
     written: dict[KeySpace, dict[str, bytes]] = {}
     for nbytes in _SIZES:
@@ -51,7 +51,7 @@ def memory_may_be_reused_after_a_set(case: Case) -> None:
                 written.setdefault(space, {}).update(pages)
                 with note("the memory it was set from was reused after the call"):
                     case.must_hold(store, space, pages)
-    time.sleep(_WATCHED_S / 4)  # for a store that copies the page when it comes to it
+    time.sleep(_WATCHED_S / 4)  # The store may copy the page later.
     for space, pages in written.items():
         with note("the memory it was set from was reused after the call"):
             case.must_hold(store, space, pages)
@@ -59,7 +59,7 @@ def memory_may_be_reused_after_a_set(case: Case) -> None:
 
 @check("KV-205")
 def memory_may_be_reused_after_a_get(case: Case) -> None:
-    """What is put into a page's memory after `batch_get` returned is not what is read next."""
+    """A read does not return what the caller puts into a page's memory after `batch_get` returned."""
     store = case.open()
     for nbytes in _SIZES:
         space = case.space(fitting(case, nbytes))
@@ -87,7 +87,7 @@ def no_call_keeps_its_pages(case: Case) -> None:
         kept[f"batch_get of {page_hash[:8]}"] = _given_to_get(store, space, page_hash)
 
     def is_free() -> bool:
-        store.exists(space, list(pages))  # what is about to let go has a chance to
+        store.exists(space, list(pages))  # A call may release what the last one kept.
         gc.collect()
         return not any(memory() is not None for memory in kept.values())
 
@@ -122,9 +122,9 @@ def nothing_is_written_after_a_get(case: Case) -> None:
 
 @check("KV-205")
 def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
-    """When `batch_get` has raised, no byte of its pages changes: it has ended whatever it began.
+    """When `batch_get` has raised, no byte of its pages changes: all its work has ended.
 
-    It is made to fail by a page that can't be written to.
+    The call fails at a page that can't be written to.
     """
     store, space = open_store(case, _LARGE_NBYTES)
     count = min(8, store.max_batch)
@@ -166,7 +166,7 @@ def nothing_is_written_after_a_get_that_timed_out(case: Case) -> None:
 
 @check("KV-205")
 def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
-    """What is put into a page's memory when `batch_set` has given up is not stored."""
+    """A store does not store what the caller puts into a page's memory when `batch_set` has given up."""
     with open_fault_path(case) as path:
         caller = path.caller()
         path.stored_pages(caller, 1)
@@ -190,7 +190,7 @@ def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
 def _set_from(
     store: Probe, space: KeySpace, pages: dict[str, bytes], segments: int
 ) -> PageMemory | None:
-    """The memory from which the pages were set; None where the store has no room for them."""
+    """Set pages and return their memory, or None where the store has no room for them."""
     memory = store.memory(space, len(pages), segments).filled_with(list(pages.values()))
     hashes = list(pages)
     verdicts: list[bool] = []
@@ -215,7 +215,7 @@ def _given_to_get(store: Probe, space: KeySpace, page_hash: str) -> weakref.ref[
 
 
 def _must_stay_unwritten(store: Probe, watched: Sequence[PageMemory], when: str) -> None:
-    """Watch memory that was reused: nobody may write into it."""
+    """Watch memory that was overwritten after a call. Nobody else may write into it."""
     until_s = time.monotonic() + _WATCHED_S
     while True:
         ended = time.monotonic() > until_s

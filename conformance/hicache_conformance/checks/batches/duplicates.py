@@ -1,4 +1,4 @@
-"""KV-203: a hash that occurs more than once in a batch is answered each time."""
+"""KV-203: a hash that occurs more than once in a batch has an answer at each place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def duplicates_with_other_bytes_leave_a_whole_page(case: Case) -> None:
 
 @check("KV-203")
 def duplicates_are_each_deleted(case: Case) -> None:
-    """A delete in which a page occurs twice is True for both, and spares who is not in it."""
+    """A delete in which a page occurs twice is True for both, and leaves the pages that are not in
+    it.
+    """
     store, space = _open_for_batches(case)
     for order in ("aa", "aba", "baab"):
         pages = case.stored(store, space, 3)

@@ -1,4 +1,4 @@
-"""KV-204: round trips grow with the number of batches, not of pages. Counted, not timed."""
+"""KV-204: round trips grow with the number of batches, not with that of pages. They are counted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _PAGE_NBYTES = 64
 _MAX_BATCH = 256
-"""Larger batches are not needed to see the difference."""
+"""The largest batch that is tried: larger ones show no more."""
 _FREE = 8
-"""Round trips that a batch may take for itself: several servers, an index, a pool that grows."""
+"""The round trips that a batch may add: several servers, an index, a pool that grows."""
 _BATCHES = 16
 _FREE_A_BATCH = 2
 _PAGES_A_TRIP = 16
-"""Replies may come in parts, and a store without batch requests may make several requests at once."""
+"""The pages of one round trip: replies may come in parts, and requests may be split."""
 
 
 @check("KV-204")
@@ -71,7 +71,7 @@ def _exists(path: FaultPath, probe: Probe, count: int) -> None:
 
 
 def _turns(path: FaultPath, probe: Probe, counts: tuple[int, int]) -> dict[str, tuple[int, int]]:
-    """The round trips of each operation for these numbers of pages; the fewest of three tries."""
+    """Return the round trips of each operation for these numbers of pages, the fewest of three tries."""
     found: dict[str, list[int]] = {}
     for count in counts:
         tries = [_turns_once(path, probe, count) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""KV-201, KV-202: one verdict a page, in order, and each page for itself."""
+"""KV-201, KV-202: one verdict a page, in order, and independent of the other pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _COUNTS = (1, 2, 3, 8, 17, 33)
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 
 
 # --- KV-201 --------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def an_empty_batch_gives_an_empty_list(case: Case) -> None:
     pages: dict[str, bytes] = {}
     for _ in range(2):
         for call in calls(store, space).values():
-            call([], [])  # held against their length by the probe
+            call([], [])  # The probe checks the length of the answer.
         pages.update(case.stored(store, space, 2))
     case.must_hold(store, space, pages)
 
@@ -107,7 +107,7 @@ def the_callers_lists_are_left_alone(case: Case) -> None:
 
 @check("KV-201")
 def the_answer_is_the_callers(case: Case) -> None:
-    """What a caller does to a list of verdicts has no effect on the next answer."""
+    """A caller that changes a list of verdicts has no effect on the next answer."""
     store, space = open_store(case, 96)
     pages = case.stored(store, space, 2)
     hashes = [*pages, *case.hashes(1)]
@@ -129,7 +129,7 @@ def the_answer_is_the_callers(case: Case) -> None:
 
 @check("KV-202")
 def a_missing_page_changes_no_other(case: Case) -> None:
-    """Wherever in a batch pages are missing, the others are found and read as they were set."""
+    """Missing pages anywhere in a batch leave the others found and read as they were set."""
     store, space = open_store(case, 96)
     for count in (2, 3, 9, 16):
         pages = case.stored(store, space, count)
@@ -160,7 +160,7 @@ def each_page_of_a_batch_has_its_own_bytes(case: Case) -> None:
 
 @check("KV-202")
 def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
-    """Where some pages of a set are there already, the others are stored with their own bytes."""
+    """A set that contains present pages stores the others with their own bytes."""
     store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
@@ -174,7 +174,9 @@ def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
 
 @check("KV-202", quick=False)
 def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
-    """Where some pages of a delete are not there, the others are deleted; who is not in it stays."""
+    """A delete that contains absent pages deletes the others, and leaves the pages that are not in
+    it.
+    """
     store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
@@ -214,7 +216,7 @@ def _must_read_all_but(
 
 
 def _places(count: int) -> list[tuple[int, ...]]:
-    """Which places of a batch to choose: the first, the last, a middle one, most and all of them."""
+    """Return places of a batch: the first, the last, a middle one, most and all of them."""
     every = tuple(range(count))
     chosen = [(0,), (count - 1,), (count // 2,), every[::2], every[1:], every[:-1], every]
     return list(dict.fromkeys(chosen))

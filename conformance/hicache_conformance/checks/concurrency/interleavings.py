@@ -1,6 +1,6 @@
 """KV-501, KV-503: calls that are held half way through a page while others run.
 
-What is tried is chosen, not left to luck. A store may let the other call wait for the one that is held.
+The checks choose the interleavings. A store may let the other call wait for the held one.
 """
 
 from __future__ import annotations
@@ -210,26 +210,27 @@ def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
             held = held_get(threads, store, space, [page_hash], before=point.before)
             moved = threading.Event()
             pushing = threads.attempt(_push_out, case, other, space, page_hash, moved)
-            if moved.is_set():  # it does not wait for the get
+            if moved.is_set():  # The set does not wait for the get.
                 pushing.wait(_PUSH_LIMIT_S)
             found = held.release()
             evicted += pushing.result()
         must_be_intact(case, store, space, {page_hash: list(pages.values())}, found)
         if not evicted:
-            break  # it has room for more than can be tried
+            break  # The store has room for more pages than can be tried.
     case.evidence["evicted"] = f"{evicted} times"
 
 
 def _push_out(
     case: Case, store: Probe, space: KeySpace, page_hash: str, moved: threading.Event
 ) -> bool:
-    """Set other pages until this one is evicted; False where there is room for very many."""
+    """Set other pages until this one is evicted. Return False where the store has room for very many."""
     until_s = time.monotonic() + _PUSH_LIMIT_S
     most = min(_MOST_PUSHED_PAGES, max(16, _MOST_PUSHED_NBYTES // space.stored_nbytes))
     for pushed in range(1, most):
         store.set(space, case.contents(space, case.hashes(1)))
         moved.set()
-        is_looked_at = pushed % 8 == 0 and pushed & (pushed - 1) == 0  # a look may count as a use
+        # A lookup may count as a use, so lookups are rare.
+        is_looked_at = pushed % 8 == 0 and pushed & (pushed - 1) == 0
         if is_looked_at and store.exists(space, [page_hash]) == [False]:
             return True
         if time.monotonic() > until_s:
@@ -237,19 +238,21 @@ def _push_out(
     return False
 
 
-# --- what the scenes have in common --------------------------------------------------------------
+# --- parts of the checks -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _HoldPoint:
-    """Where a call is held, and how long others that may wait for it are waited for."""
+    """The segment in front of which a call is held, and the limit of calls that may wait for it."""
 
     before: int
     wait_limit: WaitLimit
 
 
 def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoint]]:
-    """The store; the handle that others use, which is another one at times; and where to hold a call."""
+    """Yield the store, the handle of the other calls, a key space, and the point at which to hold a
+    call.
+    """
     store, space = open_store(case, _PAGE_NBYTES)
     other, wait_limit = store, WaitLimit()
     numbers = _HOLD_BEFORE if case.claims.scatter_gather and not case.quick else _HOLD_BEFORE[:1]
@@ -261,7 +264,7 @@ def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoin
 
 
 def _versions(case: Case, store: Probe, space: KeySpace, count: int) -> tuple[str, list[bytes]]:
-    """A fresh page, and contents of it, of which all but the last have been set."""
+    """Return a fresh page with its possible contents. All but the last of them have been set."""
     hashes = case.hashes(1)
     pages = [case.contents(space, hashes, version) for version in range(count)]
     for each in pages[:-1]:

@@ -1,4 +1,4 @@
-"""KV-501: answers that threads get about one page, held against every order that explains them."""
+"""KV-501: some order of the calls explains the answers that threads get about one page."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _THREADS = 4
 _CALLS = 70
-"""Of each thread: about two pages, so that a history stays below 200 calls."""
+"""The calls of each thread about two pages, so that a history has fewer than 200 calls."""
 _LIMIT_S = 5.0
 _KINDS: tuple[Kind, ...] = ("get", "get", "get", "set", "set", "exists", "delete")
 
 
 @check("KV-501", stochastic=True)
 def the_answers_about_a_page_fit_one_order(case: Case) -> None:
-    """What threads are told about a page could have come of one call after the other."""
+    """The answers that threads get about a page could have come from one call after the other."""
     if not case.keeps:
         raise NotDeclared(
             "a page may vanish at any time: no order of calls need explain its answers"
@@ -54,13 +54,13 @@ def the_answers_about_a_page_fit_one_order(case: Case) -> None:
             turns=_CALLS,
             limit_s=_LIMIT_S,
         )
-        undecided += sum(page.adapt() for page in pages)
+        undecided += sum(page.must_be_explained() for page in pages)
         handles[0].delete(space, [page.page_hash for page in pages])
     case.evidence["histories"] = f"{2 * rounds}, {undecided} of them too long to decide"
 
 
 class _Page:
-    """One page, what was asked of it, and what it may hold."""
+    """One page with its possible contents and the history of its calls."""
 
     def __init__(self, case: Case, space: KeySpace, page_hash: str) -> None:
         self.page_hash = page_hash
@@ -93,9 +93,9 @@ class _Page:
         with self._history.recording(process=number, kind="delete") as call:
             call.record_answer(store.delete(self._space, [self.page_hash])[0])
 
-    def adapt(self) -> bool:
-        """Whether it could not be decided if an order of the calls explains all answers."""
-        # Of sets that run at once the last may win, also where a present page is never overwritten.
+    def must_be_explained(self) -> bool:
+        """Raise where no order of the calls explains all answers. Return whether that is undecided."""
+        # The last of simultaneous sets may win, also where a present page is never overwritten.
         found = explain(self._history.operations())
         if isinstance(found, Counterexample):
             raise Violation(
@@ -108,12 +108,12 @@ class _Page:
 
 
 def _own_random(case: Case) -> random.Random:
-    """Choices of one thread, which do not depend on what the others do."""
+    """Return the random choices of one thread, which do not depend on the other threads."""
     return random.Random(case.random.random())
 
 
 def _call(pages: list[_Page], store: Probe, number: int, rng: random.Random, turn: int) -> None:
-    """One call about one page."""
+    """Make one call about one page."""
     page = rng.choice(pages)
     match rng.choice(_KINDS):
         case "set":

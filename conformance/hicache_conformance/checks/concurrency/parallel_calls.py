@@ -1,4 +1,4 @@
-"""KV-504: calls that go on while others are held."""
+"""KV-504: calls that proceed while others are held."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
         pages = list(case.stored(store, space, 2))
         caller = Caller(store, space, _CALL_LIMIT_S)
         proxy.silence_one()
-        slow = threads.start(caller.get, pages[:1])  # it may fail in the end: nobody answers it
+        # This get may fail, since its server does not answer.
+        slow = threads.start(caller.get, pages[:1])
         if not wait_until(lambda: slow.done or proxy.held > 0, _PROCEED_LIMIT_S) or slow.done:
             raise NotVerified("calls do not go by way of the address in the config")
         quick = threads.start(caller.get, pages[1:])
@@ -61,7 +62,7 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
 
 
 def _must_proceed(case: Case, store: Probe, space: KeySpace, slow: str, quick: str) -> None:
-    """Hold all calls but one that the store says to gain from, and make that one."""
+    """Hold one call fewer than the declared `parallelism`, and make one more."""
     count = min(case.claims.parallelism - 1, _MOST_HELD)
     pages = case.contents(space, case.hashes(count + 1))
     if "get" in (slow, quick):

@@ -31,7 +31,7 @@ _STORM_S = 1.5
 
 @check("KV-502")
 def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
-    """A page that another process or handle sets is there, also for who has just been told it is not."""
+    """A page that another process or handle sets is there, also for a caller that has just missed it."""
     for words, writer, reader, space in _pairs(case):
         for count in (1, 3):
             pages = case.contents(space, case.hashes(count))
@@ -45,7 +45,9 @@ def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
 
 @check("KV-502")
 def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
-    """A page that another process or handle deletes is gone, also for who has just read or set it."""
+    """A page that another process or handle deletes is gone, also for a caller that has just read
+    or set it.
+    """
     for words, writer, reader, space in _pairs(case):
         pages = case.stored(writer, space, 2)
         pages |= case.stored(reader, space, 2)
@@ -154,7 +156,7 @@ def processes_that_write_one_page_leave_one_whole_page(case: Case) -> None:
 
 
 def _pairs(case: Case) -> list[tuple[str, Probe, Probe, KeySpace]]:
-    """Handles on one store, two by two, with a key space that both have open; and who they are."""
+    """Return pairs of handles on one store, with a description and a key space that both have open."""
     here, beside = case.open(label="here"), case.open(label="second handle")
     there = open_remote(case, "another process")
     pairs = [
@@ -182,14 +184,14 @@ def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str])
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a process has seen."""
+    """The results of one process."""
 
     turns: int = 0
     was_taken: bool = False
-    """Whether its last sets returned True."""
+    """A flag: its last sets returned True."""
     hits: int = 0
     wrong: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    """Bytes of pages that were none of those set."""
+    """Bytes of pages that belong to none of the versions."""
 
 
 def _receive_report(
@@ -204,7 +206,7 @@ def _receive_report(
 def _set_and_get(
     link: Link, space: KeySpace, hashes: Sequence[str], number: int, count: int
 ) -> None:
-    """Set pages in one version and read them, many times; then read them whenever it is told to."""
+    """Actor: set and read pages in one version many times, then read them after each message."""
     probe = link.open(alone=False)
     probe.open_space(space)
     versions = [

@@ -1,4 +1,4 @@
-"""KV-501, KV-503: many threads on one storage, as fast as they can."""
+"""KV-501, KV-503: many threads on one storage, as fast as possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LARGE_NBYTES = 1 << 20
 _NEW_SPACES = 300
 _FILLED_SPACES = 16
 _LEFT_SPACES = 30
-"""In a store that outlives the check, and would keep them."""
+"""The number of new key spaces in a store that outlives the check and would keep them."""
 
 
 @check("KV-501", stochastic=True)
@@ -142,13 +142,13 @@ def all_methods_at_once_raise_nothing(case: Case) -> None:
     case.must_hold(store, space, contents)
 
 
-# --- what threads do -----------------------------------------------------------------------------
+# --- bodies of the threads -----------------------------------------------------------------------
 
 
 def _set_one(
     store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], step: int, turn: int
 ) -> None:
-    """Set one page in the next version; a store that keeps the first is made to forget it first."""
+    """Set one page in the next version. A store that keeps the first version deletes it before."""
     page_hash = list(pages)[(turn + step) % len(pages)]
     if not store.storage.capabilities.overwrites:
         store.delete(space, [page_hash])

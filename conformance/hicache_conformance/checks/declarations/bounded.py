@@ -1,4 +1,4 @@
-"""KV-901: a store that claims to be bounded comes back in time, and has let go of every page then."""
+"""KV-901: a call of a bounded store returns in time, and has then released every page."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def a_bounded_set_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What the network does while the call runs."""
+    """The behaviour of the network during a call."""
 
     mode: Callable[[FaultProxy], object]
     falls_silent: bool = False
-    """As soon as something has come through."""
+    """A flag: the network falls silent as soon as some bytes have passed."""
 
 
 def _faults(path: FaultPath) -> dict[str, _Fault]:
-    """By what they are, in words."""
+    """Return the faults, by a description."""
     page_nbytes_per_s = path.space.stored_nbytes / path.timeout_s
     return {
         "the server accepts and says nothing": _Fault(FaultProxy.go_silent),
@@ -98,7 +98,7 @@ def _call_during(
     call: Callable[[], list[bool]],
     fault: _Fault,
 ) -> Attempt:
-    """Make the call while there is a fault."""
+    """Make the call during a fault."""
     path.on_all(fault.mode)
     before = path.bytes_moved()
     with Threads() as threads:
@@ -133,5 +133,5 @@ def _must_be_right(path: FaultPath, caller: Caller, pages: Mapping[str, bytes], 
 
 
 def _delete(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
-    """The store may be small."""
+    """Delete pages, since the store may be small."""
     path.answer_of(partial(caller.delete, list(pages)[: caller.probe.max_batch]))

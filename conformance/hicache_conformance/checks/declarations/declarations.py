@@ -1,4 +1,4 @@
-"""KV-901, KV-902: what is declared is true, what is not is refused."""
+"""KV-901, KV-902: declared capabilities are true, and others are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def claims_stay_the_same(case: Case) -> None:
     pages = case.stored(store, space, 2)
     case.must_hold(store, space, pages)
     used = store.storage.capabilities
-    if not first.shared:  # it may have one handle at a time
+    if not first.shared:  # The store may allow one handle at a time.
         store.close()
     for when, claims in (
         ("after a few calls", used),
@@ -238,7 +238,7 @@ def pages_in_segments_are_taken(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_says_so(case: Case) -> None:
-    """Where `enumerable` is not claimed, `scan` and `spaces` raise UnsupportedOperation."""
+    """`scan` and `spaces` raise UnsupportedOperation where `enumerable` is not claimed."""
     store, space, _ = _unlisted(case)
     for operation, call in (
         ("scan", lambda: list(store.storage.scan(space))),
@@ -255,7 +255,7 @@ def a_store_that_does_not_list_says_so(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
-    """Where `enumerable` is not claimed, `clear` is refused and removes nothing, or removes it all."""
+    """`clear` is refused and removes nothing, or removes it all, where `enumerable` is not claimed."""
     store, space, pages = _unlisted(case)
     answer = store.attempt("clear", space, [], lambda: store.storage.clear(space))
     if isinstance(answer, UnsupportedOperation):
@@ -272,7 +272,7 @@ def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
 
 
 def _unlisted(case: Case) -> tuple[Probe, KeySpace, dict[str, bytes]]:
-    """A store that is not enumerable, and a few pages in it."""
+    """Open a store that is not enumerable, and store a few pages."""
     if case.claims.enumerable:
         raise NotDeclared("the store claims to be enumerable: there is nothing to refuse")
     store, space = open_store(case, 64)
@@ -288,7 +288,7 @@ def _owners(store: Probe) -> list[tuple[str, object]]:
 
 
 def _soundness(claims: Capabilities) -> dict[str, bool]:
-    """Whether each field has a value of its type, in its range."""
+    """Return for each field whether it has a value of its type, in its range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
     flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded")
     limits = ("max_batch", "max_page_nbytes")

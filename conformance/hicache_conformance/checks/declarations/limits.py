@@ -1,4 +1,4 @@
-"""KV-903: limits hold, and one past them is refused cleanly."""
+"""KV-903: limits hold, and one past a limit is refused without side effects."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _page_limit(case: Case) -> int:
 
 
 def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
-    """An open key space, and as many hashes as `max_batch` and `beyond`."""
+    """Open a key space. Return as many hashes as `max_batch` and `beyond`."""
     limit = case.claims.max_batch
     if limit is None:
         raise NotDeclared("the store claims no max_batch")
@@ -164,7 +164,7 @@ def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
 
 
 def _must_lack_room(case: Case, store: Probe, space: KeySpace) -> None:
-    """A page of the limit was refused: is it the limit, or is there no room for so large a page?"""
+    """Raise where a smaller page is accepted: then the limit was refused, not a page without room."""
     smaller = case.space(space.page_nbytes - 1, frame_nbytes=space.frame_nbytes)
     store.open_space(smaller)
     if store.set(smaller, case.contents(smaller, case.hashes(1))) == [True]:
@@ -183,7 +183,7 @@ def _whole(
     hashes: Sequence[str],
     call: Callable[[], Any],
 ) -> list[bool] | None:
-    """The verdicts of a batch that is too long; None where it was refused."""
+    """Return the verdicts of a batch that is too long, or None where it was refused."""
     answer: Any = store.attempt(operation, space, hashes, call)
     if isinstance(answer, UnsupportedOperation):
         return None

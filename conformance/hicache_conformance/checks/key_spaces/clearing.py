@@ -63,7 +63,7 @@ def clear_counts_the_pages_that_it_removed(case: Case) -> None:
 
 @check("KV-103")
 def a_cleared_space_starts_anew(case: Case) -> None:
-    """What is set after clear is there, with the new bytes, and can be cleared again."""
+    """A page that is set after clear is there, with the new bytes, and can be cleared again."""
     store, space = open_store(case, 200)
     hashes = case.hashes(5)
     for version in range(3):
@@ -153,7 +153,7 @@ def clear_spares_other_programs_files(case: Case) -> None:
 
 @check("KV-103", Need.SHARED)
 def clear_reaches_other_handles(case: Case) -> None:
-    """What one handle cleared is gone for another, which had read it before."""
+    """A page that one handle cleared is gone for another handle, which had read it before."""
     store, other = case.open(), case.open(label="other")
     space = case.space(fitting(case, 128))
     for one in (store, other):
@@ -192,7 +192,7 @@ def what_was_cleared_stays_cleared(case: Case) -> None:
 
 
 def _must_count(case: Case, store: Probe, space: KeySpace, pages: int, why: str) -> None:
-    """Clear, and hold the answer against the number of pages; a store may have forgotten some."""
+    """Clear a key space. Raise where the answer is not the number of pages, less those forgotten."""
     _must_have_counted(case, store, store.clear(space), pages, why)
 
 
@@ -209,7 +209,7 @@ def _must_have_counted(case: Case, store: Probe, answer: int, pages: int, why: s
 def _must_leave(
     case: Case, store: Probe, cleared: KeySpace, others: Mapping[str, KeySpace]
 ) -> None:
-    """Clear one key space; the page of the same hash must stay in each other."""
+    """Clear one key space. The page of the same hash must stay in the other ones."""
     (page_hash,) = case.hashes(1)
     for space in (cleared, *others.values()):
         open_and_set(case, store, space, page_hash)
@@ -221,7 +221,7 @@ def _must_leave(
 
 
 def _foreign_files(root: Path, page_hash: str) -> dict[Path, bytes]:
-    """Files as other programs keep them in and around a directory, one of them with a page's name."""
+    """Write files of other programs in and around a directory, one of them with a page's name."""
     beside = root.parent
     paths = (
         root / "README.md",

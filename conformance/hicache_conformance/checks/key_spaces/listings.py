@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import PageInfo
 
 _CALL_LIMIT_S = 10.0
-"""For how long a call may wait for a listing that its reader has paused."""
+"""The time that a call may wait for a listing that its reader has paused."""
 
 
 @check("KV-104")
@@ -146,7 +146,7 @@ def a_paused_listing_blocks_nobody(case: Case) -> None:
 
 @check("KV-104")
 def a_listing_bears_deletes_by_its_reader(case: Case) -> None:
-    """Who deletes each page that scan lists, while it lists, meets all of them."""
+    """A reader that deletes each page of a scan, while it lists, meets all of them."""
     store, space = open_store(case, 64)
     pages = store_many(case, store, space, 150 if case.quick else 1100, limit_s=5)
     infos: list[PageInfo] = []
@@ -241,7 +241,7 @@ def must_list(
     *,
     others: Collection[str] = (),
 ) -> None:
-    """Scan; each of `pages` must be listed once, and nothing else but `others`, which come and go."""
+    """Scan. Each of `pages` must be listed once, and others only if they are in `others`."""
     _must_agree(case, store, space, store.scan(space), pages, others=others)
 
 
@@ -279,7 +279,7 @@ def _must_agree(
 
 
 def none_of(store: Probe, message: str, found: Collection[str]) -> None:
-    """`found` is wrong; where it is not empty, `message` says what of it."""
+    """Raise `message` where `found`, which holds wrong entries, is not empty."""
     if found:
         first = min(found)
         raise store.violation(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @check("KV-105", quick=False)
 def every_model_name_works(case: Case) -> None:
-    """Pages of a model are kept, whatever its name is."""
+    """Pages of a model are kept, for any name."""
     store = case.open()
     for space in _named_spaces(case):
         with note(f"model {space.model[:40]!r}, {len(space.model)} characters"):
@@ -69,7 +69,7 @@ def model_names_survive_reopening(case: Case) -> None:
 
 @check("KV-105")
 def a_model_name_leads_to_no_other_directory(case: Case) -> None:
-    """Whatever a model is called, nothing is written outside the store's own directory."""
+    """No model name makes the store write outside its own directory."""
     outer = case.new_scratch()
     inner = Scratch(outer.path / "a" / "b" / "store", outer.prefix)
     inner.path.mkdir(parents=True)
@@ -101,7 +101,7 @@ def _named_spaces(case: Case) -> list[KeySpace]:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a file system may understand it as a way to somewhere else."""
+    """Return whether a file system may understand the name as a path to somewhere else."""
     return ".." in name or name[0] in "/~."
 
 
@@ -110,7 +110,7 @@ def _name_text(name: str) -> str:
 
 
 def _nearest(space: KeySpace, listed: Collection[KeySpace]) -> str:
-    """What is listed in place of a key space, in words."""
+    """Describe the key spaces that are listed instead of this one."""
     same = [one.model for one in listed if replace(one, model=space.model) == space]
     return f"{len(listed)} key spaces; models {', '.join(map(_name_text, sorted(same)[:3]))}, ..."
 

@@ -1,4 +1,4 @@
-"""KV-103: a clear that can't be finished raises; one that returns has removed every page."""
+"""KV-103: a clear that can't be finished raises. A clear that returns has removed every page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PAGES = 600
 _PAGES_QUICK = 150
 _SHARES = (0.0, 0.1, 0.4, 0.7, 0.95)
-"""Of the bytes of a whole clear, after which its connection is cut."""
+"""The shares of the bytes of a whole clear after which its connection is cut."""
 _LIMIT_S = 30.0
 _TURNS = 3
 
@@ -109,7 +109,7 @@ def a_clear_without_descriptors_says_so(case: Case) -> None:
 
 
 def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, bytes]) -> None:
-    """Actor: what clear said, whether it raised, and how many pages are left."""
+    """Actor: send the answer of clear, whether it raised, and the number of pages that are left."""
     probe = link.open()
     use(probe, space)
     probe.set(space, pages)

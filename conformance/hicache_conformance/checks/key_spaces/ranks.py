@@ -1,4 +1,4 @@
-"""KV-106: ranks that hold different bytes share nothing, ranks that hold the same share all."""
+"""KV-106: ranks with different bytes share nothing, and ranks with the same bytes share all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHARDS = (
     *(Shard(layers=(0, 32), context=(rank, 2)) for rank in range(2)),
     Shard(layers=(0, 8), heads=(8, 16)),
 )
-"""The ranks of four ways to cut one model into quarters; and one with layers and heads swapped."""
+"""The ranks of four ways to cut one model into quarters, and one with layers and heads swapped."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "TP_RANK", "PP_RANK", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
 
 
@@ -51,7 +51,7 @@ def ranks_of_a_sharded_pool_share_nothing(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
-    """The same where every rank has a handle of its own on a shared store."""
+    """Ranks that have a handle each on a shared store keep their own bytes of one hash."""
     hashes = case.hashes(2)
     ranks = [(case.open(), case.space(fitting(case, 512), shard=one)) for one in _SHARDS[:6]]
     for store, rank in ranks:
@@ -66,7 +66,7 @@ def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
 
 @check("KV-106")
 def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
-    """Where the target's pool is replicated, ranks with a sharded draft pool keep bytes of their own."""
+    """Ranks with a sharded draft pool keep bytes of their own, where the target's pool is replicated."""
     store = case.open()
     target = _replicated(case)
     hashes = case.hashes(2)
@@ -125,7 +125,9 @@ def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
-    """The same for ranks that are processes, each with the environment of another rank."""
+    """Ranks that are processes, each with another environment, find what the others set in a
+    replicated pool.
+    """
     space = _replicated(case)
     store = case.open()
     store.open_space(space)
@@ -158,7 +160,7 @@ def _rank_actor(
     wanted: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Another rank: say what is found of `wanted`, then set `own`."""
+    """Actor: send what another rank finds of `wanted`, after setting `own`."""
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)
@@ -174,7 +176,7 @@ def _replicated(case: Case) -> KeySpace:
 
 
 def _equal_space(space: KeySpace) -> KeySpace:
-    """An equal key space that shares no object with the first."""
+    """Return an equal key space that shares no object with `space`."""
     return KeySpace.from_manifest(json.loads(json.dumps(space.manifest())))
 
 

@@ -1,4 +1,4 @@
-"""KV-104: spaces lists exactly the key spaces that there are; and listings outlast handles."""
+"""KV-104: spaces lists exactly the key spaces that exist, and listings outlast handles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MANY_SPACES = 1050
 _OPENING_S = 8.0
 _MOST_SPACES = 100_000
 _KITS_OWN_TENANTS = ("alive", retention_baseline.TENANT)
-"""Of the key spaces that a `Case` opens on its own account."""
+"""The tenants of the key spaces that a `Case` opens for itself."""
 
 
 @check("KV-104")
@@ -94,7 +94,7 @@ def many_key_spaces_are_listed(case: Case) -> None:
 
 @check("KV-104")
 def key_spaces_are_listed_while_others_open(case: Case) -> None:
-    """A listing of key spaces bears that more of them are opened, and filled, meanwhile."""
+    """A listing of key spaces is complete although more of them are opened, and filled, meanwhile."""
     store = case.open()
     first = [case.space(fitting(case, 64), revision=f"first{number}") for number in range(12)]
     later = [replace(space, tenant="later") for space in first]
@@ -129,7 +129,9 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
 
 
 def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
-    """Each of `spaces`, which hold a page of this hash, must be listed once, and no other of ours."""
+    """Raise where one of `spaces`, which hold this page, is not listed once, or another one is
+    listed.
+    """
     _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
 
 
@@ -157,13 +159,13 @@ def _must_agree_on_spaces(
 
 
 def _is_ours(case: Case, space: KeySpace) -> bool:
-    """Whether a listed key space can only come from this check, be it with a field that is wrong."""
+    """Return whether a listed key space can only come from this check, even with a wrong field."""
     token = case.scratch.prefix[:-1]
     return token in space.model.lower() and space.tenant not in _KITS_OWN_TENANTS
 
 
 def _varied_spaces(case: Case) -> list[KeySpace]:
-    """Key spaces that differ in every field, with letters that are not ASCII."""
+    """Return key spaces that differ in every field, with letters that are not ASCII."""
     whole = fitting(case, 96)
     home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
     name = f"{home.model}/模型 é"

@@ -1,4 +1,4 @@
-"""KV-101, KV-102: what is not the same key space shares nothing."""
+"""KV-101, KV-102: different key spaces share nothing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def texts_may_be_odd(case: Case) -> None:
 def ids_that_are_alike_are_not_equal(case: Case) -> None:
     """Key spaces whose ids begin, or end, with the same digits are apart."""
     store = case.open()
-    # they are the same in every run: what tells runs on one store apart is the hash
+    # The key spaces are the same in every run, so the hash keeps runs on one store apart.
     page_hash = hashlib.sha256(case.scratch.prefix.encode()).hexdigest()
     for words, one, other in known_similar_ids():
         if one.stored_nbytes <= fitting(case, one.stored_nbytes):
@@ -144,7 +144,7 @@ def another_handle_keeps_neighbours_apart(case: Case) -> None:
 def _must_be_apart(
     case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str = ""
 ) -> None:
-    """A page of one is a miss in the others until it is set there, and each keeps its own."""
+    """Raise where a page of one shows in another. Each key space keeps its own page."""
     page_hash = page_hash or case.hashes(1)[0]
     for space in spaces:
         store.open_space(space)
@@ -175,7 +175,7 @@ _POOLS = {
     "mamba": 5003,
     "swa": 2048,
 }
-"""Sizes of one model's pools: larger and smaller than the target's, and one equal to it."""
+"""The page sizes of one model's pools: larger and smaller than the target's, and one equal to it."""
 
 
 @check("KV-102")

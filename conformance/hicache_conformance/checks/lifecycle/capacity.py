@@ -1,4 +1,4 @@
-"""KV-307: a store that is full by its own count refuses, or evicts, and goes on working."""
+"""KV-307: a store that is full by its own count refuses or evicts pages, and still works."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def deleting_makes_room_again(case: Case) -> None:
     first, _ = small.fill()
     for turn in range(2 if case.quick else 3):
         small.probe.delete(small.space, list(first))
-        small.probe.delete(small.space, list(first))  # what is gone gives no room twice
+        small.probe.delete(small.space, list(first))  # A deleted page gives its room back once.
         again, refused = small.fill()
         small.must_not_exceed_capacity(again, refused)
         small.must_have_room_again(first, again, f"was filled and emptied {turn + 1} times")
@@ -95,7 +95,8 @@ def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
         small.probe.delete(small.space, [page[0]])
     with note("after as many batches of a page twice as would fill it two times"):
         again = _kept_when_filled(small)
-    if len(again) < len(first) // 2:  # one that evicts does not keep as many each time
+    # A store that evicts does not keep the same number each time.
+    if len(again) < len(first) // 2:
         raise small.probe.violation(
             "a store that was given pages twice in a batch has lost room",
             expected=f"about {len(first)} pages have room, as at first",
@@ -104,7 +105,7 @@ def a_page_twice_in_a_batch_takes_room_once(case: Case) -> None:
 
 
 def _kept_when_filled(small: SmallStore) -> dict[str, bytes]:
-    """What can be read when twice the capacity was offered; all of it is deleted."""
+    """Offer twice the capacity, delete the accepted pages, and return those that could be read."""
     taken, _ = small.fill()
     found = small.probe.get(small.space, list(taken))
     small.probe.delete(small.space, list(taken))
@@ -112,7 +113,7 @@ def _kept_when_filled(small: SmallStore) -> dict[str, bytes]:
 
 
 def _must_be_bounded(small: SmallStore, taken: dict[str, bytes]) -> None:
-    """Of a store that evicts: no more is there than may be, and all of it is right."""
+    """Raise where a store that evicts holds more than it may, or wrong bytes."""
     case, probe, space = small.case, small.probe, small.space
     found = probe.get(space, list(taken))
     for (page_hash, data), read in zip(taken.items(), found, strict=True):

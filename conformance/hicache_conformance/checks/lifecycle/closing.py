@@ -1,4 +1,4 @@
-"""KV-301, KV-302: a storage that is closed is closed for good, and has given everything back."""
+"""KV-301, KV-302: a closed storage stays closed, and has released everything."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 20.0
-"""What close may take is 10 s; a busy machine takes longer."""
+"""The limit of close: 10 s in the contract, and more on a busy machine."""
 _REFUSAL_LIMIT_S = 10.0
-"""A closed storage has nothing to wait for."""
+"""The limit of a call on a closed storage, which has nothing to wait for."""
 _TURNS_LIMIT_S = 5.0
 _CLOSERS = 4
 _CALLERS = 3
@@ -149,10 +149,10 @@ def closing_ends_the_calls_that_are_running(case: Case) -> None:
 
 
 def _outcome(call: Callable[..., Any], space: KeySpace, page_hash: str, page: Any) -> Any:
-    """What the call returned or raised."""
+    """Return the result or the exception of the call."""
     try:
         return call(space, [page_hash], [page])
-    except Exception as error:  # noqa: BLE001 - judged by the caller
+    except Exception as error:  # noqa: BLE001 - the caller judges it
         return error
 
 
@@ -207,7 +207,7 @@ def _call_until_closed(
 def _one_call(
     case: Case, probe: Probe, space: KeySpace, pages: dict[str, bytes], turn: int
 ) -> bool:
-    """Read a page, or write it every third time; False once the storage is closed."""
+    """Read a page, or write it every third time. Return False once the storage is closed."""
     page_hash, data = list(pages.items())[turn % 2]
     operation = "batch_set" if turn % 3 == 2 else "batch_get"
     memory_of_turn = probe.memory(space, 1).filled_with([data])
@@ -266,7 +266,7 @@ def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
 
 @check("KV-302", quick=False)
 def openings_that_fail_leave_nothing(case: Case) -> None:
-    """Attempts to open it with a wrong config, or without its server, leave nothing."""
+    """Attempts to open a storage with a wrong config, or without its server, leave nothing."""
     wrong = [{**case.config, "conformance_no_such_field": 1}]
     elsewhere = without_server(case.config)
     if elsewhere is not None:
@@ -335,7 +335,7 @@ def opening_and_closing_keeps_memory(case: Case) -> None:
 
 
 def _rounds(count: int) -> Iterator[int]:
-    """So many, or fewer of a store whose close takes long."""
+    """Yield up to `count` numbers, fewer for a store whose close takes long."""
     until_s = time.monotonic() + _TURNS_LIMIT_S
     for turn in range(count):
         if time.monotonic() < until_s:
@@ -343,7 +343,7 @@ def _rounds(count: int) -> Iterator[int]:
 
 
 def _keeps_growing(samples: Sequence[int]) -> bool:
-    """Whether there is growth that matters, and in each half of the time."""
+    """Return whether the growth matters and happens in each half of the time."""
     fifth = len(samples) // 10
     middle = len(samples) // 2
     first, half, last = (
@@ -361,7 +361,7 @@ def _must_close(probe: Probe) -> None:
 
 
 def _counted(left: Sequence[str]) -> str:
-    """ "2 threads and 1 descriptor", from lines that begin with what they count."""
+    """Return the counts, such as "2 threads and 1 descriptor", of lines that begin with a kind."""
     kinds = ("thread", "descriptor", "child process")
     counts = {kind: sum(line.startswith(kind) for line in left) for kind in kinds}
     words = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count]

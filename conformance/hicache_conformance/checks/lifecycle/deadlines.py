@@ -1,4 +1,4 @@
-"""KV-304: the limit of a call is that of the whole call, whatever its steps wait for, and whoever."""
+"""KV-304: the limit of a call holds for the whole call, with all its steps and waits."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _SIGNALLED_EVERY_S = 0.2
 _STEP_SHARE = 0.3
-"""Of `timeout_s`, that the way takes in each direction: a round trip is well within it."""
+"""The share of `timeout_s` that each direction takes, so that a round trip is well in time."""
 _BATCH = 48
-"""Pages of a call: one that takes a step for each takes many times `timeout_s`."""
+"""The pages of a call. A call with a step for each takes many times `timeout_s`."""
 _LARGE_NBYTES = 1 << 20
-"""Long enough to write for a writer to be stopped while it does."""
+"""A page size at which a stop meets a running write."""
 _STOPS = 24
 _STOPS_QUICK = 6
 _LONGEST_RUN_S = 0.03
@@ -93,7 +93,7 @@ def a_signal_does_not_prolong_a_call(case: Case) -> None:
 
 
 def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s: float) -> None:
-    """Actor: calls in the main thread, where signals arrive; how long each took, and what came."""
+    """Actor: make calls in the main thread, where signals arrive. Send their durations and results."""
     probe = link.open()
     probe.open_space(space)
     probe.get(space, hashes)
@@ -111,7 +111,7 @@ def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s:
         began_s = time.monotonic()
         try:
             came = repr(call())
-        except Exception as error:  # noqa: BLE001 - other checks judge what it is
+        except Exception as error:  # noqa: BLE001 - other checks judge it
             came = f"raised {type(error).__name__}"
         outcomes.append((operation, time.monotonic() - began_s, came))
         if outcomes[-1][1] > limit_s:
@@ -121,10 +121,10 @@ def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """A signal handler: the signal is to interrupt, and nothing else."""
+    """Do nothing: the signal only interrupts."""
 
 
-# --- others that hold what a call waits for ------------------------------------------------------
+# --- calls that wait for other processes ---------------------------------------------------------
 
 
 @check("KV-304", Need.SHARED)
@@ -137,7 +137,8 @@ def a_process_that_stops_in_a_set_holds_nobody_up(case: Case) -> None:
         pages = case.contents(caller.space, case.hashes(1))
         writer = fork_server.spawn(write_half, caller.space, {}, pages, before)
         writer.receive()
-        writer.receive()  # that it is held, or that it is done: the store took the page as a whole
+        # The writer is held, or has ended where the store takes a page as a whole.
+        writer.receive()
         for call in calls:
             _must_end(path, call, "another process has stopped in the middle of a set")
         writer.kill()
@@ -178,7 +179,7 @@ def a_call_that_has_to_wait_ends_in_time(case: Case) -> None:
 
 
 def _calls(path: FaultPath, space: KeySpace) -> tuple[Caller, list[Callable[[], Attempt]]]:
-    """One of each kind, of a handle that has been in use. They may be made again and again."""
+    """Return one call of each kind, of a handle that has been in use. They may be repeated."""
     path.space = space
     caller = path.caller()
     case = path.case

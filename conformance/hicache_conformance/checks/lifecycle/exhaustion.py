@@ -1,4 +1,4 @@
-"""KV-307: the system is out of room, or of descriptors: a store refuses, and goes on afterwards."""
+"""KV-307: without free room or descriptors a store refuses calls, and works afterwards."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 64 << 10
 _LIMIT_S = 30.0
 _TIDY_LIMIT_S = 5.0
-"""For a store that cleans up in the background."""
+"""The time in which a store may clean up in the background."""
 _FEW, _MANY = 2, 12
-"""Pages that are refused, before and after its files are counted."""
+"""The numbers of refused pages before and after the files are counted."""
 
 
 @check("KV-307", quick=False)
@@ -70,7 +70,7 @@ def _must_write_files(case: Case) -> None:
     probe.open_space(space)
     if not all(probe.set(space, case.contents(space, case.hashes(1)))):
         raise NotVerified(f"the store takes no page of {space.stored_nbytes} bytes")
-    probe.close()  # a store that is not shared may have one handle at a time
+    probe.close()  # A store that is not shared may allow one handle at a time.
     if sum(files_under(case.scratch.path).values()) - before < space.stored_nbytes:
         raise NotVerified("the store writes no files in the directory that it was given")
 
@@ -80,7 +80,7 @@ def _page_nbytes(case: Case) -> int:
 
 
 def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
-    """What the actor says; the reason why it can't say is not verified."""
+    """Return the result of the actor. Raise `NotVerified` with its reason for none."""
     child = case.child(_with_store, actor, case.space(_page_nbytes(case)), str(case.scratch.path))
     found = receive_result(child)
     if isinstance(found, str):
@@ -91,7 +91,7 @@ def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
 def _with_store(
     link: Link, actor: Callable[[Link, _Store], None], space: KeySpace, directory: str
 ) -> None:
-    """Actor: `actor` on a store that takes pages as long as nothing is short."""
+    """Actor: run `actor` on a store that accepts pages while nothing is short."""
     store = _Store(link, space, directory)
     if store.takes_pages:
         actor(link, store)
@@ -100,7 +100,7 @@ def _with_store(
 
 
 class _Store:
-    """A store in a process of its own, whose system can be made to run out of things."""
+    """A store in a process of its own, whose system can run short of room or descriptors."""
 
     def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
         self.before = ProcessResources.current()
@@ -110,14 +110,14 @@ class _Store:
         self.caller = Caller(self.probe, space, _LIMIT_S)
         self.keeps = self.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
         self._made = 0
-        use(self.probe, space)  # what is imported or made at the first call is there
+        use(self.probe, space)  # The first calls import and start what the store needs.
         before = self.nbytes()
         self.earlier = self.contents(3)
         self.takes_pages = all(self.probe.set(space, self.earlier))
         self.writes_files = self.nbytes() - before >= space.stored_nbytes
 
     def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
-        """Pages that this process has not had before."""
+        """Return pages that this process has not had before."""
         self._made += count
         numbers = range(self._made - count, self._made)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
@@ -125,7 +125,7 @@ class _Store:
         return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
 
     def nbytes(self) -> int:
-        """Of all files in the store's directory."""
+        """Return the size of all files in the store's directory."""
         return sum(files_under(self.directory).values())
 
     def violation(
@@ -134,7 +134,9 @@ class _Store:
         return self.probe.violation(message, expected=expected, got=attempt.text if attempt else "")
 
     def must_be_intact(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
-        """Reads raise nothing but what the contract has, and give the right bytes or a miss."""
+        """Raise where a read gives wrong bytes or a foreign exception. With `there`, it must be a
+        hit.
+        """
         for page_hash, data in pages.items():
             found = self.caller.get([page_hash])
             self.must_not_be_foreign(found, when)
@@ -149,7 +151,7 @@ class _Store:
                 )
 
     def must_not_be_foreign(self, attempt: Attempt, when: str) -> None:
-        """It raised nothing foreign."""
+        """Raise where a call raised an exception that the contract does not allow."""
         if attempt.error is not None and not attempt.failed_by_contract:
             raise self.violation(
                 f"{attempt.operation} raised {type(attempt.error).__name__} {when}",
@@ -158,7 +160,7 @@ class _Store:
             )
 
     def must_work_again(self, pages: Mapping[str, bytes], when: str) -> None:
-        """Sets of these pages succeed, if not at once, then soon."""
+        """Raise where sets of these pages do not succeed soon."""
         last: list[Attempt] = []
 
         def all_are_taken() -> bool:
@@ -172,7 +174,7 @@ class _Store:
 
 
 def _write_on_a_full_disk(link: Link, store: _Store) -> None:
-    """How many sets did not succeed, at several sizes that no file may exceed."""
+    """Actor: send the number of sets that did not succeed, at several limits of the size of files."""
     together = min(2, store.probe.max_batch)
     refused = 0
     for limit in _limits(store):
@@ -199,7 +201,7 @@ def _write_on_a_full_disk(link: Link, store: _Store) -> None:
 
 
 def _other_calls(store: _Store, limit: int) -> list[Attempt]:
-    """What else is called on a full disk: sets of present pages, deletes, a key space that is new."""
+    """Make other calls on a full disk: sets of present pages, deletes, a new key space."""
     elsewhere = _elsewhere(store, limit)
     return [
         *(store.caller.set({one: data}) for one, data in store.earlier.items()),
@@ -210,13 +212,13 @@ def _other_calls(store: _Store, limit: int) -> list[Attempt]:
 
 
 def _elsewhere(store: _Store, limit: int) -> Caller:
-    """In a key space that is first used on a disk that is full."""
+    """Return the calls of a key space that is first used on a full disk."""
     tenant = f"{store.space.tenant}-{limit}"
     return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
 
 
 def _must_accept_later(store: _Store, limit: int) -> None:
-    """Such a key space works when there is room again."""
+    """Raise where a key space that was opened on a full disk takes no pages afterwards."""
     elsewhere = _elsewhere(store, limit)
     pages = store.contents(1, elsewhere.space)
     attempts = [elsewhere.open_space()]
@@ -241,7 +243,7 @@ def _one_by_one(pages: Mapping[str, bytes]) -> list[dict[str, bytes]]:
 def _must_match_answer(
     store: _Store, answer: list[bool] | None, page: Mapping[str, bytes], when: str
 ) -> None:
-    """True: it is there. False: it is not, and nothing of it. None: the set raised."""
+    """Raise where a page contradicts the answer of its set. The answer is None where the set raised."""
     if answer == [False]:
         seen = store.caller.exists(list(page))
         found = store.caller.get(list(page))
@@ -256,7 +258,7 @@ def _must_match_answer(
 
 
 def _count_debris(link: Link, store: _Store) -> None:
-    """By how many bytes the files have grown with the pages that were refused."""
+    """Actor: send the number of bytes by which refused pages have made the files grow."""
     page_nbytes = store.space.stored_nbytes
     with file_size_limit(page_nbytes // 2):
         answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
@@ -285,7 +287,7 @@ def _count_debris(link: Link, store: _Store) -> None:
 
 
 def _run_out_of_descriptors(link: Link, store: _Store) -> None:
-    """True, or why it does not apply."""
+    """Actor: send True, or the reason why the check does not apply."""
     if not store.writes_files and not ProcessResources.current().added_since(store.before):
         link.send("the store holds no descriptor and writes no files")
         return
@@ -316,7 +318,9 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
 
 
 def _limits(store: _Store) -> list[int]:
-    """File sizes below what one more page needs, for a file a page and for one file of all pages."""
+    """Return file sizes below the need of one more page, for a file a page and for one file of all
+    pages.
+    """
     page = store.space.stored_nbytes
     largest = max(files_under(store.directory).values())
     wanted = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}

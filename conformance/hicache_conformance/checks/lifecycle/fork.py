@@ -1,4 +1,4 @@
-"""KV-306: a child that was forked while the store was open works, or is refused; its parent goes on."""
+"""KV-306: a child that was forked while the store was open works or is refused. Its parent works on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _STORM_QUICK_S = 0.5
 
 @check("KV-306")
 def a_forked_child_works_or_is_refused(case: Case) -> None:
-    """A child that was forked while it was open works beside its parent, or is refused; it closes."""
+    """A child that was forked while the storage was open works beside its parent, or is refused,
+    and closes.
+    """
     _fork(case, ClosesFirst.CHILD)
 
 
 @check("KV-306")
 def a_forked_child_goes_on_when_its_parent_closes(case: Case) -> None:
-    """What a forked child is told to have stored is there, also when its parent closed before."""
+    """A page that a forked child has stored is there, also when its parent closed before."""
     _fork(case, ClosesFirst.PARENT)
 
 
@@ -73,9 +75,9 @@ def _fork(case: Case, first: ClosesFirst) -> None:
 
 
 def _must_be_there(case: Case, space: KeySpace, kept: dict[str, bytes], *reports: Report) -> None:
-    """Of a store that outlives its processes: all that any side was told to have stored.
+    """Raise where a store that outlives its processes lacks a page that a side has set.
 
-    One that is shared may still keep a page in the memory of the process that set it.
+    A shared store may still keep a page in the memory of the process that set it.
     """
     if case.claims.durability < Durability.CRASH:
         return

@@ -1,4 +1,4 @@
-"""KV-304: a store whose server is gone, or says nothing, is an error in time; nothing hangs."""
+"""KV-304: a store without its server, or with a silent one, raises in time. Nothing hangs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from hicache_conformance.scenarios.attempts import Attempt, Caller
 
 _LARGE_NBYTES = 24 << 20
-"""More than the kernel and a proxy take in."""
+"""A size beyond the buffers of the kernel and of a proxy."""
 
 Calls = dict[str, "Callable[[], Attempt]"]
 _FAILURES = (StorageUnavailable, StorageTimeout)
 _CLOSE_LIMIT_S = 12.0
-"""Ten seconds, and what a busy machine takes."""
+"""The limit of close: ten seconds, and more on a busy machine."""
 
 
 @check("KV-304")
@@ -163,7 +163,7 @@ def a_reply_cut_short_is_no_hit(case: Case) -> None:
         pages = path.stored_pages(caller, len(cuts))
         for cut, (page_hash, data) in zip(cuts, pages.items(), strict=True):
             if case.claims.shared:
-                caller = path.caller()  # one that a breaker keeps from nothing
+                caller = path.caller()  # The breaker of a new handle is closed.
             path.on_all(cut)
             found = caller.get([page_hash])
             must_end_in_time(path, found, "its connection breaks")
@@ -204,7 +204,7 @@ def a_set_whose_connection_breaks_tells_the_truth(case: Case) -> None:
 
 
 def _must_be_true(path: FaultPath, attempt: Attempt, pages: dict[str, bytes]) -> None:
-    """Hold the verdict of a set against what another handle reads."""
+    """Raise where the verdict of a set contradicts a read through another handle."""
     case = path.case
     reader = path.caller("reader")
     found = path.answer_of(partial(reader.get, list(pages)))
@@ -268,12 +268,12 @@ def a_server_that_is_paused_is_a_timeout(case: Case) -> None:
 
 
 def _calls(path: FaultPath, *, opening: bool = False) -> Calls:
-    """One of each kind, on a handle each: none waits for another. Every handle has been in use."""
+    """Return one call of each kind, on handles that have been in use. None waits for another."""
     names = ("exists", "get", "set", "delete")
     if path.case.claims.shared:
         callers = {name: path.caller(name) for name in names}
     else:
-        callers = dict.fromkeys(names, path.caller())  # there may be only one
+        callers = dict.fromkeys(names, path.caller())  # The store may allow one handle at a time.
     (page_hash,) = path.stored_pages(callers["get"], 1)
     fresh = path.case.contents(path.space, path.case.hashes(1))
     (absent,) = path.case.hashes(1)
@@ -291,7 +291,7 @@ def _calls(path: FaultPath, *, opening: bool = False) -> Calls:
 
 
 def _serverless_calls(path: FaultPath) -> Calls:
-    """The calls that a store may answer without its server, on a handle each."""
+    """Return the calls that a store may answer without its server, on a handle each."""
     names = ["open_space", "stats", "close"]
     if path.case.claims.enumerable:
         names += ["spaces", "scan", "clear"]
@@ -324,9 +324,12 @@ def _call_during(
     fault: Callable[[], object],
     end: Callable[[], object] | None = None,
 ) -> list[Attempt]:
-    """Make the calls at once while there is a fault. Who is late has a second try: it is fair."""
+    """Make the calls at once during a fault. Late calls have a second try, since the machine may be
+    busy.
+    """
     end = end or partial(path.on_all, FaultProxy.pass_through)
-    in_turn = not path.case.claims.shared  # on one handle, where each would wait for the others
+    # Calls on one handle would wait for each other.
+    in_turn = not path.case.claims.shared
 
     def call_all() -> list[Attempt]:
         fault()
@@ -365,7 +368,7 @@ def _must_raise(
 
 
 def _cuts(page_nbytes: int) -> Iterator[Callable[[FaultProxy], None]]:
-    """Ends of connections, before, in and after the bytes of a page."""
+    """Yield ends of connections before, in and after the bytes of a page."""
     yield partial(FaultProxy.reset_after, nbytes=0, direction="up")
     for nbytes in (0, 1, 7, page_nbytes // 2, page_nbytes - 1):
         yield partial(FaultProxy.reset_after, nbytes=nbytes, direction="down")

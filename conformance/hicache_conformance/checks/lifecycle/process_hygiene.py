@@ -1,4 +1,4 @@
-"""KV-306: a storage is a guest in a process that belongs to an inference server."""
+"""KV-306: a storage leaves the process, which belongs to an inference server, as it was."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _EXIT_LIMIT_S = 10.0
-"""An interpreter that nothing keeps ends in a fraction of a second; a busy machine takes longer."""
+"""The limit for the end of an interpreter: a fraction of a second, and more on a busy machine."""
 
 
 @check("KV-306")
@@ -47,7 +47,7 @@ def it_leaves_the_process_as_it_was(case: Case) -> None:
 
 
 def _report_changes(link: Link, space: KeySpace) -> None:
-    """Actor: what is not as it was, while the storage is open and when it is closed."""
+    """Actor: send the changes of the process while the storage is open and after close."""
     before, environment = process_state(), dict(os.environ)
     filters: list[Any] = list(warnings.filters)
     probe = link.open()
@@ -63,7 +63,7 @@ def _report_changes(link: Link, space: KeySpace) -> None:
 
 @check("KV-306")
 def any_thread_may_open_use_and_close_it(case: Case) -> None:
-    """It can be opened off the main thread, used by another thread, and closed by a third."""
+    """A storage can be opened off the main thread, used by another thread, and closed by a third."""
     child = case.child(_in_three_threads, small_space(case))
     step, error = receive_result(child)
     if error:
@@ -76,7 +76,7 @@ def any_thread_may_open_use_and_close_it(case: Case) -> None:
 
 
 def _in_three_threads(link: Link, space: KeySpace) -> None:
-    """Actor: each step in a thread of its own, all of which live till the end: ids would be reused."""
+    """Actor: make each step in a thread of its own. All threads live until the end, so no id recurs."""
     opened: list[Probe] = []
 
     def open_it() -> None:
@@ -122,7 +122,7 @@ def it_works_after_spawn_and_lets_the_process_end(case: Case) -> None:
 
 
 def _use_and_close(link: Link, space: KeySpace) -> None:
-    """Actor: what went wrong, in words."""
+    """Actor: send the error of open, use and close, or ""."""
 
     def run() -> None:
         probe = link.open()
@@ -131,7 +131,7 @@ def _use_and_close(link: Link, space: KeySpace) -> None:
 
     try:
         run()
-    except Exception as error:  # noqa: BLE001 - told to the parent
+    except Exception as error:  # noqa: BLE001 - it is sent to the parent
         link.send(error_text(error))
     else:
         link.send("")
@@ -146,7 +146,7 @@ def a_store_that_nobody_closed_lets_the_process_end(case: Case) -> None:
 
 
 def _use_and_forget(link: Link, space: KeySpace) -> None:
-    """Actor: the storage is alive, in a module, when the interpreter ends."""
+    """Actor: keep the storage alive in a module until the interpreter ends."""
     probe = link.open()
     use(probe, space)
     vars(importlib.import_module(__name__))["_never_closed"] = probe

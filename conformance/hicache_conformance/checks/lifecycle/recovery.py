@@ -1,4 +1,4 @@
-"""KV-305: when the network or the server is back, the same storage works again, and mixes nothing up."""
+"""KV-305: when the network or the server is back, the same storage works again and confuses no pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hicache_conformance.scenarios.attempts import Attempt, Caller
 
 _GOOD_ROUNDS = 2
-"""In a row, each over every connection: then none of them is poisoned."""
+"""The number of good rounds in a row, each over every connection, after which all are usable."""
 _CUT_AT_NBYTES = (0, 5, 100, 4000)
 
 
@@ -57,7 +57,7 @@ def it_works_again_after_silence(case: Case) -> None:
 
 @check("KV-305", quick=False)
 def it_works_again_after_silence_whose_replies_are_lost(case: Case) -> None:
-    """The same, where what was sent meanwhile never arrives."""
+    """After calls timed out and their requests and replies were lost, the same storage works again."""
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         _all_at_once(path, caller)
@@ -170,7 +170,7 @@ def what_did_not_open_opens_when_the_server_is_there(case: Case) -> None:
 
 
 def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> None:
-    """As many calls at once as there are connections, of each kind; what comes of them is open."""
+    """Make calls of each kind at once, as many as there are connections. They may fail."""
     for _ in range(1 + twice):
         pages = path.case.contents(path.space, path.case.hashes(max(path.width, 3)))
         calls: list[Callable[[], Attempt]] = []
@@ -186,7 +186,7 @@ def _all_at_once(path: FaultPath, caller: Caller, *, twice: bool = False) -> Non
 
 
 def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
-    """Rounds over every connection, until some in a row are all good."""
+    """Repeat rounds over every connection until some in a row are good. Raise where none are."""
     until_s = time.monotonic() + RECOVERY_LIMIT_S
     good, last = 0, ""
     while good < _GOOD_ROUNDS:
@@ -203,11 +203,11 @@ def must_work_again(path: FaultPath, caller: Caller, why: str) -> None:
         good = 0 if failures else good + 1
         last = failures[0] if failures else last
         if failures:
-            time.sleep(0.05)  # a breaker is not helped by being asked all the time
+            time.sleep(0.05)  # A breaker closes only after a pause.
 
 
 def _round(path: FaultPath, caller: Caller, page: Mapping[str, bytes]) -> str:
-    """Set, read, see and delete one page; what went wrong, in words."""
+    """Set, read, look up and delete one page. Return the fault, or ""."""
     ((page_hash, data),) = page.items()
     steps = (
         (caller.open_space, [None]),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CANARY = "canary-7gQ2vX9pLw"
 _MIN_SECRET_CHARS = 6
-"""A shorter one may occur in a text for other reasons."""
+"""The shortest secret that is looked for: a shorter one may occur for other reasons."""
 _SECRET_NAMES = ("password", "secret", "token", "api_key", "secret_key", "secret_access_key")
 _NO_SECRETS = (
     "the config holds no secret, and the store takes none under the names"
@@ -100,7 +100,7 @@ def secrets_are_shown_nowhere(case: Case) -> None:
 
 
 def _configs_with_secrets(case: Case) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Configs that open, and the secrets in each by the name of their field."""
+    """Yield configs that open, with the secrets in each by the name of their field."""
     own = {name: value for name, value in _texts(case.config) if _may_be_secret(name, value)}
     for name, value in _texts(case.config):
         in_url = _URL_PASSWORD.search(value)
@@ -145,12 +145,12 @@ def _must_not_repeat(error: Exception | None, name: str, what: str) -> None:
 
 
 def _accepted_names(case: Case) -> list[str]:
-    """Fields with a name of a secret that the store takes."""
+    """Return the names of secrets that the store accepts as fields."""
     return [name for name in _SECRET_NAMES if accepts(case, {name: _CANARY})]
 
 
 def _urls(config: Mapping[str, Any]) -> Iterator[tuple[str, re.Match[str]]]:
-    """The fields that hold the URL of a server, taken apart."""
+    """Yield the fields that hold the URL of a server, with its parts."""
     for name, value in _texts(config):
         url = _URL.fullmatch(value)
         if url and endpoints_in({name: value}):
@@ -171,7 +171,7 @@ def _occurs(secret: str, text: str) -> bool:
 
 
 def _around(secret: str, text: str) -> str:
-    """The line that shows it, with the secret itself blotted out."""
+    """Return the line that shows the secret, with *** in its place."""
     lines = [line for line in text.splitlines() if _occurs(secret, line)]
     line = lines[-1].replace(secret, "***").replace(quote(secret, safe=""), "***")
     return line.strip()[:300]

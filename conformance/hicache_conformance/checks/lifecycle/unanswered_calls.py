@@ -1,4 +1,4 @@
-"""KV-304, KV-305: what no answer came for is not empty, and what failed meanwhile works later."""
+"""KV-304, KV-305: a listing without an answer is not empty, and failed openings work later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def a_listing_that_never_came_is_no_empty_one(case: Case) -> None:
                 attempt = _listed(path, caller, operation)
                 path.on_all(FaultProxy.pass_through)
                 if attempt.error is not None:
-                    continue  # what it raised is for other checks
+                    continue  # Other checks judge the exception.
                 there: list[bool] = path.answer_of(partial(caller.exists, list(pages)))
                 right = {
                     "scan": set(pages) <= set(attempt.answer),

@@ -49,7 +49,9 @@ def a_damaged_object_is_a_miss(case: Case) -> None:
 
 @check("KV-403")
 def an_extended_object_is_a_miss(case: Case) -> None:
-    """A page whose object is longer than it is a miss: nobody knows which of its bytes are meant."""
+    """A page whose object is longer than the page is a miss: nobody knows which of its bytes are
+    meant.
+    """
     _must_be_missed(case, {words: _DAMAGES[words] for words in _EXTENDED})
 
 
@@ -191,7 +193,9 @@ def _damages(case: Case) -> dict[str, Damage]:
 def _damaged(
     case: Case, store: Probe, space: KeySpace, damage: Damage
 ) -> tuple[dict[str, bytes], str]:
-    """Three fresh pages, the object of one of which has been damaged; which one."""
+    """Store three fresh pages and damage the object of one. Return the pages and the hash of that
+    one.
+    """
     pages = case.stored(store, space, 3)
     damaged = list(pages)[1]
     _apply_damage(_own_object(case, space, pages, damaged), damage, pages)
@@ -229,7 +233,7 @@ def _reopened(case: Case, store: Probe, space: KeySpace) -> Probe:
 def _is_cached(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes], damaged: str
 ) -> bool:
-    """Read all pages; whether the damaged one is a hit, from a memory that was not damaged."""
+    """Read all pages. Return whether the damaged one is a hit, from an undamaged copy in memory."""
     found = dict(zip(pages, store.get(space, list(pages)), strict=True))
     if found[damaged] not in (None, pages[damaged]):
         raise case.wrong_bytes(store, space, damaged, found[damaged] or b"", [])
@@ -257,7 +261,8 @@ def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) 
             case.must_set(store, space, page)
             case.must_hold(store, space, page)
             store = _reopened(case, store, space)
-            if store.get(space, [damaged]) == [None]:  # the handle before had it in its memory
+            # The handle before had the page in its memory.
+            if store.get(space, [damaged]) == [None]:
                 case.must_set(store, space, page)
                 store = _reopened(case, store, space)
             case.must_hold(store, space, page)
@@ -270,7 +275,7 @@ def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) 
 def _reopen_if_shared_file(
     case: Case, store: FramedStore, space: KeySpace, stored: Mapping[str, bytes]
 ) -> FramedStore:
-    """A file that several pages share must not be open while it is changed: who has it may cache it."""
+    """Reopen a store whose pages share a file: an open handle may have the file in its cache."""
     found = _page_at_rest(case, store.stored_space, stored, next(iter(stored)))
     if not isinstance(found, InSharedFiles):
         return store
@@ -283,9 +288,9 @@ def _missed_by_page_store(
     store: FramedStore,
     space: KeySpace,
     payloads: Mapping[str, bytes],
-    pages: set[str],
+    damaged_hashes: set[str],
 ) -> FramedStore:
-    """Load all pages; the victims must be misses, if not in this handle then in a new one."""
+    """Load all pages. The damaged ones must be misses, if not in this handle then in a new one."""
     for attempt in range(2):
         verdicts = store.load(payloads)
         _no_errors(case, verdicts)
@@ -293,7 +298,7 @@ def _missed_by_page_store(
         if store.corrupt_count() != wrong:
             raise Violation("damaged pages are not counted", str(wrong), str(store.corrupt_count()))
         case.evidence["damaged"] = f"{wrong} found by the page store"
-        if all(verdicts[page_hash] is not Verdict.OK for page_hash in pages):
+        if all(verdicts[page_hash] is not Verdict.OK for page_hash in damaged_hashes):
             return store
         if attempt == 0:
             store.close()

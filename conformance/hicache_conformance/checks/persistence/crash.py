@@ -63,7 +63,7 @@ def a_page_survives_a_kill_right_after_its_verdict(case: Case) -> None:
             store = reopen(case)
             store.open_space(space)
             case.must_hold(store, space, pages)
-            store.delete(space, list(pages))  # the store may be small
+            store.delete(space, list(pages))  # A small store needs the room.
             store.close()
 
 
@@ -94,7 +94,7 @@ def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
         writer = _writer(case, fork_server)
         writer.open_space(space)
         pages = case.stored(writer, space, 6)
-        if dies_before:  # what is deleted was set in another process's time
+        if dies_before:  # Another process deletes the pages.
             kill_after_next_call(writer)
             writer.exists(space, list(pages)[:1])
             writer = _writer(case, fork_server)
@@ -143,7 +143,7 @@ def _writer(case: Case, fork_server: ForkServer) -> Probe:
 
 
 def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, bytes]:
-    """Pages that an actor has set, written down as if a probe had."""
+    """Record pages that an actor has set, as a probe does. Return them."""
     case.trace.footprint += [space.stored_nbytes] * len(pages)
     case.trace.stored[space].update(pages)
     return pages
@@ -152,7 +152,7 @@ def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, by
 def _must_be_kept(
     case: Case, kept: dict[KeySpace, dict[str, bytes]], others: tuple[Probe, ...] = ()
 ) -> None:
-    """Hold handles that were open, a new one, and one more after that was closed, against the pages."""
+    """Check the pages through open handles, a new handle, and one more after its close."""
     for space, pages in kept.items():
         for store in others:
             case.must_hold(store, space, pages)

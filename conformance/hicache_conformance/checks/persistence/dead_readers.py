@@ -1,4 +1,4 @@
-"""KV-402: readers that were killed in the middle of a get or a scan pin nothing for ever."""
+"""KV-402: readers that were killed in the middle of a get or a scan keep no room for ever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 64 << 10
 _PAGES = 6
 _TURNS = 24
-"""Of a churn: as many pages are set and deleted."""
+"""The number of pages that one churn sets and deletes."""
 _CHURNS = 12
 _KILLS = 4
 _KILLS_QUICK = 2
@@ -49,19 +49,19 @@ def killed_readers_leave_nothing_that_grows(case: Case) -> None:
                 f"about {before}, as before {2 * _TURNS} pages were set and deleted",
                 str(after),
             )
-        backdate(case.scratch.path, _MONTH_S)  # who goes by age can't wait for a test
+        backdate(case.scratch.path, _MONTH_S)  # Some stores remove old files only.
         time.sleep(_POLL_S)
         after = churn.usage()
 
 
 class _Churn:
-    """A store with a few pages, in which others are set and deleted, and processes killed that read."""
+    """A store in which pages are set and deleted, and the readers of its other pages are killed."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.space = case.space(fitting(case, _PAGE_NBYTES))
         self.nbytes = _TURNS * self.space.stored_nbytes
-        """Of the pages that one churn sets."""
+        """The bytes of the pages that one churn sets."""
         self._fork_server = ForkServer(case)
         self._store = case.open()
         self._store.open_space(self.space)
@@ -69,7 +69,7 @@ class _Churn:
         self._stays_open = keep_open_if_shared(case, self._store)
 
     def usage(self) -> DirectoryUsage:
-        """What lies there after one more churn."""
+        """Churn once more and return the usage of the directory."""
         store = self._handle()
         for turn in range(_TURNS):
             new = self.case.contents(self.space, self.case.hashes(1))
@@ -84,7 +84,7 @@ class _Churn:
         return DirectoryUsage.of(self.case.scratch.path)
 
     def settles(self) -> bool:
-        """Whether it stops growing: a store may use new room first, and old room again later."""
+        """Return whether the store stops growing. A store may use new room first, and old room later."""
         usage = self.usage()
         for _ in range(_CHURNS):
             before, usage = usage, self.usage()
@@ -93,7 +93,7 @@ class _Churn:
         return False
 
     def kill_readers(self, count: int) -> None:
-        """In the middle of a get, and of a scan."""
+        """Kill readers in the middle of a get, and of a scan."""
         for _ in range(count):
             self._fork_server.spawn(read_half, self.space, list(self._pages)).receive()
             if self.case.claims.enumerable:

@@ -1,4 +1,4 @@
-"""KV-402: what a writer leaves that was killed in the middle of a set."""
+"""KV-402: the remains of a writer that was killed in the middle of a set."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
 
 @check("KV-402", quick=False)
 def killed_writers_leave_nothing_that_grows(case: Case) -> None:
-    """What killed writers leave behind does not grow with how many were killed."""
+    """The remains of killed writers do not grow with the number of kills."""
     require_files(case)
     kills = 2 if case.quick else 3
     scenario = KilledWriterScenario(case, _PAGE_NBYTES)
@@ -200,7 +200,9 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
 def _killed_at(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], limit: int
 ) -> bool:
-    """Set pages in a process that is killed when it makes a file longer than `limit`."""
+    """Set pages in a process that is killed when a file exceeds `limit`. Return whether it was
+    killed.
+    """
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed at byte {limit} of a file: batch_set"
     number = case.trace.began(line, list(new))
@@ -225,7 +227,9 @@ def _kill_between_segments(case: Case, *, versions: int) -> None:
 def _killed_half_way(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], before: int
 ) -> bool:
-    """Set a page in a process that is killed in front of segment `before`; whether it came there."""
+    """Set a page in a process that is killed in front of segment `before`. Return whether it came
+    there.
+    """
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))
@@ -239,7 +243,7 @@ def _killed_half_way(
 
 
 def _cut(case: Case, writer: Caller, direct: Probe, cut: Callable[[], None], versions: int) -> None:
-    """Set a page over a connection that is cut meanwhile, and look at it from elsewhere."""
+    """Set a page over a connection that is cut meanwhile, and read the page through another handle."""
     space, hashes = writer.space, case.hashes(1)
     contents = [case.contents(space, hashes, version) for version in range(versions)]
     for each in contents[:-1]:
@@ -257,7 +261,7 @@ def _cut(case: Case, writer: Caller, direct: Probe, cut: Callable[[], None], ver
 def _must_not_grow(
     case: Case, scenario: KilledWriterScenario, kill: Callable[[], object], *, kills: int
 ) -> None:
-    """Kill some writers, look, kill twice as many more, and look again."""
+    """Kill some writers and measure, then kill twice as many more and measure again."""
     usages: list[DirectoryUsage] = []
     for times in (kills, 2 * kills):
         for _ in range(times):
@@ -277,20 +281,21 @@ def _must_not_grow(
 def _has_grown(
     case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, kills: int
 ) -> bool:
-    """Whether each of the `2 * kills` kills since `first` seems to have left something."""
+    """Return whether each of the `2 * kills` kills since `first` seems to have left something."""
     now = DirectoryUsage.of(case.scratch.path)
     nbytes = kills * scenario.space.stored_nbytes // 2
     return now.files - first.files >= 2 * kills or now.nbytes - first.nbytes >= nbytes
 
 
 def _shrinks(case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, kills: int) -> bool:
-    """Whether what has grown since `first` grows with sets that nobody kills, too, or goes by itself."""
-    backdate(case.scratch.path, _MONTH_S)  # who goes by age can't wait for a test
+    """Return whether the growth since `first` comes from every set, or goes by itself."""
+    backdate(case.scratch.path, _MONTH_S)  # Some stores remove old files only.
     usages = [_cleaned(case, scenario.space) for _ in range(2 * kills)]
     if usages[-1].nbytes - usages[0].nbytes > (usages[0].nbytes - first.nbytes) // 2:
-        return True  # a log, that will be compacted
+        return True  # A log grows with every set and is compacted later.
     until_s = time.monotonic() + _CLEANING_LIMIT_S
-    while _has_grown(case, scenario, first, kills):  # who cleans up in the background needs a while
+    # A store may clean up in the background.
+    while _has_grown(case, scenario, first, kills):
         if time.monotonic() > until_s:
             return False
         time.sleep(_POLL_S)
@@ -298,7 +303,7 @@ def _shrinks(case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, 
 
 
 def _cleaned(case: Case, space: KeySpace) -> DirectoryUsage:
-    """What lies there after the store was opened again, used and closed."""
+    """Open, use and close the store again. Return the usage of its directory."""
     store = reopen(case)
     store.open_space(space)
     pages = case.contents(space, case.hashes(1))
