@@ -21,8 +21,8 @@ def remove_pages(
     """Remove the pages in `stored`, and every page of the key spaces that carry `token`.
 
     A page of a child process, or of a call that failed half-way, is in no list of the check. A store
-    that lists its key spaces is therefore searched for them. A key space without the token may be in use by
-    another run, so that only the check's own pages are removed from it.
+    that lists its key spaces is therefore searched for them. A key space without the token may be in
+    use by another run, so that only the check's own pages are removed from it.
 
     Returns:
         A text about the pages that could not be removed. It is empty where none is left.

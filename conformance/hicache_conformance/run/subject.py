@@ -51,8 +51,8 @@ class Subject:
     storage_class: ClassVar[type[HiCacheStorage]]
 
     absent: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The operations of the interface that the store lacks in whole or in part, if it was not
-    written for it. Each has a text on what is missing: `{"batch_delete": "it deletes no single page"}`.
+    """The operations that a store which was not written for the interface lacks, in whole or in part.
+    Each has a text on what is missing: `{"batch_delete": "it deletes no single page"}`.
 
     Where the store refuses one with UnsupportedOperation, the check that called it is `not_verified`,
     with this text. `page_store` stands for the layer over a storage that finds flipped bits: a store that is

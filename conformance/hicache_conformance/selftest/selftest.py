@@ -130,8 +130,8 @@ def _hung(found: Sequence[Finding]) -> bool:
 def _run_jobs(link: Link, options: RunOptions) -> None:
     """Do each job that the parent sends (the actor of a process)."""
     while True:
-        job: Job = link.hear()
-        link.say(job.work(job.store, options))
+        job: Job = link.receive()
+        link.send(job.work(job.store, options))
 
 
 # --- mutants -----------------------------------------------------------------------------------------
