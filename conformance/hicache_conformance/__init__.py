@@ -1,4 +1,4 @@
-"""What a backend must pass: the rules of the storage contract as tests, and the tools they are made of.
+"""The conformance kit: the rules of the storage contract as tests of a backend, and their tools.
 
     from hicache_conformance import StorageConformance
 
@@ -8,8 +8,8 @@
         def config(self, scratch):
             return {"path": str(scratch.path)}
 
-Everything is loaded when it is first used: the pytest plugin is in every pytest run of an environment
-that holds this package.
+Names are imported when they are first used, because the pytest plugin is loaded in every pytest run of
+an environment that has this package.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _SKIPPED = {Outcome.NOT_DECLARED, Outcome.NOT_VERIFIED, Outcome.UNKNOWN}
 
 
 class StorageConformance(Subject):
-    """Derive from it, set `storage_class`, define `config(self, scratch)`; pytest finds the tests.
+    """The base of an author's test class: set `storage_class`, define `config(self, scratch)`.
 
     One instance serves one test, so a back door may use what `config` was given before it. Fixtures and
     `setup_method` of the class work as in any other.
@@ -34,7 +34,7 @@ class StorageConformance(Subject):
 
     __test__ = False
     waivers: ClassVar[str | None] = None
-    """A `waivers.toml`, relative to the file of the class. Rules in it may also be overridden."""
+    """The path of a `waivers.toml`, relative to the file of the class. Its rules may be overridden."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -47,14 +47,14 @@ class StorageConformance(Subject):
 
     @classmethod
     def known_violations(cls) -> dict[str, Waiver]:
-        """The waivers of the class, by rule."""
+        """Return the waivers of the class, by rule."""
         if cls.waivers is None:
             return {}
         return read_waivers(Path(inspect.getfile(cls)).parent / cls.waivers)
 
 
 def name_of_test(check: Check) -> str:
-    """`test_kv_002_what_was_set_is_read_back`."""
+    """Return the name of the test of a check: `test_kv_002_what_was_set_is_read_back`."""
     return f"test_{check.rule.id.replace('-', '_').lower()}_{check.run.__name__}"
 
 
@@ -62,7 +62,7 @@ def check_overrides(cls: type[StorageConformance]) -> None:
     """Raise unless every test of the kit is there as the kit made it, or is waived.
 
     Raises:
-        ConfigError: Names the tests.
+        ConfigError: The message names the tests.
     """
     _refuse_overrides(cls, complete=True)
 
@@ -89,7 +89,7 @@ def _is_ours(found: Any, check: Check) -> bool:
 
 
 def _test_of(check: Check) -> Callable[..., None]:
-    """A test function of one class's own: marks that pytest puts on it stay with that class."""
+    """Return a test function for one class. Marks that pytest puts on it stay with that class."""
 
     def test(self: StorageConformance, request: pytest.FixtureRequest) -> None:
         record = run_check(lambda: copy.copy(self), check, run_options(request.config))
@@ -104,7 +104,7 @@ def _test_of(check: Check) -> Callable[..., None]:
 
 
 def _conclude(record: CheckRecord, check: Check, waivers: dict[str, Waiver]) -> None:
-    """Tell pytest what came of a check."""
+    """Report the outcome of a check to pytest."""
     __tracebackhide__ = True
     waiver = waivers.get(check.rule.id)
     if record.outcome in _SKIPPED:
@@ -118,7 +118,7 @@ def _conclude(record: CheckRecord, check: Check, waivers: dict[str, Waiver]) -> 
 
 
 def failure_text(record: CheckRecord, check: Check) -> str:
-    """A failed check for people: the rule, what was expected, what came, and how."""
+    """Return the text of a failed check: the rule, the expected and the actual answer, and the calls."""
     rule = check.rule
     lines = [f"{rule.id} {rule.title}", "", f"  {rule.statement}", "", record.message]
     lines += [f"expected: {record.expected}"] if record.expected else []

@@ -1,8 +1,8 @@
 """The pytest plugin: options, the guard over the kit's tests, and the verdict at the end of a run.
 
-Loaded in every pytest run of an environment that holds the kit, so it imports nothing but pytest and
-the standard library until a test of the kit is there. Under pytest-xdist tests pass and fail as ever;
-there is no verdict, which needs one process that has seen them all.
+The plugin is loaded in every pytest run of an environment that has the kit, so that it imports nothing
+but pytest and the standard library until a test of the kit is collected. Under pytest-xdist there is no
+verdict, because a verdict needs one process that has seen all tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hicache_conformance.run.runner import RunOptions
 
 CHECK_PROPERTY = "hicache_check"
-"""Under this name a test's report carries the JSON of its `CheckRecord`."""
+"""The property of a test's report that has the JSON of its `CheckRecord`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def run_options(config: pytest.Config) -> RunOptions:
-    """What the command line says about how checks are run."""
+    """Return the options of the checks, from the command line."""
     from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415 - only where the kit is used
 
     options = config.option
@@ -50,7 +50,7 @@ def run_options(config: pytest.Config) -> RunOptions:
 
 
 class _Conformance:
-    """What one pytest run sees of the kit's tests."""
+    """The kit's tests in one pytest run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -73,7 +73,7 @@ class _Conformance:
             items[:] = [item for item in items if item not in left_out]
 
     def _meets(self, item: pytest.Item) -> bool:
-        """Whether an item is a test of the kit; refuse those whose verdict would not be the kit's."""
+        """Return True for a test of the kit. Raise for one whose verdict would not be the kit's."""
         if _check_of(item) is None:
             return False
         assert isinstance(item, pytest.Function)
@@ -116,7 +116,7 @@ class _Conformance:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _write(self, record: Record, name: str) -> None:
-        """Write the report of a test class, where one is asked for."""
+        """Write the report of a test class, where the command line has a directory."""
         directory: str | None = self.config.option.hicache_report
         if not directory:
             return
@@ -129,9 +129,9 @@ class _Conformance:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     def _fails(self, name: str, record: Record) -> bool:
-        """Whether a verdict fails a run of which every test passed: none may be green and empty."""
+        """Return True if the verdict fails a run whose tests all passed: an empty run may not pass."""
         if name in self.left_out:
-            return False  # somebody runs a few tests: a verdict is not what is asked
+            return False  # a run of a few tests needs no verdict
         strict: bool = self.config.option.hicache_strict
         return record.verdict in ("failed", "inconclusive") or (
             record.verdict == "partial" and strict
@@ -173,7 +173,7 @@ class _Conformance:
 
 
 def _check_of(item: pytest.Item) -> Any:
-    """The check that an item runs; None for tests that are not the kit's."""
+    """Return the check that an item runs, or None for a test that is not the kit's."""
     return getattr(getattr(item, "function", None), "hicache_check", None)
 
 

@@ -1,6 +1,6 @@
-"""The rules of the storage contract, as data: what tests, reports, messages and docs are made from.
+"""The rules of the storage contract as data, for tests, reports, messages and docs.
 
-Numbers are stable: a rule is added or retired, never renumbered or given another meaning.
+Numbers are stable. A rule is added or retired; it never gets another number or another meaning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SPEC = "1.1"
-"""Version of the rules in this kit."""
+"""The version of the rules in this kit."""
 
 FAMILIES = {
     "0": "Basics",
@@ -30,18 +30,18 @@ FAMILIES = {
 
 
 class Level(enum.StrEnum):
-    """How much weight a rule has."""
+    """The weight of a rule."""
 
     CORE = "core"
-    """Every store keeps it; a run in which no core rule ran says nothing."""
+    """A rule for every store. A run in which no core rule ran decides nothing."""
     EXTENDED = "extended"
-    """A must as well, about a capability, or in need of more than the interface to be seen."""
+    """A rule about a capability, or one whose test needs more than the interface. It binds as well."""
     PROVISIONAL = "provisional"
-    """Shown, and not counted in the verdict but with `--strict`: a rule on trial."""
+    """A rule on trial: it is shown, and counts in the verdict only with `--strict`."""
 
 
 class Need(enum.StrEnum):
-    """What a rule is about or is tested with."""
+    """A claim that a rule is about, or a means of its test."""
 
     DURABLE = "durability >= CRASH"
     SHARED = "shared"
@@ -56,7 +56,7 @@ class Need(enum.StrEnum):
 
 
 CLAIMS = frozenset({Need.DURABLE, Need.SHARED, Need.ENUMERABLE, Need.PARALLEL, Need.BOUNDED})
-"""Needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
+"""The needs that a store declares; without them a rule is `not_declared`. The others are back doors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Rule:
     id: str
     title: str
     statement: str
-    """The contract's own words."""
+    """The words of the contract."""
     consequence: str
-    """What happens to the users of a store that breaks it."""
+    """The harm to the users of a store that breaks the rule."""
     level: Level = Level.CORE
     needs: tuple[Need, ...] = ()
     since: str = "1.0"
@@ -372,10 +372,10 @@ RULES: dict[str, Rule] = {
 
 
 def selected(patterns: Sequence[str] = (), spec: str = SPEC) -> list[Rule]:
-    """The rules that any of `patterns` ("KV-1*") names, or all; of the rules of version `spec`.
+    """Return the rules of version `spec` that any of `patterns` ("KV-1*") names, or all.
 
     Raises:
-        ConfigError: A pattern that names no rule, or a version that this kit does not have.
+        ConfigError: A pattern names no rule, or this kit does not have the version.
     """
     known = {rule.since for rule in RULES.values()} | {SPEC}
     if spec not in known:

@@ -1,4 +1,4 @@
-"""`docs/rules.md`, from the registry of rules, the checks and the controls: it can't grow stale."""
+"""`docs/rules.md`, generated from the rules, the checks and the mutants."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ the rules belong to is [contract.md](contract.md); how a store is judged by them
 a store claims or that takes more than the interface to see; a *provisional* one is on trial and does not
 count in the verdict without `--strict`. **Needs**: a rule about a claim that a store does not make is
 `not_declared`; one whose back door is missing is `not_verified`, never passed. **Checks** are the tests
-that the kit runs; those marked *stochastic* may pass by luck. **Wrong stores** are the negative
-controls: the kit is tested on each, and each must fail by this rule (`hicache-conformance selftest`).
+that the kit runs; those marked *stochastic* may pass by luck. **Wrong stores**
+("mutants") test the kit: each must fail by this rule (`hicache-conformance selftest`). Their whole table
+is [the kill matrix](kill-matrix.md).
 """
 
 
 def rules_page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     checks: defaultdict[str, list[Check]] = defaultdict(list)
     for check in all_checks():
         checks[check.rule.id].append(check)
-    controls: defaultdict[str, list[Mutant]] = defaultdict(list)
-    for control in all_mutants():
-        for rule_id in control.rule_ids:
-            controls[rule_id].append(control)
+    mutants: defaultdict[str, list[Mutant]] = defaultdict(list)
+    for mutant in all_mutants():
+        for rule_id in mutant.rule_ids:
+            mutants[rule_id].append(mutant)
     parts = [_HEAD]
     for family in FAMILIES.values():
         parts.append(f"\n## {family}\n")
         parts += [
-            _section(rule, checks[rule.id], controls[rule.id])
+            _section(rule, checks[rule.id], mutants[rule.id])
             for rule in RULES.values()
             if rule.family == family
         ]
     return "".join(parts)
 
 
-def _section(rule: Rule, checks: list[Check], controls: list[Mutant]) -> str:
+def _section(rule: Rule, checks: list[Check], mutants: list[Mutant]) -> str:
     needs = [f"{'claim' if need in CLAIMS else 'back door'}: {need}" for need in rule.needs]
     facts = [f"**Level** {rule.level}", f"**since** {rule.since}"]
     facts += [f"**needs** {', '.join(needs)}"] if needs else []
@@ -51,7 +52,7 @@ def _section(rule: Rule, checks: list[Check], controls: list[Mutant]) -> str:
     lines += ["", f"*Without it:* {rule.consequence}", "", " · ".join(facts), "", "Checks:", ""]
     lines += [f"* `{check.run.__name__}`: {check.title}{_remarks(check)}" for check in checks]
     lines += ["", "<details><summary>Wrong stores that it catches</summary>", ""]
-    lines += [f"* `{control.name}`: {control.fault}" for control in controls]
+    lines += [f"* `{mutant.name}`: {mutant.fault}" for mutant in mutants]
     lines += ["", "</details>", ""]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What a check is given: fresh storages, key spaces, pages, and the oracle that capabilities choose."""
+"""The resources of one check: fresh storages, key spaces and pages, and the assertions about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_conformance.case import retention_baseline
-from hicache_conformance.case.oracle import Forgot, Oracle
+from hicache_conformance.case.assertions import Assertions, Forgot
 from hicache_conformance.case.probe import Probe, ServerGone, Trace, require_present
 from hicache_conformance.rules import CLAIMS, Need
 from hicache_conformance.run.cleanup import remove_pages
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 __all__ = ["Case", "Forgot"]
 
 _MOST_REFUSAL_PROBES = 8
-"""So often may a check find out that its store does not refuse pages by habit."""
+"""The maximum number of probes per check that find a store willing to take pages."""
 
 
 _NESTING = ("s", "s")
-"""So deep in what a case removes are its scratches: stores that follow `..` stay in it."""
+"""The folders between the directory of a case and its scratches, for stores that follow `..`."""
 
 
 LEFT_IN_STORE = "left in the store"
-"""The name of the evidence that says which pages of a check could not be removed."""
+"""The name of the evidence about pages of a check that could not be removed."""
 
 
-class Case(Oracle):
-    """One run of one check. Not for reuse; closes and removes what it made.
+class Case(Assertions):
+    """One run of one check. It is used once, and closes and removes all that it made.
 
-    `space`, `hashes` and `contents` are determined by the seed but for a token that keeps runs on one
+    The seed determines `space`, `hashes` and `contents`, except for a token that keeps runs on one
     deployed store apart.
     """
 
@@ -65,9 +65,9 @@ class Case(Oracle):
         self.random = random.Random(seed)
         self.trace = Trace()
         self.evidence: dict[str, str] = {}
-        """What the report shows of a check that passed: counts and figures, for information."""
+        """Counts and figures of the check for the report, for information."""
         self.changed_fields: dict[str, Any] = {}
-        """What `reconfigure` has changed of the config."""
+        """The fields of the config that `reconfigure` has changed."""
         self._began_s = time.monotonic()
         self._stack = ExitStack()
         self._opened = 0
@@ -101,28 +101,28 @@ class Case(Oracle):
         return self._config
 
     def reconfigure(self, **fields: Any) -> None:
-        """Change fields of the config, for what is opened from now on: the store in another setting."""
+        """Change fields of the config for the storages that are opened from now on."""
         self.changed_fields |= fields
         self._config = {**self.config, **fields}
         self._claims = None
 
     @property
     def elapsed_s(self) -> float:
-        """Since the check began."""
+        """The seconds since the check began."""
         return time.monotonic() - self._began_s
 
     def new_scratch(self) -> Scratch:
-        """Room for one more store that has nothing to do with this case's."""
+        """Return a directory and a name for one more store."""
         path = self._directory / f"{next(self._numbers)}"
         path.mkdir()
         return Scratch(path, f"hc{secrets.token_hex(6)}")
 
     def at_end(self, callback: Callable[[], object]) -> None:
-        """Have it called after the check, before what was made until now is closed and removed."""
+        """Call `callback` after the check, before the present resources are closed and removed."""
         self._stack.callback(callback)
 
     def open(self, config: Mapping[str, Any] | None = None, *, label: str = "") -> Probe:
-        """A handle on this case's store, or on the one that `config` names; closed after the check."""
+        """Open a handle on this case's store, or on that of `config`. The case closes it."""
         storage = self.open_storage(config)
         self._opened += 1
         name = label or ("store" if self._opened == 1 else f"store{self._opened}")
@@ -133,7 +133,7 @@ class Case(Oracle):
         return probe
 
     def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
-        """The same, bare: for checks of calls that the contract lets fail.
+        """Open a storage without a probe, for checks of calls that the contract lets fail.
 
         Raises:
             NotVerified: A store that claims not to be shared can't be opened beside an open handle.
@@ -154,9 +154,9 @@ class Case(Oracle):
         return storage
 
     def look_again(self) -> None:
-        """At the end of a check that found nothing: what was refused must not show later either.
+        """Assert at the end of a check that refused pages are still absent.
 
-        A handle that was closed, or whose server is gone by now, is not asked.
+        A handle that was closed, or whose server has gone, is left out.
         """
         for probe in self._probes:
             with suppress(ServerGone, StorageClosed):
@@ -164,18 +164,18 @@ class Case(Oracle):
                     probe.look_again()
 
     def close_storages(self) -> None:
-        """Close what was opened so far, before that is taken away which it would say goodbye to."""
+        """Close every storage before its server stops."""
         for storage in self._storages:
             _close(storage)
 
     def child(self, actor: Callable[..., None], *arguments: Any) -> Child:
-        """A process that runs `actor(link, *arguments)` on this case's store; killed after the check."""
+        """Start a process that runs `actor(link, *arguments)` on this store until the check ends."""
         return self._stack.enter_context(
             Child(self.subject.storage_class, self.config, actor, *arguments, absent=self.absent)
         )
 
     def alive(self) -> bool:
-        """Whether a handle can be opened, and keeps a page. Where there is no server none has gone."""
+        """Return True if a new handle stores a page, or if the config has no server."""
         if not endpoints_in(self.config):
             return True
         space = self.space(min(64, self.claims.max_page_nbytes or 64), tenant="alive")
@@ -184,11 +184,11 @@ class Case(Oracle):
             with self.subject.storage_class.from_config(self.config) as storage:
                 storage.open_space(space)
                 return storage.batch_set(space, *_given(pages)) == [True]
-        except Exception:  # noqa: BLE001 - an answer, whatever its form
+        except Exception:  # noqa: BLE001 - every error means that the store is down
             return False
 
     def _make_directory(self) -> Path:
-        """The directory of all scratches, side by side. Goes also if nobody ends the case: a hang."""
+        """Make the directory of all scratches. A finalizer removes it after a hang."""
         made = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
         self._stack.callback(weakref.finalize(self, remove_tree, made))
         room = made.joinpath(*_NESTING)
@@ -196,7 +196,7 @@ class Case(Oracle):
         return room
 
     def _remove_pages(self) -> None:
-        """Leave a store that outlives the check as it was found; note in `evidence` what is left."""
+        """Remove the pages from a store that outlives the check. Note the rest in `evidence`."""
         left = [
             remaining
             for config in self._outliving_configs()
@@ -206,12 +206,12 @@ class Case(Oracle):
             self.evidence[LEFT_IN_STORE] = "; ".join(left)
 
     def give_up(self) -> None:
-        """Note in `evidence` that the pages stay: the check does not end, and nobody removes them."""
+        """Note in `evidence` that the pages stay, because the check does not end."""
         if self._outliving_configs():
             self.evidence[LEFT_IN_STORE] = f"pages of {self.scratch.prefix}: it did not end"
 
     def _outliving_configs(self) -> list[Mapping[str, Any]]:
-        """Return the configs of the stores whose pages neither a directory nor a server takes along."""
+        """Return the configs of the stores that outlive the check, with their pages."""
         if self._server_has_gone or self._config is None:
             return []
         opened = [self._config, *self._opened_configs]
@@ -219,19 +219,19 @@ class Case(Oracle):
         return [config for config in unique if str(self._directory) not in str(config)]
 
     def _remaining(self, config: Mapping[str, Any]) -> str:
-        """Remove the pages from one store. Return what is left, in words, or nothing."""
+        """Remove the pages from one store. Return a text about those that are left, or nothing."""
         token = self.scratch.prefix
         try:
             with self.subject.storage_class.from_config(config) as storage:
                 return remove_pages(storage, self.trace.stored, token)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises when it is opened
+        except Exception as error:  # noqa: BLE001 - opening may raise any error
             if config != self._config:
-                return ""  # an address of the check's own, which has gone
+                return ""  # an address of the check's own has gone with it
             return f"pages of {token}: {type(error).__name__}: {error}"[:300]
 
     @contextmanager
     def server(self) -> Generator[Server, None, None]:
-        """A real server of this case's own. To be entered before the first `open`."""
+        """Run a server of this case's own. The context is entered before the first `open`."""
         assert self._config is None, "the config is of a server that runs"
         with self.subject.server() as server:
             try:
@@ -240,11 +240,11 @@ class Case(Oracle):
                 self.close_storages()
                 self._server_has_gone = True
 
-    # --- what it claims ----------------------------------------------------------------------------
+    # --- claims ------------------------------------------------------------------------------------
 
     @property
     def claims(self) -> Capabilities:
-        """Of an instance: it may have narrowed its class's."""
+        """The claims of an instance, which may be narrower than its class's."""
         if self._claims is None:
             storage = self.subject.storage_class.from_config(self.config)
             self._claims = storage.capabilities
@@ -254,10 +254,8 @@ class Case(Oracle):
     _claims: Capabilities | None = None
 
     def require(self, *needs: Need) -> None:
-        """End the check where the store does not claim, or the author not offer, what it needs."""
-        for need in sorted(
-            needs, key=lambda one: one in CLAIMS
-        ):  # a claim is asked of an open store
+        """End the check where the store lacks a claim, or its author a back door, that it needs."""
+        for need in sorted(needs, key=lambda one: one in CLAIMS):  # a claim needs an open store
             if not self._has(need):
                 kind = _CLAIM_WORDS.get(need)
                 if kind:
@@ -275,21 +273,21 @@ class Case(Oracle):
             case Need.PEEK | Need.TAMPER | Need.SERVER | Need.STALL:
                 return self.subject.offers(need.value)
             case Need.ENDPOINT:
-                return True  # seen from the config, by the checks themselves
+                return True  # the checks themselves read the config
 
     @property
     def absent(self) -> Mapping[str, str]:
-        """Operations that it has not."""
+        """The operations that the store lacks."""
         return self.subject.absent
 
     def require_present(self, operation: str) -> None:
-        """End the check where the store was not written for what it needs."""
+        """End the check where the store lacks the operation."""
         require_present(operation, self.absent)
 
     # --- identities and bytes ----------------------------------------------------------------------
 
     def space(self, page_nbytes: int = 1024, **changes: Any) -> KeySpace:
-        """A key space that no other case has, with `changes` to its fields."""
+        """Return a key space that no other case has, with `changes` to its fields."""
         return replace(
             KeySpace(
                 model=f"conformance/{self.scratch.prefix}",
@@ -303,22 +301,22 @@ class Case(Oracle):
         )
 
     def hashes(self, count: int) -> list[str]:
-        """Page hashes that this case has not had before."""
+        """Return page hashes that this case has not had before."""
         return [hashlib.sha256(self.random.randbytes(16)).hexdigest() for _ in range(count)]
 
     def contents(
         self, space: KeySpace, hashes: Sequence[str], version: int = 0
     ) -> dict[str, bytes]:
-        """The bytes of pages: every cell of them names its page, its version and its offset."""
+        """Return the bytes of pages. Every cell has its page, its version and its offset."""
         return {
             page_hash: content(space.id, page_hash, space.stored_nbytes, version)
             for page_hash in hashes
         }
 
-    # --- habits ------------------------------------------------------------------------------------
+    # --- retention baseline ------------------------------------------------------------------------
 
     def refuses(self, nbytes: int) -> bool:
-        """Whether it is the store's habit to refuse pages of this size, or so many pages."""
+        """Return True if the store refuses pages of this size, or so many, without a cause."""
         with self._lock:
             if nbytes not in self._refused and self._refusal_probes < _MOST_REFUSAL_PROBES:
                 if retention_baseline.refuses(self, nbytes):
@@ -328,13 +326,13 @@ class Case(Oracle):
             return nbytes in self._refused
 
     def forgets(self, probe: Probe) -> bool:
-        """Whether it is the store's habit; if it was seen once, there are only more pages now."""
+        """Return True if the store forgets pages without a cause. The result is kept."""
         self._forgetful = self._forgetful or retention_baseline.forgets(self, probe)
         return self._forgetful
 
 
 def _close(storage: HiCacheStorage) -> None:
-    """Close it after a check. What it raises is for the checks of close, and hides nothing of others."""
+    """Close a storage after a check. Its errors are left to the checks of close."""
     with suppress(Exception):
         storage.close()
 

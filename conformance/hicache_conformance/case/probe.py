@@ -1,4 +1,4 @@
-"""A storage under test: every call written down, guarded and held against the contract's shapes."""
+"""A probe of a storage: it records every call, guards its memory and checks the type of its answer."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ T = TypeVar("T")
 
 _MOST_LISTED = 200_000
 _OFFERS = 6
-"""So often is a page offered to a store that refuses some now and then."""
+"""The number of sets of a page in a store that refuses some now and then."""
 
 
 class ServerGone(Exception):
-    """The store stopped answering in a test that did not touch its server."""
+    """An error: the store stopped answering in a test that did not touch its server."""
 
 
 class Probe:
-    """A storage and the memory that the kit hands to it. Splits batches by `max_batch`, as the SDK does.
+    """A storage, and the memory for its pages. Batches are split by `max_batch`, as the SDK does.
 
-    The methods without `batch_` take and give bytes. A wrong shape of an answer, an exception where the
-    contract has none, and a byte written outside a page are violations of whatever is being checked.
+    The methods without `batch_` take and return bytes. An answer of a wrong type, an exception where the
+    contract has none, and a byte written outside a page are violations in every check.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Probe:
         self.label = label
         self._alive = alive
         self._reluctant = reluctant
-        """Whether the store refuses pages of so many bytes now and then: they are offered again."""
+        """Return True if the store refuses pages of this size now and then. They are set again."""
         self.absent = absent
-        """Operations that the store may refuse: `Subject.absent`."""
+        """The operations that the store may refuse: `Subject.absent`."""
         self._alone = alone
-        """Whether the trace has every set of a page: nobody else can have put there what was refused."""
+        """True if the trace has every set of a page, so that no other process can have stored it."""
         self._refused: list[tuple[KeySpace, list[str]]] = []
 
     @property
@@ -79,13 +79,13 @@ class Probe:
     def set(
         self, space: KeySpace, contents: Mapping[str, bytes], *, segments: int = 1
     ) -> list[bool]:
-        """Store pages of `space`; the verdicts in the order of `contents`."""
+        """Store pages of `space` and return the verdicts, in the order of `contents`."""
         return self.set_items(space, list(contents.items()), segments=segments)
 
     def set_items(
         self, space: KeySpace, items: Sequence[tuple[str, bytes]], *, segments: int = 1
     ) -> list[bool]:
-        """The same for items among which a hash may occur twice."""
+        """Store items among which a hash may occur twice."""
         answers: list[bool] = []
         for part in self._parts(items):
             hashes, data = [h for h, _ in part], [d for _, d in part]
@@ -103,7 +103,7 @@ class Probe:
     def get(
         self, space: KeySpace, hashes: Sequence[str], *, segments: int = 1
     ) -> list[bytes | None]:
-        """The bytes of each page, None for a miss."""
+        """Return the bytes of each page, None for a miss."""
         found: list[bytes | None] = []
         for part in self._parts(hashes):
             memory = self.memory(space, len(part), segments)
@@ -122,13 +122,13 @@ class Probe:
         return answers
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """One call, with the caller's own sequence."""
+        """Look up pages in one call, with the caller's own sequence."""
         return self._answers(
             "batch_exists", space, hashes, lambda: self.storage.batch_exists(space, hashes)
         )
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """One call, with the caller's own sequence."""
+        """Delete pages in one call, with the caller's own sequence."""
         answers = self._answers(
             "batch_delete", space, hashes, lambda: self.storage.batch_delete(space, hashes)
         )
@@ -138,7 +138,7 @@ class Probe:
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """One call, with pages of the caller's own making; more of them where the store is reluctant."""
+        """Set pages of the caller in one call, and again those that a reluctant store refused."""
         answers = self._set_once(space, hashes, pages)
         for _ in range(_OFFERS - 1):
             refused = [place for place, taken in enumerate(answers) if not taken]
@@ -152,12 +152,12 @@ class Probe:
         return answers
 
     def set_once(self, space: KeySpace, contents: Mapping[str, bytes]) -> list[bool]:
-        """Store pages in one call; what is refused is not offered again."""
+        """Store pages in one call. Refused pages are not set again."""
         memory = self.memory(space, len(contents)).filled_with(list(contents.values()))
         return self._set_once(space, list(contents), memory.pages)
 
     def look_again(self) -> None:
-        """Look once more for every page that was refused, and that nobody has set since."""
+        """Assert that every refused page that nobody has set since is still absent."""
         for space, hashes in self._refused:
             for part in self._parts(hashes):
                 self._must_not_show(space, part, 0)
@@ -177,15 +177,15 @@ class Probe:
         return answers
 
     def _follow_up(self, space: KeySpace, refused: Sequence[str]) -> None:
-        """Hold a set that returned False against KV-006, whatever is being checked."""
+        """Assert KV-006 for a set that returned False, in every check."""
         judged = self._must_not_show(space, refused, 1)
         self.trace.withdrawn(space, judged)
         self._refused.append((space, judged))
 
     def _must_not_show(self, space: KeySpace, refused: Sequence[str], offers: int) -> list[str]:
-        """Raise where a page is there that was refused as often as it was offered; those looked for.
+        """Raise if a page is there whose every set was refused. Return the pages that were tested.
 
-        Other sets of a page may have put it there: who has begun one since then decides nothing.
+        A page that another set may have stored is not tested.
         """
         judged = self.trace.offered_times(space, refused, offers)
         if not judged:
@@ -205,7 +205,7 @@ class Probe:
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """One call, with pages of the caller's own making."""
+        """Get into pages of the caller in one call."""
         return self._answers(
             "batch_get", space, hashes, lambda: self.storage.batch_get(space, hashes, pages)
         )
@@ -230,7 +230,7 @@ class Probe:
         return [self._page_info(info) for info in infos]
 
     def scanning(self, space: KeySpace) -> Generator[PageInfo, None, None]:
-        """The same one by one, for a caller that does something between two of them."""
+        """Yield the pages of a listing one by one, for a caller that acts between two of them."""
         for info in self._stepped("scan", space, lambda: self.storage.scan(space)):
             yield self._page_info(info)
 
@@ -239,21 +239,21 @@ class Probe:
         return [self._key_space(space) for space in spaces]
 
     def listing_spaces(self) -> Generator[KeySpace, None, None]:
-        """The same one by one."""
+        """Yield the key spaces of a listing one by one."""
         for space in self._stepped("spaces", None, self.storage.spaces):
             yield self._key_space(space)
 
     def attempt(
         self, operation: str, space: KeySpace, hashes: Sequence[str], call: Callable[[], T]
     ) -> T | UnsupportedOperation:
-        """A call that the store may refuse: what it returned, or its refusal."""
+        """Make a call that the store may refuse. Return its answer, or the refusal."""
         return self._called(operation, space, hashes, partial(_or_refusal, call))
 
     def close(self) -> None:
         self._called("close", None, [], self.storage.close)
 
     def memory(self, space: KeySpace, count: int, segments: int = 1) -> PageMemory:
-        """Pages for `space` as the SDK would hand them to this storage."""
+        """Return memory for pages of `space`, as the SDK would hand it to this storage."""
         claims = self.storage.capabilities
         return PageMemory(
             count,
@@ -265,11 +265,11 @@ class Probe:
     def violation(
         self, message: str, *, expected: str = "", got: str = "", sequence: Sequence[str] = ()
     ) -> Violation:
-        """What to raise; with the last calls where no shorter sequence is given."""
+        """Return a violation. It has the last calls where no shorter sequence is given."""
         return Violation(message, expected, got, tuple(sequence or self.trace.sequence()))
 
     def _parts(self, items: Sequence[T]) -> list[Sequence[T]]:
-        """`items` as the SDK would hand them over; an empty batch is one call too."""
+        """Return `items` in the batches that the SDK would make. No items are one empty batch."""
         step = self.max_batch
         return [items[start : start + step] for start in range(0, max(len(items), 1), step)]
 
@@ -341,7 +341,7 @@ class Probe:
         try:
             while item := self._called(step, space, [], lambda: next(found, None)):
                 yield item
-        finally:  # in the thread that began it, which may hold its lock
+        finally:  # this thread began it, and may hold its lock
             if isinstance(found, GeneratorType):
                 found.close()
 
@@ -354,10 +354,10 @@ class Probe:
 
 
 def require_present(operation: str, absent: Mapping[str, str]) -> None:
-    """End a check that needs an operation which the store has not.
+    """End a check that needs an operation which the store lacks.
 
     Raises:
-        NotVerified: It is among those of `Subject.absent`.
+        NotVerified: The operation is in `Subject.absent`.
     """
     name = operation.removeprefix("next of ")
     if name in absent:
@@ -365,7 +365,7 @@ def require_present(operation: str, absent: Mapping[str, str]) -> None:
 
 
 def _all(listing: Iterator[T]) -> list[T]:
-    """A whole listing, or the start of one that does not end."""
+    """Return a whole listing, or the start of one that does not end."""
     return list(islice(listing, _MOST_LISTED))
 
 
@@ -377,7 +377,7 @@ def _or_refusal(call: Callable[[], T]) -> T | UnsupportedOperation:
 
 
 def space_text(space: KeySpace) -> str:
-    """A key space in a few characters: its pool, its page size and the start of its id."""
+    """Return a key space in a few characters: its pool, its page size and the start of its id."""
     return f"{space.pool}/{space.stored_nbytes}B/{space.id[:6]}"
 
 

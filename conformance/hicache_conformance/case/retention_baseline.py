@@ -1,7 +1,7 @@
-"""What a store does whatever happens to it: it forgets pages, or refuses them.
+"""The retention baseline: if a store forgets or refuses pages without a cause.
 
-Found out with pages of the kit's own, so that a check can tell a habit from a fault that shows only in
-the situation that it made.
+It is measured with pages of the kit's own, so that a check can tell the baseline from a fault that shows
+only in the situation of the check.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 TENANT = "forgetfulness"
-"""Of the key spaces that these pages are in."""
+"""The tenant of the key spaces of these pages."""
 _CHANCES = 48
-"""So often is a page set and read, of a store that may forget by chance: one in ten will show."""
+"""The number of pages that are set and read in search of a store that forgets one in ten."""
 _REFUSAL_CHANCES = 12
 _MOST_LOOKED_UP = 3000
 _IN_USE = 16
-"""So many pages are looked up again and again."""
+"""The number of pages that are looked up again and again."""
 _LONGEST_WAIT_S = 3.0
 _LOOKUP = 256
 
 
 def forgets(case: Case, probe: Probe) -> bool:
-    """Whether the store forgets without cause what it may forget.
+    """Return True if the store forgets pages that it may forget, without a cause.
 
-    For want of room: as many pages as the check has set, set and read one by one. Where it may forget at
-    any time, also by chance, or after as many lookups and as much time as the check has had.
+    As many pages as the check has set are set and read one by one, because the store may be full. Where
+    it may forget at any time, chance, lookups and age are tried as well.
     """
     pages = _Pages(case, probe)
     try:
@@ -49,9 +49,9 @@ def forgets(case: Case, probe: Probe) -> bool:
 
 
 def refuses(case: Case, nbytes: int) -> bool:
-    """Whether a fresh store refuses pages as well: as many as the check has set, and some of `nbytes`.
+    """Return True if a fresh store refuses as many pages as the check has set, or some of `nbytes`.
 
-    Some have little room, and some refuse a set now and then.
+    Some stores have little room, and some refuse a set now and then.
     """
     fresh = copy.copy(case.subject).config(case.new_scratch())
     storage = case.open_storage({**fresh, **case.changed_fields})
@@ -72,12 +72,12 @@ class _Pages:
         self._case = case
         self._probe = Probe(
             probe.storage, Trace(), probe.label, absent=probe.absent
-        )  # its calls are not the check's
+        )  # a trace of its own
         self._spaces: dict[int, KeySpace] = {}
         self._set: list[tuple[KeySpace, str, bytes]] = []
 
     def set(self, nbytes: int, *, brief: bool = False) -> bool:
-        """One more; `brief`: deleted at once."""
+        """Set one more page. `brief` deletes it at once."""
         case = self._case
         if nbytes not in self._spaces:
             self._spaces[nbytes] = case.space(nbytes, tenant=TENANT)
@@ -92,7 +92,7 @@ class _Pages:
         return taken
 
     def delete(self) -> None:
-        """Leave none of them behind, where the store deletes."""
+        """Delete all of them, where the store deletes."""
         if "batch_delete" in self._probe.absent:
             self._set.clear()
             return
@@ -103,7 +103,7 @@ class _Pages:
     def lost_for_room(self) -> bool:
         sizes = self._case.trace.footprint
         done = 0
-        while done < len(sizes):  # few are told from many sooner
+        while done < len(sizes):  # a small store shows early
             step = sizes[done : max(16, 4 * done)]
             for nbytes in step:
                 self.set(nbytes)
@@ -122,7 +122,7 @@ class _Pages:
         return False
 
     def lost_by_use(self) -> bool:
-        """Whether one goes when they are looked up as often as the check has looked up pages."""
+        """Return True if a page goes after as many lookups as the check has made."""
         self.delete()
         nbytes = self._smallest()
         for _ in self._case.trace.footprint[:_IN_USE]:

@@ -1,4 +1,4 @@
-"""The calls of a check, written down as they happen, and told as briefly as a failure allows."""
+"""The trace of a check: its calls as they happen, and the shortest sequence that shows a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLEAR = ".clear "
 class _Call:
     line: str
     pages: tuple[str, ...]
-    """The starts of the page hashes, in the order of the batch."""
+    """The first digits of the page hashes, in the order of the batch."""
     began_s: float = field(default_factory=time.monotonic)
     answer: object = "..."
 
@@ -31,7 +31,7 @@ class _Call:
         return any(word in self.line or word in self.pages for word in words)
 
     def text(self, words: Sequence[str]) -> str:
-        """The call in a line; of a large batch only the pages among `words`, with their places."""
+        """Return the call in a line. A large batch is cut to the pages among `words`."""
         places = [place for place, page in enumerate(self.pages) if page in words]
         if len(self.pages) <= _SHOWN_PAGES:
             return f"{self.line}({', '.join(self.pages)}) -> {_short(self.answer)}"
@@ -61,16 +61,16 @@ class Trace:
         self._calls: list[_Call] = []
         self._running: dict[int, _Call] = {}
         self.footprint: list[int] = []
-        """Bytes of every page whose set returned True, in order."""
+        """The bytes of every page whose set returned True, in order."""
         self.stored: defaultdict[KeySpace, set[str]] = defaultdict(set)
-        """Every page whose set returned True: to be removed from a store that outlives the check."""
+        """Every page whose set returned True. They are removed from a store that outlives the check."""
         self._undeleted: set[tuple[str, str]] = set()
-        """Space ids and hashes of pages whose last delete returned False."""
+        """The space ids and hashes of pages whose last delete returned False."""
         self._offers: Counter[tuple[str, str]] = Counter()
-        """By space id and page hash: sets that were begun and are not known to have left nothing."""
+        """The number of sets that may have stored a page, by space id and page hash."""
 
     def began(self, line: str, hashes: Sequence[str] = ()) -> int:
-        """A call begins: what to show of it, and the pages it is about. The number to end it with."""
+        """Record the begin of a call: its line, and its pages. Return the number that ends it."""
         call = _Call(line, tuple(page_hash[:_NAME_DIGITS] for page_hash in hashes))
         with self._lock:
             number = len(self._calls)
@@ -79,13 +79,13 @@ class Trace:
             return number
 
     def ended(self, number: int, answer: object) -> None:
-        """It returned `answer`: the list of verdicts, or anything that can be told in words."""
+        """Record the answer of a call: its verdicts, or any other value."""
         with self._lock:
             call = self._running.pop(number)
             call.answer = answer if _has_verdicts(call, answer) else _words(answer)
 
     def deleted(self, space: KeySpace, hashes: Sequence[str], verdicts: Sequence[bool]) -> None:
-        """A delete of these pages has answered."""
+        """Record the verdicts of a delete."""
         with self._lock:
             for page_hash, gone in zip(hashes, verdicts, strict=True):
                 self._undeleted.discard((space.id, page_hash))
@@ -93,24 +93,24 @@ class Trace:
                     self._undeleted.add((space.id, page_hash))
 
     def was_not_deleted(self, space: KeySpace, page_hash: str) -> bool:
-        """Whether the last delete of the page returned False."""
+        """Return True if the last delete of the page returned False."""
         with self._lock:
             return (space.id, page_hash) in self._undeleted
 
     def offered(self, space: KeySpace, hashes: Sequence[str]) -> None:
-        """A set of these pages begins."""
+        """Record the begin of a set of these pages."""
         with self._lock:
             self._offers.update((space.id, page_hash) for page_hash in hashes)
 
     def withdrawn(self, space: KeySpace, hashes: Sequence[str]) -> None:
-        """A set of these pages was refused and has left nothing."""
+        """Record that a set of these pages was refused and has stored nothing."""
         with self._lock:
             self._offers.subtract((space.id, page_hash) for page_hash in hashes)
 
     def offered_times(self, space: KeySpace, hashes: Sequence[str], times: int) -> list[str]:
-        """Those of the pages that so many sets can have put there."""
+        """Return the pages that exactly `times` sets can have stored."""
         with self._lock:
-            elsewhere = self.stored[space]  # also by processes whose calls are not in this trace
+            elsewhere = self.stored[space]  # it has sets of other processes as well
             return [
                 one
                 for one in hashes
@@ -119,21 +119,21 @@ class Trace:
 
     @property
     def pages_named(self) -> int:
-        """How many pages the calls were about, each counted as often as it was named."""
+        """The number of pages in all calls. A page counts once for each call."""
         with self._lock:
             return sum(len(call.pages) for call in self._calls)
 
     def longest_s(self) -> float:
-        """For how long the oldest call that has not returned has been running."""
+        """Return the seconds since the oldest running call began."""
         with self._lock:
             starts = [call.began_s for call in self._running.values()]
         return time.monotonic() - min(starts) if starts else 0.0
 
     def sequence(self, *mentioned: str) -> list[str]:
-        """The last calls, or the last of those that mention any of the words.
+        """Return the last calls, or the last of those that mention any of the words.
 
-        A word is part of a line, or the first 8 digits of a page hash. What removes pages without
-        naming them may be to blame, too: every clear since the first of these calls is shown.
+        A word is part of a line, or the first 8 digits of a page hash. A clear removes pages without
+        naming them, so that every clear since the first of these calls is shown as well.
         """
         with self._lock:
             calls: list[_Call] = []
@@ -151,7 +151,7 @@ def _has_verdicts(call: _Call, answer: object) -> bool:
 
 
 def _words(answer: object) -> str:
-    """A short text, so that a trace does not keep the listings of a store of many pages alive."""
+    """Return a short text, so that a trace does not keep long listings alive."""
     if not isinstance(answer, list):
         return _short(answer)
     listed = cast("list[object]", answer)

@@ -1,4 +1,4 @@
-"""`hicache-conformance compare A.json B.json`: what changed between two runs."""
+"""`hicache-conformance compare A.json B.json`: the changes between two runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SUMMARY = "Show what changed between two runs; exit code 1 where something becam
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
+    """Add the verb's flags."""
     parser.add_argument("before", type=Path, metavar="A.json", help="result.json of the older run")
     parser.add_argument("after", type=Path, metavar="B.json", help="result.json of the newer run")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare; 1 where anything became worse."""
+    """Compare two runs. Return 1 where anything became worse."""
     from hicache_conformance.report.compare import compare, print_comparison  # noqa: PLC0415
     from hicache_conformance.report.record import Record  # noqa: PLC0415
 

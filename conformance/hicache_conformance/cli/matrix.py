@@ -1,4 +1,4 @@
-"""`hicache-conformance matrix A.json B.json ...`: what came of each rule on several stores."""
+"""`hicache-conformance matrix A.json B.json ...`: the outcome of each rule on several stores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SUMMARY = "Show several runs side by side, a rule a row, as a table of Markdown.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
+    """Add the verb's flags."""
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="FILE", help="result.json of a run"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table; 0, whatever is in it."""
+    """Print the table and return 0."""
     from hicache_conformance.report.matrix import matrix  # noqa: PLC0415
     from hicache_conformance.report.record import Record  # noqa: PLC0415
 

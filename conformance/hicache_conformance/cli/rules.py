@@ -12,11 +12,11 @@ SUMMARY = "Print the rules in Markdown: docs/rules.md is this output."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb has no flags."""
+    """Add nothing: the verb has no flags."""
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 - every verb has the same signature
-    """Print; always 0."""
+    """Print the page and return 0."""
     from hicache_conformance.rules_page import rules_page  # noqa: PLC0415 - `--help` is quick
 
     sys.stdout.write(rules_page())

@@ -1,4 +1,4 @@
-"""`hicache-conformance [run]`: judge a deployed store."""
+"""`hicache-conformance [run]`: test a deployed store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUMMARY = "Judge a store by the rules of the storage contract (what happens with
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
+    """Add the verb's flags."""
     config.add_arguments(parser, engine_flags_in_help=False)
     add = parser.add_argument_group("the run").add_argument
     add(
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge; the verdict's exit code."""
+    """Test the store and return the verdict's exit code."""
     choice = config.StorageChoice.from_arguments(arguments)
     from hicache_conformance.checks import all_checks  # noqa: PLC0415 - `--help` is quick
     from hicache_conformance.report.terminal import print_summary  # noqa: PLC0415
@@ -137,14 +137,14 @@ def _outcomes(
 
 
 def _process_count(choice: config.StorageChoice, claims: Capabilities | None) -> int:
-    """Return how many checks run at once: several where each has a store of its own."""
+    """Return the number of checks that run at once: several where each has a store of its own."""
     return min(_MOST_PROCESSES, 2 * (os.cpu_count() or 1)) if _is_own(choice, claims) else 1
 
 
 def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
     """Return True where each check has a store of its own, which goes with the check.
 
-    A check has one if it has a directory, or if pages are seen in one process only, and end with it.
+    A check has one if the config has a directory for each test, or if pages live in one process only.
     """
     from hicache_storage.storage import Durability  # noqa: PLC0415 - `--help` is quick
 
@@ -153,9 +153,9 @@ def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:
 
 
 def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
-    """Yield lines that say what the run has left in a store that outlives it.
+    """Yield lines about the pages that the run has left in a store that outlives it.
 
-    They come from the judged record, whose texts hold no secret of the config any more.
+    They come from the finished record, whose texts hold no secret of the config.
     """
     from hicache_conformance.case.case import LEFT_IN_STORE  # noqa: PLC0415 - `--help` is quick
 
@@ -173,7 +173,7 @@ def _left_behind(record: Record, *, own_store: bool) -> Iterator[str]:
 
 
 def _store_name(backend: str, storage_class: type[HiCacheStorage]) -> str:
-    """Return what the report calls the store: `dynamic` names no store, its class does."""
+    """Return the name of the store in the report. `dynamic` names no store, but its class does."""
     return storage_class.__name__ if backend == "dynamic" else backend
 
 
@@ -186,6 +186,6 @@ def _waivers(path: Path | None) -> Mapping[str, Waiver]:
 
 
 def _check_directory(path: Path | None) -> None:
-    """Refuse before the run what could not be written after it."""
+    """Raise before the run if the report could not be written after it."""
     if path is not None and path.exists() and not path.is_dir():
         raise ConfigError(f"--report {path}: is a file, not a directory")

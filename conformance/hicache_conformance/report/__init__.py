@@ -1,1 +1,1 @@
-"""What a run leaves behind: one record, and the forms in which people and tools read it."""
+"""The report of a run: one record, and the forms in which people and tools read it."""

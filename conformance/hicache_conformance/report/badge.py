@@ -19,7 +19,7 @@ _COLOURS = {
 
 
 def badge_json(record: Record) -> str:
-    """The badge; it says where only a part of the rules was run."""
+    """Return the badge. It names the selection where only a part of the rules was run."""
     run = record.run
     parts = ["quick"] * run.quick + ["some rules only"] * bool(run.selection)
     message = f"{record.verdict.value} ({', '.join([f'rules {run.spec}', *parts])})"

@@ -1,4 +1,4 @@
-"""What changed between two runs, and whether anything became worse."""
+"""The differences between two runs, and the changes for the worse."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 
 class Direction(enum.StrEnum):
-    """Of a change, for the users of the store."""
+    """The direction of a change, for the users of the store."""
 
     WORSE = "worse"
     BETTER = "better"
     CHANGED = "changed"
-    """Neither: a claim was made or withdrawn, one way of not knowing replaced another."""
+    """A change that is neither: a claim was made or withdrawn, or another reason leaves a rule open."""
     APPEARED = "appeared"
     VANISHED = "vanished"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of one rule, capability, or of the verdict."""
+    """A change of one rule, of one capability, or of the verdict."""
 
     name: str
     title: str
     before: str
-    """Empty where it was not there."""
+    """The former state; empty where there was none."""
     after: str
-    """Empty where it is no longer there."""
+    """The new state; empty where there is none."""
     direction: Direction
     checks: tuple[str, ...] = ()
-    """Of a rule: the checks that went the same way."""
+    """The checks of a rule that changed in the same direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Of two runs, the older one first."""
+    """The comparison of two runs, the older one first."""
 
     verdict: Change | None
     rules: tuple[Change, ...]
@@ -58,11 +58,11 @@ class Comparison:
     same_seed: bool
     same_spec: bool
     notes: tuple[str, ...]
-    """Why the two runs can't be compared one to one, a sentence each."""
+    """The reasons why the two runs can't be compared one to one, a sentence each."""
 
     @property
     def regressed(self) -> bool:
-        """Whether anything became worse."""
+        """True if anything became worse."""
         changes = (*((self.verdict,) if self.verdict else ()), *self.rules, *self.capabilities)
         return any(change.direction is Direction.WORSE for change in changes)
 
@@ -81,7 +81,7 @@ _CAPABILITIES = ("refuted", "not_verified", "verified")
 
 
 def compare(a: Record, b: Record) -> Comparison:
-    """What changed from run `a` to run `b`."""
+    """Return the changes from run `a` to run `b`."""
     step = _VERDICTS.index(b.verdict) - _VERDICTS.index(a.verdict)
     verdict = Change("verdict", "", a.verdict.value, b.verdict.value, _direction(step))
     return Comparison(
@@ -101,7 +101,7 @@ def _direction(step: int) -> Direction:
 
 
 def _step(before: Outcome, after: Outcome) -> int:
-    """How much better it became; 0 where it is only different."""
+    """Return the size of an improvement. 0: it is only different."""
     if Outcome.NOT_DECLARED not in (before, after):
         return _GRADES[after] - _GRADES[before]
     return (before in _BELOW_KEPT) - (after in _BELOW_KEPT)
@@ -122,7 +122,7 @@ def _rule_changes(a: Record, b: Record) -> list[Change]:
 
 
 def _rule_change(before: RuleRecord, after: RuleRecord) -> list[Change]:
-    """At most one. Under the same outcome the checks decide: a waiver hides no new failure."""
+    """Yield at most one change. Where the outcome is the same, the checks decide."""
     outcomes = {check.name: check.outcome for check in before.checks}
     steps = {
         check.name: _step(outcomes[check.name], check.outcome)
@@ -187,7 +187,7 @@ _STYLES = {Direction.WORSE: "red", Direction.BETTER: "green"}
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """The changes for people, what became worse first; none where nothing changed."""
+    """Return tables of the changes, those for the worse first."""
     order = list(Direction)
     rules = sorted(comparison.rules, key=lambda one: order.index(one.direction))
     verdict = [comparison.verdict] if comparison.verdict else []
@@ -217,7 +217,7 @@ def _check_lines(change: Change) -> list[str]:
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """The changes on the terminal, or that there are none."""
+    """Print the changes, or that there are none."""
     found = tables(comparison)
     end = "Something became worse." if comparison.regressed else "Nothing became worse."
     notes = [Text(printable(note)) for note in comparison.notes]

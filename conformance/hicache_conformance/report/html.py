@@ -53,11 +53,11 @@ const open = () => {
 addEventListener("hashchange", open);
 open();
 """
-"""Opens the rule that a link leads to; without it the reader has to."""
+"""The script that opens the rule that a link leads to."""
 
 
 def html_report(record: Record) -> str:
-    """The whole page. It loads nothing, and a browser is told to let it load nothing."""
+    """Return the whole page. It loads nothing, and its policy forbids a browser to load anything."""
     sections = [part for part in _sections(record) if part is not None]
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     name = printable(record.subject.name)
@@ -122,7 +122,7 @@ def _hero(record: Record) -> Element:
 
 
 def _tally(record: Record) -> list[Element]:
-    """How many rules came to each outcome: a bar for the eye, and the same in words."""
+    """Return the number of rules with each outcome, as a bar and in words."""
     count = record.counts()
     used = [one for one in SHOWN_ORDER if count[one]]
     if not used:
@@ -236,7 +236,7 @@ def _capabilities(record: Record) -> Element | None:
 
 
 def _rule_links(record: Record, rules: tuple[str, ...]) -> Element | None:
-    """The rules that are about a claim; those that did not run lead nowhere."""
+    """Yield the rules about a claim. A rule that did not run has no link."""
     if not rules:
         return None
     shown = {rule.id for rule in record.rules}

@@ -1,4 +1,4 @@
-"""`junit.xml`: a test suite a rule family, a test case a check, for whatever shows test results."""
+"""`junit.xml`, for tools that show test results: a suite for each family, a case for each check."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from hicache_conformance.report.record import CheckRecord, Record, RuleRecord
 
 _TAGS = {Outcome.FAILED: "failure", Outcome.ERROR: "error"}
-"""Everything else that is not passed is `skipped`: CI must not be redder than the verdict."""
+"""The outcomes that are failures. The others that are not passed are `skipped`, as in the verdict."""
 
 
 def junit_xml(record: Record) -> str:
-    """The whole file."""
+    """Return the whole file."""
     root = ET.Element("testsuites", {"name": f"hicache conformance of {_name(record)}"})
     for family, rules in families(record.rules).items():
         root.append(_suite(record, family, rules))

@@ -1,4 +1,4 @@
-"""HTML as a tree, so that no text gets into a page but as text."""
+"""HTML as a tree, so that every text is escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Child = ET.Element | str | None
 
 
 def element(tag: str, *children: Child, **attributes: str) -> ET.Element:
-    """An element; `class_` is its class, `aria_label` its `aria-label`, None no child at all."""
+    """Return an element. `class_` is its class, `aria_label` its `aria-label`. None adds no child."""
     made = ET.Element(tag, {_name(key): printable(value) for key, value in attributes.items()})
     for child in children:
         if isinstance(child, str):
@@ -26,7 +26,7 @@ def element(tag: str, *children: Child, **attributes: str) -> ET.Element:
 
 
 def prose(text: str) -> list[Child]:
-    """A sentence in which `backticks` mark code."""
+    """Return the elements of a sentence in which `backticks` mark code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return [text]
@@ -42,20 +42,20 @@ def sentence(text: str) -> list[Child]:
 
 
 def icon(name: str) -> ET.Element:
-    """One of the page's symbols. Only for the eye: what it says stands beside it in words."""
+    """Return a symbol of the page. The text beside it has its meaning."""
     use = element("use", href=f"#icon-{name}")
     return element("svg", use, class_="icon", aria_hidden="true", focusable="false")
 
 
 def link(words: str, target: str) -> ET.Element:
-    """A link, or plain words where the target is no web address and no place in the page."""
+    """Return a link, or plain text where the target is neither a web address nor a place in the page."""
     if not target.startswith(("https://", "http://", "#")):
         return element("span", words)
     return element("a", words, href=target)
 
 
 def table(heads: Iterable[str], rows: Iterable[tuple[Child, ...]], class_: str) -> ET.Element:
-    """A table whose first column names its rows."""
+    """Return a table whose first column names its rows."""
     head = element("tr", *(element("th", one, scope="col") for one in heads))
     body = (
         element(
@@ -67,7 +67,7 @@ def table(heads: Iterable[str], rows: Iterable[tuple[Child, ...]], class_: str) 
 
 
 def text_of(nodes: Iterable[ET.Element]) -> str:
-    """The HTML of some elements."""
+    """Return the HTML of some elements."""
     return "".join(ET.tostring(node, encoding="unicode", method="html") for node in nodes)
 
 

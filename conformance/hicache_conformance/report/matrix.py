@@ -26,10 +26,9 @@ _TRIED = (Outcome.PASSED, Outcome.FAILED)
 
 
 def matrix(records: Sequence[Record]) -> str:
-    """The verdicts of the runs, what each judged, and what came of each rule.
+    """Return a table of the runs: their stores, their verdicts, and the outcome of each rule.
 
-    A cell tells, beside the word, how many of the checks that could be asked found the rule kept, where
-    not all of them did.
+    Where only a part of the checks that ran passed, the cell of a rule has their number as well.
     """
     rows = [
         ["", "rule", *(_cell(record.subject.name) for record in records)],

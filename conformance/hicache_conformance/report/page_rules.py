@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def rules_section(record: Record) -> Element:
-    """All the rules of a run."""
+    """Return the section with all rules of a run."""
     return element(
         "section",
         element("h2", "Rules", id="rules-title"),
@@ -39,12 +39,12 @@ def rules_section(record: Record) -> Element:
 
 
 def pill(outcome: str) -> Element:
-    """An outcome as a word on its colour."""
+    """Return an outcome as a word on its colour."""
     return element("span", label(outcome), class_=f"pill o-{outcome}")
 
 
 def consequence_words(rule: RuleRecord) -> str:
-    """What to say before the consequence of a rule."""
+    """Return the words before the consequence of a rule."""
     is_broken = rule.outcome in (Outcome.FAILED, Outcome.WAIVED)
     return "What it means: " if is_broken else "If it is broken: "
 
@@ -144,7 +144,7 @@ def _evidence(check: CheckRecord) -> Element | None:
 
 
 def _step(line: str) -> Element:
-    """A call; or a remark on what was left out, which is none."""
+    """Return a call as code, or a remark on omitted calls as text."""
     code = element("code", line)
     return (
         element("li", code, value="0", class_="before") if line[:1] == "(" else element("li", code)
@@ -152,7 +152,7 @@ def _step(line: str) -> Element:
 
 
 def _reproduction(record: Record, rule: RuleRecord) -> Element | None:
-    """Where there is something to reproduce."""
+    """Yield the command that reproduces the outcome, where one is known."""
     command = reproduction(record, rule)
     if not command or rule.outcome not in (*MUST_ACT, Outcome.WAIVED):
         return None

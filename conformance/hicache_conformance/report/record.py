@@ -1,7 +1,7 @@
-"""The record of one run: the truth that every other form of the report is made from.
+"""The record of one run. Every other form of the report is made from it.
 
-Its JSON has a version, `schema_version`. A reader accepts its own and older ones; fields are added and
-never given another meaning.
+Its JSON has a version, `schema_version`. A reader accepts its own version and older ones. Fields are
+added, and never get another meaning.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class CheckRecord(_Part):
     """The fact, as a sentence."""
     outcome: Outcome
     message: str = ""
-    """What is wrong, or what was missing; empty where the check passed."""
+    """The defect, or the means that were missing; empty where the check passed."""
     expected: str = ""
     got: str = ""
     sequence: tuple[str, ...] = ()
     """The shortest sequence of calls that shows it."""
     evidence: dict[str, str] = Field(default_factory=dict[str, str])
-    """What the check counted or measured, for information."""
+    """Counts and measures of the check, for information."""
     elapsed_s: float = 0.0
     stochastic: bool = False
-    """A pass means "not caught in this many tries"."""
+    """True if a pass only means "not caught in this many tries"."""
 
 
 class WaiverRecord(_Part):
-    """A known violation that somebody answers for, until a date."""
+    """A known violation that is accepted until a date."""
 
     reason: str
     link: str
@@ -69,14 +69,14 @@ class RuleRecord(_Part):
     since: str
     needs: tuple[str, ...] = ()
     consequence: str = ""
-    """What happens to a user of a store that breaks it."""
+    """The harm to a user of a store that breaks the rule."""
     outcome: Outcome
     checks: tuple[CheckRecord, ...] = ()
     waiver: WaiverRecord | None = None
 
 
 class CapabilityRecord(_Part):
-    """One claim, and what the rules about it showed."""
+    """One claim, and the outcome of the rules about it."""
 
     name: str
     claimed: str
@@ -85,20 +85,20 @@ class CapabilityRecord(_Part):
 
 
 class SubjectRecord(_Part):
-    """The store that was judged."""
+    """The store under test."""
 
     name: str
     target: str
     """`module:Class`."""
     version: str = ""
-    """Of the distribution that brought it, where that is known."""
+    """The version of its distribution, where that is known."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """With secrets removed."""
+    """The config without its secrets."""
     capabilities: tuple[CapabilityRecord, ...] = ()
 
 
 class RunRecord(_Part):
-    """How it was judged."""
+    """The options and the surroundings of the run."""
 
     started_at: datetime
     elapsed_s: float
@@ -112,7 +112,7 @@ class RunRecord(_Part):
     kit: str
     """Version of the distribution that holds the kit."""
     command: str = ""
-    """What to type to run it again."""
+    """The command that repeats the run."""
     python: str = ""
     platform: str = ""
 
@@ -125,11 +125,11 @@ class Record(_Part):
     run: RunRecord
     verdict: Verdict
     reasons: tuple[str, ...] = ()
-    """Why it is not `conformant`, a sentence each."""
+    """The reasons for a verdict other than `conformant`, a sentence each."""
     rules: tuple[RuleRecord, ...]
 
     def counts(self) -> Counter[Outcome]:
-        """How many rules came to each outcome."""
+        """Return the number of rules with each outcome."""
         return Counter(rule.outcome for rule in self.rules)
 
     def to_json(self) -> str:
@@ -137,10 +137,10 @@ class Record(_Part):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The record in a `result.json`.
+        """Return the record in a `result.json`.
 
         Raises:
-            RecordError: It cannot be read, is none, or is of a newer kit.
+            RecordError: The file cannot be read, is no record, or is of a newer kit.
         """
         try:
             fields: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""Secrets out of everything that a report shows: by their names, and by their values.
+"""The removal of secrets from a report, by their names and by their values.
 
-A value that the config holds under a secret's name is removed from every text, wherever it occurs there:
-a client may quote it in an error, a shell in a command line, a URL in percent-encoding.
+A value that the config has under a secret's name is removed from every text: a client may quote it in an
+error, a shell in a command line, a URL in percent-encoding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Plain = Mapping[Any, Any] | list[Any] | str | float | bool | None
 HIDDEN = "***"
 
 _SHORTEST = 4
-"""Shorter values would be found in half of all words, so only their names hide them."""
+"""The length of the shortest value that is removed from texts. Shorter ones are part of words."""
 _HARMLESS = {"true", "false", "none", "null"}
 _SHOWN_NBYTES = 32
 
@@ -34,25 +34,25 @@ _STRONG = re.compile(
     r"passw(or)?d|passphrase|requirepass|secret|credential"
     r"|(access|api|account|private|signing|encryption)key|connectionstring"
 )
-"""In a name without its separators: whatever it holds is secret."""
+"""Names, without separators, whose values are secret."""
 _WEAK = {
     "auth", "authentication", "authorization", "bearer", "cookie", "jwt", "pass", "pwd", "sas",
     "session", "sig", "signature", "token", "tokens",
 }  # fmt: skip
-"""As a word of a name: its text is secret. Its numbers are not: `page_tokens`, `session_ttl_s`."""
+"""Words of a name whose texts are secret. Numbers are not: `page_tokens`, `session_ttl_s`."""
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[A-Z]")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _USERINFO = re.compile(r"""(?<=://)([^/?#\s'":@]*):(?!\d*[/?#])((?:(?![a-zA-Z]+://)[^\s'"])+)@""")
-"""Also where somebody forgot to encode a `/` or a `@`; a port before a path is none."""
+"""User and password of a URL, also with a `/` or `@` that is not encoded. A port is no password."""
 _ASSIGNED = re.compile(r"([\w.-]+)=([^&;\s'\"]+)")
-"""In a query or a connection string."""
+"""An assignment in a query or a connection string."""
 _QUOTED = re.compile(r"""(["'])([\w.-]+)\1\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
-"""In JSON, or in a dict that was printed."""
+"""A quoted name and value, in JSON or in a printed dict."""
 
 
 class Redactor:
-    """Removes one config's secrets. Made by `of`."""
+    """The remover of one config's secrets. `of` makes it."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets for form in _forms(secret)}
@@ -61,7 +61,7 @@ class Redactor:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """The redactor of what `config` holds; texts of others lose only what their names give away."""
+        """Return the redactor of the secrets in `config`. Others are found by their names only."""
         return cls(
             secret
             for secret in _secrets(config, secret=False)
@@ -69,19 +69,19 @@ class Redactor:
         )
 
     def text(self, text: str) -> str:
-        """`text` without secrets."""
+        """Return `text` without secrets."""
         text = self._secrets.sub(HIDDEN, text)
         text = _USERINFO.sub(lambda found: f"{found[1]}:{HIDDEN}@", text)
         return _QUOTED.sub(_without_quoted, _ASSIGNED.sub(_without_assigned, text))
 
     def value(self, value: Any) -> Any:
-        """`value` without secrets and ready for JSON."""
+        """Return `value` without secrets and ready for JSON."""
         return self._shown(value, name="")
 
     def record(self, record: Record) -> Record:
-        """`record` without secrets in what a store or a command line put there.
+        """Return `record` without the secrets that a store or a command line put there.
 
-        What the kit wrote itself stays: a password may be the word `passed`.
+        The words of the kit itself stay, because a password may be the word `passed`.
         """
         rules = (
             rule.model_copy(update={"checks": tuple(map(self._check, rule.checks))})
@@ -131,7 +131,7 @@ class Redactor:
 
 
 def _plain(value: Any) -> _Plain:
-    """`value` in the types of JSON, one level deep; a secret is `***` whatever its name."""
+    """Return `value` in the types of JSON, one level deep. A secret type becomes `***`."""
     result: _Plain
     if isinstance(value, (SecretStr, SecretBytes, Secret)):
         result = HIDDEN
@@ -157,7 +157,7 @@ def _plain(value: Any) -> _Plain:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Of a model or a data class; of nothing else."""
+    """Return the fields of a model or a data class, and None for other values."""
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -176,7 +176,7 @@ def _octets(data: bytes) -> str:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Whether the name, of any level, makes the value a secret."""
+    """Return True if the name, at any level, makes the value a secret."""
     if value is None or isinstance(value, bool):
         return False
     if _STRONG.search(re.sub(r"[^a-z]", "", name.lower())):
@@ -186,7 +186,7 @@ def _is_secret(name: str, value: Any) -> bool:
 
 
 def _secrets(value: Any, *, secret: bool, name: str = "") -> Iterator[str]:
-    """Every secret text below `value`; all of it where `secret`."""
+    """Yield every secret text below `value`, and every text where `secret` is set."""
     if isinstance(value, (SecretStr, SecretBytes, Secret)):
         held = cast("Any", value).get_secret_value()
         yield from _secrets(held, secret=True, name=name)
@@ -207,7 +207,7 @@ def _secrets(value: Any, *, secret: bool, name: str = "") -> Iterator[str]:
 
 
 def _embedded(text: str) -> Iterator[str]:
-    """The secrets that a URL or a connection string holds, as it writes them and decoded."""
+    """Yield the secrets in a URL or a connection string, as they are written and decoded."""
     found = [match[2] for match in _USERINFO.finditer(text)]
     found += [match[2] for match in _ASSIGNED.finditer(text) if _is_secret(match[1], match[2])]
     for secret in found:
@@ -216,7 +216,7 @@ def _embedded(text: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> set[str]:
-    """How a secret looks in plain text, a URL, JSON, Python and a shell."""
+    """Return the forms of a secret in plain text, a URL, JSON, Python and a shell."""
     quoted = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
     lower = {re.sub("%..", lambda found: found[0].lower(), form) for form in quoted}
     escaped = {
@@ -239,5 +239,5 @@ def _without_quoted(found: re.Match[str]) -> str:
 
 
 def _is_text_secret(name: str, value: str) -> bool:
-    """As `_is_secret`, of a value whose type its text does not tell."""
+    """Return the same as `_is_secret` for a value whose type is unknown."""
     return _is_secret(name, 0 if _NUMBER.fullmatch(value) else value)

@@ -1,4 +1,4 @@
-"""A run on the terminal: how far it is, and what came of it."""
+"""A run on the terminal: its progress and its result."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _VERDICT_STYLES = {
 
 
 def print_summary(record: Record, console: Console | None = None) -> None:
-    """The verdict, the rules by family, and each rule that somebody has to look at."""
+    """Print the verdict, the rules by family, and each rule that needs attention."""
     acted = [rule for rule in record.rules if rule.outcome in MUST_ACT]
     show(
         console,
@@ -111,7 +111,7 @@ def _family_table(record: Record) -> Table:
 
 
 def _not_verified(record: Record) -> Iterator[Text]:
-    """One line a reason: the same back door is missing for many rules."""
+    """Yield a line for each reason, because many rules lack the same back door."""
     by_reason: dict[str, list[str]] = {}
     for rule in record.rules:
         for check in rule.checks:
@@ -139,7 +139,7 @@ def _rule_block(record: Record, rule: RuleRecord) -> RenderableType:
 
 
 def _check_block(check: CheckRecord) -> Table:
-    """One check, in two columns: what a line is, and what it says."""
+    """Return one check in two columns: the label of a line, and its text."""
     rows = [("check", check.title), ("problem", check.message)]
     rows += [("expected", check.expected), ("came", check.got)]
     table = _fields()
@@ -166,7 +166,7 @@ def _field(name: str, text: str) -> Table:
 
 
 class Progress:
-    """How far a run is: a live line on a terminal, elsewhere a plain line when a family is done.
+    """The progress of a run: a live line on a terminal, elsewhere a plain line after each family.
 
     with Progress(total=len(checks)) as progress:
         progress.advance(record)
@@ -203,7 +203,7 @@ class Progress:
         self._tell_family()
 
     def advance(self, check: CheckRecord) -> None:
-        """One check is done."""
+        """Count one more check as done."""
         rule = RULES.get(check.name.partition(":")[0])
         family = rule.family if rule else "Other"
         if family != self._family:

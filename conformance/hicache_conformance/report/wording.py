@@ -1,4 +1,4 @@
-"""A record in plain words: what every form of the report says in the same way."""
+"""The sentences about a record, which every form of the report shares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hicache_conformance.report.record import CheckRecord, Record, RuleRecord
 
 MUST_ACT = (Outcome.FAILED, Outcome.ERROR, Outcome.UNKNOWN)
-"""Outcomes after which somebody has to do something."""
+"""The outcomes that need attention."""
 SHOWN_ORDER = (
     Outcome.PASSED,
     Outcome.FAILED,
@@ -39,34 +39,34 @@ REMEDIES = {
     "an address in the config": "Give the store a config with the address of a server, so that the"
     " kit can stand between the two.",
 }
-"""By need: what makes a rule run that could not."""
+"""The advice for each missing need of a rule."""
 
 _GAPS = {Outcome.WAIVED: "waived", Outcome.UNKNOWN: "undecided"}
 _PROVISIONAL = "provisional"
 _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""No terminal, XML or page may get these: control characters, and what reorders a line."""
+"""The characters that no terminal, XML or page may get: controls, and those that reorder a line."""
 _BACK_DOOR = re.compile(r"back door `([^`]+)`")
 
 
 def printable(text: str) -> str:
-    """`text` with what can't be shown as escapes: a store may answer with any bytes."""
+    """Return `text` with escapes for what can't be shown: a store may answer with any bytes."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def label(outcome: str) -> str:
-    """`not_verified` as people write it."""
+    """Return an outcome in words: `not verified`."""
     return outcome.replace("_", " ")
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 rule`, `3 rules`."""
+    """Return a number with its noun: `1 rule`, `3 rules`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def families(rules: Sequence[RuleRecord]) -> dict[str, list[RuleRecord]]:
-    """The rules by family, in the order of the record."""
+    """Return the rules by family, in the order of the record."""
     found: defaultdict[str, list[RuleRecord]] = defaultdict(list)
     for rule in rules:
         found[rule.family].append(rule)
@@ -74,23 +74,23 @@ def families(rules: Sequence[RuleRecord]) -> dict[str, list[RuleRecord]]:
 
 
 def tally(outcomes: Mapping[Outcome, int]) -> str:
-    """`31 passed, 2 failed`."""
+    """Return the outcomes in words: `31 passed, 2 failed`."""
     return ", ".join(f"{outcomes[one]} {label(one)}" for one in SHOWN_ORDER if outcomes.get(one))
 
 
 def is_on_trial(rule: RuleRecord, record: Record) -> bool:
-    """Whether the rule does not count in the verdict."""
+    """Return True if the rule does not count in the verdict."""
     return rule.level == _PROVISIONAL and not record.run.strict
 
 
 def weighed(check: CheckRecord, rule: RuleRecord) -> Outcome:
-    """The outcome of a check as it counts: under a waiver that holds, no failure is one."""
+    """Return the outcome of a check as it counts. A waiver that holds turns a failure into `waived`."""
     waived = rule.outcome is Outcome.WAIVED and check.outcome is Outcome.FAILED
     return Outcome.WAIVED if waived else check.outcome
 
 
 def meaning(record: Record) -> str:
-    """What the verdict means, in a sentence."""
+    """Return the meaning of the verdict, in a sentence."""
     count = Counter(rule.outcome for rule in record.rules if not is_on_trial(rule, record))
     judged = sum(count.values()) - count[Outcome.NOT_DECLARED] - count[Outcome.NOT_VERIFIED]
     open_rules = count[Outcome.NOT_VERIFIED]
@@ -120,7 +120,7 @@ def meaning(record: Record) -> str:
 
 
 def limits(record: Record) -> list[str]:
-    """What a reader must know before the verdict is taken for more than it is."""
+    """Return the limits of the verdict: a selection, a quick run, checks that pass by luck."""
     run = record.run
     notes: list[str] = []
     if run.selection:
@@ -141,7 +141,7 @@ def limits(record: Record) -> list[str]:
 
 
 def remedies(rule: RuleRecord) -> list[str]:
-    """What would make the checks of a rule run that could not."""
+    """Return the advice for the checks of a rule that could not run."""
     missing = [one.message for one in rule.checks if one.outcome is Outcome.NOT_VERIFIED]
     doors = [door for message in missing for door in _BACK_DOOR.findall(message)]
     needs = dict.fromkeys([*doors, *(() if doors else rule.needs)])
@@ -149,10 +149,10 @@ def remedies(rule: RuleRecord) -> list[str]:
 
 
 def reproduction(record: Record, rule: RuleRecord) -> str:
-    """What to type to run this rule alone again; empty where the command is not known."""
+    """Return the command that runs this rule alone again. It is empty where none is known."""
     try:
         words = shlex.split(record.run.command)
-    except ValueError:  # a secret was cut out together with a quote
+    except ValueError:  # the removal of a secret took a quote with it
         return record.run.command
     if not words:
         return ""
@@ -164,7 +164,7 @@ def reproduction(record: Record, rule: RuleRecord) -> str:
 
 
 def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """A command line without the flags and their values."""
+    """Return a command line without the flags and their values."""
     kept: list[str] = []
     left = iter(words)
     for word in left:

@@ -26,7 +26,7 @@ def write_report(record: Record, directory: Path) -> list[Path]:
     """Write every form of `record` into `directory`, which is made where it is missing.
 
     Raises:
-        ConfigError: It can't be written there.
+        ConfigError: The directory can't be written.
     """
     texts = {name: form(record) for name, form in _FORMS.items()}
     try:
@@ -39,7 +39,7 @@ def write_report(record: Record, directory: Path) -> list[Path]:
 
 
 def _written(path: Path, text: str) -> Path:
-    """Replace `path` in one step: nobody reads half of it."""
+    """Replace `path` in one step, so that no reader sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a store's answers are held against: what it must hold, must miss, and may forget or refuse."""
+"""The assertions about a store's answers. Its claims decide if a page may be missing."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
 
 
 class Forgot(Violation):
-    """A page is missing that a store may forget, but forgot only in this situation."""
+    """A missing page that the store may forget, but forgot only in this situation."""
 
 
-class Oracle(abc.ABC):
-    """The judge of single answers: the capabilities of the store choose what is right."""
+class Assertions(abc.ABC):
+    """The assertions of a check. The capabilities of the store decide which answers are right."""
 
     trace: Trace
 
     @property
     @abc.abstractmethod
     def claims(self) -> Capabilities:
-        """What the store claims."""
+        """The claims of the store."""
 
     @abc.abstractmethod
     def hashes(self, count: int) -> list[str]:
-        """Page hashes that nobody has had before."""
+        """Return page hashes that are new."""
 
     @abc.abstractmethod
     def contents(
         self, space: KeySpace, hashes: Sequence[str], version: int = 0
     ) -> dict[str, bytes]:
-        """The bytes of pages."""
+        """Return the bytes of pages."""
 
     @abc.abstractmethod
     def refuses(self, nbytes: int) -> bool:
-        """Whether it is the store's habit to refuse pages of this size, or so many pages."""
+        """Return True if the store refuses pages of this size, or so many, without a cause."""
 
     @abc.abstractmethod
     def forgets(self, probe: Probe) -> bool:
-        """Whether it is the store's habit to forget pages."""
+        """Return True if the store forgets pages without a cause."""
 
     @property
     def keeps(self) -> bool:
-        """Whether a page must be there until it is deleted."""
+        """True if a page must be there until it is deleted."""
         return self.claims.retention is Retention.UNTIL_DELETED
 
     def stored(self, probe: Probe, space: KeySpace, count: int, **options: Any) -> dict[str, bytes]:
-        """`count` fresh pages, set. A set that was refused is a violation: there is room for a few."""
+        """Set `count` new pages and return them. A refused set is a violation."""
         pages = self.contents(space, self.hashes(count))
         self.must_set(probe, space, pages, **options)
         return pages
@@ -63,10 +63,10 @@ class Oracle(abc.ABC):
     def must_set(
         self, probe: Probe, space: KeySpace, pages: Mapping[str, bytes], **options: Any
     ) -> None:
-        """Set pages; every verdict must be True.
+        """Set pages. Every verdict must be True.
 
         Raises:
-            NotVerified: The store refuses pages by habit, these among them.
+            NotVerified: The store refuses such pages without a cause.
         """
         answers = probe.set(space, pages, **options)
         refused = [page_hash for page_hash, ok in zip(pages, answers, strict=True) if not ok]
@@ -87,10 +87,10 @@ class Oracle(abc.ABC):
         *,
         segments: int = 1,
     ) -> int:
-        """Hold a read of every page against what may be there; how many were hits.
+        """Read every page, compare it with the contents that it may have, and return the number of hits.
 
-        A hit must be one of the contents given. A miss is a violation where the store keeps pages until
-        they are deleted; where it may forget, it is one if it forgets only here (`Forgot`).
+        A hit must be one of the contents. A miss is a violation where the store keeps pages until they
+        are deleted. Where it may forget, a miss is a violation if it forgets only here (`Forgot`).
         """
         found = probe.get(space, list(pages), segments=segments)
         hits = 0
@@ -109,9 +109,9 @@ class Oracle(abc.ABC):
         return hits
 
     def must_miss(self, probe: Probe, space: KeySpace, hashes: Sequence[str], why: str) -> None:
-        """Neither exists nor get may say True; `why` is the reason, as in "was deleted".
+        """Assert that exists and get are False; `why` is the reason, as in "was deleted".
 
-        Of no hashes nothing is asked: an empty batch is the business of KV-201 alone.
+        Without hashes there is no call, because only KV-201 is about an empty batch.
         """
         if not hashes:
             return
@@ -150,7 +150,7 @@ class Oracle(abc.ABC):
         data: bytes,
         allowed: Sequence[bytes],
     ) -> Violation:
-        """What to raise for a hit with bytes that are none of those allowed."""
+        """Return the violation for a hit with bytes that are not allowed."""
         return probe.violation(
             "batch_get is True with bytes that were never set under this hash",
             expected=f"the {space.stored_nbytes} bytes that were set, or a miss",
@@ -161,13 +161,13 @@ class Oracle(abc.ABC):
     def diagnosed(
         self, space: KeySpace, page_hash: str, data: bytes, allowed: Sequence[bytes]
     ) -> str:
-        """What wrong bytes are, in words."""
+        """Return a description of wrong bytes."""
         return diagnose(data, space_id=space.id, page_hash=page_hash, allowed=allowed)
 
     def missed(
         self, probe: Probe, space: KeySpace, page_hash: str, operation: str = "batch_get"
     ) -> None:
-        """Judge a miss of a page whose set returned True: it returns where the store may forget."""
+        """Raise for a missing page whose set returned True, unless the store may forget it."""
         if not self.keeps and self.forgets(probe):
             return
         kind = Violation if self.keeps else Forgot
@@ -179,7 +179,7 @@ class Oracle(abc.ABC):
         )
 
     def refused(self, space: KeySpace, violation: Violation) -> Exception:
-        """What to raise where a set returned False: the violation, unless that is the store's habit."""
+        """Return the error for a set that returned False: the violation, or NotVerified."""
         if not self.refuses(space.stored_nbytes):
             return violation
         return NotVerified(
