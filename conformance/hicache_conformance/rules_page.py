@@ -11,7 +11,7 @@ from hicache_conformance.selftest.mutants import Mutant, all_mutants
 _HEAD = f"""# The rules
 
 Version {SPEC}. This page is generated: `hicache-conformance rules > docs/rules.md`. The contract that
-the rules belong to is [contract.md](contract.md); how a store is judged by them is in the
+the rules belong to is [contract.md](contract.md); how a store is tested by them is in the
 [guide for backend authors](backend-author-guide.md).
 
 **Level**: a *core* rule holds for every store; an *extended* one is a must as well, about something that

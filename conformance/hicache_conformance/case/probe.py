@@ -178,21 +178,21 @@ class Probe:
 
     def _follow_up(self, space: KeySpace, refused: Sequence[str]) -> None:
         """Assert KV-006 for a set that returned False, in every check."""
-        judged = self._must_not_show(space, refused, 1)
-        self.trace.withdrawn(space, judged)
-        self._refused.append((space, judged))
+        tested = self._must_not_show(space, refused, 1)
+        self.trace.withdrawn(space, tested)
+        self._refused.append((space, tested))
 
     def _must_not_show(self, space: KeySpace, refused: Sequence[str], offers: int) -> list[str]:
         """Raise if a page is there whose every set was refused. Return the pages that were tested.
 
         A page that another set may have stored is not tested.
         """
-        judged = self.trace.offered_times(space, refused, offers)
-        if not judged:
+        tested = self.trace.offered_times(space, refused, offers)
+        if not tested:
             return []
-        there = self.batch_exists(space, judged)
-        read = [data is not None for data in self.get(space, judged)]
-        shown = [one for one, *seen in zip(judged, there, read, strict=True) if any(seen)]
+        there = self.batch_exists(space, tested)
+        read = [data is not None for data in self.get(space, tested)]
+        shown = [one for one, *seen in zip(tested, there, read, strict=True) if any(seen)]
         for page_hash in self.trace.offered_times(space, shown, offers):
             raise self.violation(
                 "a page is there whose batch_set returned False",
@@ -200,7 +200,7 @@ class Probe:
                 got=f"a hit for {page_hash[:8]}",
                 sequence=self.trace.sequence(page_hash[:8]),
             )
-        return judged
+        return tested
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_PROCESSES = 4
 _MOST_LEFT_SHOWN = 5
-SUMMARY = "Judge a store by the rules of the storage contract (what happens without a verb)."
+SUMMARY = "Test a store by the rules of the storage contract (default verb)."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""One run of the kit: from a subject and options to a judged record."""
+"""One run of the kit: from a subject and options to a tested record."""

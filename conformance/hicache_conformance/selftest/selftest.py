@@ -187,7 +187,7 @@ def _false_alarm(store: str, record: CheckRecord) -> Finding:
 
 
 def _skip_findings(_: str, options: RunOptions) -> list[Finding]:
-    """Return a finding for each rule that can't be judged: neither passed nor failed."""
+    """Return a finding for each rule that can't be tested: neither passed nor failed."""
     found: list[Finding] = []
     for subject, rule_id, outcome in must_skip():
         checks = [check for check in all_checks() if check.rule.id == rule_id]

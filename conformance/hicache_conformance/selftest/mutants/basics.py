@@ -102,7 +102,7 @@ class _RemembersMisses(DictStore):
 
 @caught_by("KV-002:a_page_shows_after_misses")
 class RemembersMisses(_RemembersMisses):
-    """What exists has once not found, it does not look for again: set does not tell it."""
+    """A page that exists did not find once stays missing for it: set does not update its memory."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         return not self._is_known_absent(space, page_hash, super()._has(space, page_hash))

@@ -179,7 +179,7 @@ class MessagesOfFourMegabytes(DictStore):
 
 
 def _as_verdicts(answer: object) -> list[bool]:
-    """What a wrong store returns in place of a list of bool."""
+    """Turn a list of bool into what a wrong store returns."""
     return cast("list[bool]", answer)
 
 

@@ -66,7 +66,7 @@ class RemembersItsLastPages(DictStore):
 
 @caught_by("KV-205:memory_may_be_reused_after_a_get")
 class CachesTheCallersMemory(DictStore):
-    """What was read is served again from the memory that it was read into."""
+    """A page that was read is served again from the memory that it was read into."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -132,7 +132,7 @@ class _GivesUp(WireStore):
         return call() if getattr(self._thread, "is_patient", False) else self._in_time(call)
 
     def _in_time(self, call: Callable[[], T]) -> T:
-        """What the call returns, if it does so in time."""
+        """Return the result of the call, if it comes in time."""
         answers: list[T] = []
         errors: list[BaseException] = []
 

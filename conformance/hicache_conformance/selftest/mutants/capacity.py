@@ -107,7 +107,7 @@ class RefusesWhatItHas(DictStore):
 
 @caught_by("KV-307:refused_pages_leave_no_debris")
 class LeavesItsTrials(Shelf):
-    """What it began to write when there was no room stays in the directory."""
+    """A file that was begun when there was no room stays in the directory."""
 
     def _discard(self, temp: Path) -> None:
         pass

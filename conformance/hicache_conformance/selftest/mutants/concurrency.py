@@ -29,18 +29,18 @@ _BEHIND_S = 0.02
 
 
 class _LivePages(DictStore):
-    """What is read is copied from where it is kept, not from a copy."""
+    """A page is copied from where it is kept, not from a copy."""
 
     def _put(self, key: Hashable, stored: Stored) -> None:
         super()._put(key, stored._replace(data=self._kept(key, stored.data)))
 
     @abc.abstractmethod
     def _kept(self, key: Hashable, data: bytes) -> bytes:
-        """Where the bytes of a page are kept."""
+        """Return the memory that keeps the bytes of a page."""
 
 
 def _poured(data: bytes, room: Any) -> bytes:
-    """`room`, now holding `data`: bytes that can change."""
+    """Copy `data` into `room` and return `room`, which can change later."""
     memoryview(room)[:] = data
     return cast("bytes", room)
 
@@ -308,7 +308,7 @@ class RemembersOthersMisses(Shelf):
 
 @caught_by("KV-502:processes_that_write_one_page_leave_one_whole_page")
 class RemembersOthersHits(Shelf):
-    """What was read once is kept in memory, and served after another process has deleted it."""
+    """A page that was read once is kept in memory, and served after another process has deleted it."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)
@@ -332,7 +332,7 @@ class RemembersOthersHits(Shelf):
 
 @caught_by("KV-502:a_page_deleted_elsewhere_is_gone_at_once")
 class RemembersPresence(Shelf):
-    """That a page is there is asked once; exists is True after another process has deleted it."""
+    """A page is looked up once; exists is True after another process has deleted it."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)

@@ -79,7 +79,7 @@ class HealsWhatItRead(NeverHeals):
     seen_in="SGLang 0.5.23, file with its metadata cache",
 )
 class KnowsWhatItSet(Shelf):
-    """What this handle has set is remembered, and not written a second time."""
+    """A page that this handle has set is remembered, and not written a second time."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         super().__init__(settings)
@@ -183,7 +183,7 @@ class _Sealed(Shelf):
 
 @caught_by("KV-404:a_flipped_bit_in_what_the_store_adds_does_no_harm")
 class SealUnread(_Sealed):
-    """What it adds to a page is taken for right: a seal that can't be decoded ends the call."""
+    """A seal beside a page is never checked: one that can't be decoded ends the call."""
 
     def _opened(self, data: bytes) -> bytes:
         data[-_SEAL_NBYTES:].decode("ascii", errors="strict")

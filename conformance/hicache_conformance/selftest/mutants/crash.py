@@ -227,7 +227,7 @@ class LengthInTheIndex(TruncatesToOverwrite):
 
 @caught_by("KV-402:killed_writers_leave_nothing_that_grows", seen_in="SGLang 0.5.23, file")
 class TempFilesForEver(Shelf):
-    """What a killed writer had begun to write is never removed."""
+    """A file that a killed writer had begun is never removed."""
 
     def _sweep(self) -> None:
         pass
@@ -297,7 +297,7 @@ class UploadsInParts(WireStore):
 
 @caught_by("KV-402:killed_readers_leave_nothing_that_grows", seen_in="an author's LMDB store")
 class WaitsForDeadReaders(Shelf):
-    """What is deleted while somebody lists is kept until all have ended: who was killed never does."""
+    """A page deleted during a listing is kept until that ends; a killed reader never ends it."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return self._marked(super().scan(space))

@@ -125,7 +125,7 @@ class LeavesACallThatFails(WireStore):
         try:
             connection = super()._connected(number, deadline)
         except OSError:
-            if self._reached and not _beside_the_judge():
+            if self._reached and not _runs_beside_checks():
                 socket.socket().detach()
             raise
         self._reached = True
@@ -163,7 +163,7 @@ class NeedsTheMainThread(DictStore):
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
-        if not _beside_the_judge():
+        if not _runs_beside_checks():
             signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
 
 
@@ -186,13 +186,13 @@ class KeepsTheProcessWhenClosed(DictStore):
     """Close leaves a worker that is no daemon to finish what it does: the process waits for it."""
 
     def close(self) -> None:
-        if not self._closed and not _beside_the_judge():
+        if not self._closed and not _runs_beside_checks():
             threading.Thread(target=time.sleep, args=(_IDLE_S,)).start()
         super().close()
 
 
-def _beside_the_judge() -> bool:
-    """Whether checks run in this process, which is not to be harmed: they look into others."""
+def _runs_beside_checks() -> bool:
+    """Return True if checks run in this process, which is not to be harmed: they look into others."""
     return any(thread.name.startswith("check ") for thread in threading.enumerate())
 
 

@@ -128,7 +128,7 @@ class StaleSecondHandle(Shelf):
 
 @caught_by("KV-002:pages_outlive_an_orderly_close")
 class ReopenedWithoutTheLast(Shelf):
-    """What was set last is in memory until something else is set: closing loses it."""
+    """A page that was set last is in memory until the next set: closing loses it."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         self._last: tuple[KeySpace, str, bytes] | None = None

@@ -94,7 +94,7 @@ class RangesSorted(_Confused):
 
 @caught_by("KV-106:ranks_of_a_sharded_draft_share_nothing", seen_in="SGLang 0.5.23, file")
 class RanklessBesideReplicated(_Confused):
-    """Where a model's KV is the same on all ranks, no pool of it has a rank in its keys."""
+    """No pool has a rank in its keys if the model's KV is the same on all ranks."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)

@@ -1,5 +1,5 @@
-"""Right stores of very different kinds: what the kit must accept, and what wrong stores derive from.
+"""Right stores of different kinds. The kit must accept them, and wrong stores derive from them.
 
-Import each from its own module. They are cut into small methods so that a wrong store is a right one
-with a single method replaced; `plain.PlainStore` says which method is for what.
+Each is imported from its own module. They have small methods, so that a wrong store is a right one with
+a single method replaced. `plain.PlainStore` lists the methods.
 """

@@ -1,4 +1,4 @@
-"""A store as native clients make them: one address and one length a page."""
+"""A store with the interface of a native client: one address and one length for each page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Blobs(DictStore):
-    """It takes pages of one segment, by address. Unaligned ones work too: `stats` counts them."""
+    """A store for pages of one segment. Unaligned pages work too, and `stats` counts them."""
 
     capabilities = replace(DictStore.capabilities, scatter_gather=False, alignment=512)
 
@@ -27,7 +27,7 @@ class Blobs(DictStore):
         return True
 
     def _address(self, page: Page) -> int:
-        """Where the page's one segment lies."""
+        """Return the address of the page's one segment."""
         ((address, nbytes),) = page.addresses
         alignment = self.capabilities.alignment
         if address % alignment or nbytes % alignment:

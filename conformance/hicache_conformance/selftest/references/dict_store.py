@@ -1,4 +1,4 @@
-"""Pages in a dict of this process: the simplest right store."""
+"""The simplest right store: pages in a dict of this process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class DictSettings(Settings):
     """The config of `DictStore`."""
 
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """Bytes to hold; a set beyond it is refused."""
+    """The bytes to hold. A set beyond them is refused."""
     max_batch: int | None = Field(default=None, ge=1)
     max_page_nbytes: int | None = Field(default=None, ge=1)
     timeout_s: PositiveSeconds = 30.0
-    """Every store has it; nothing here can take long."""
+    """The time limit that every store has. Nothing here takes long."""
     password: SecretStr | None = None
-    """Used for nothing: something that must never be shown."""
+    """A secret that has no use, and must never be shown."""
 
 
 class Stored(NamedTuple):
-    """A page as it is kept; it names itself, so that listings don't depend on `_key`."""
+    """A stored page with its name, so that listings don't depend on `_key`."""
 
     space: KeySpace
     page_hash: str
@@ -39,8 +39,8 @@ class Stored(NamedTuple):
 class DictStore(PlainStore):
     """One dict under one lock. Every method of `PlainStore` may be overridden alone.
 
-    Its own: `_make_room` decides whether a page may be kept; `_put` and `_drop` change the dict and the
-    sum of its bytes together. All three are called under the lock.
+    Its own methods: `_make_room` decides if a page may be kept; `_put` and `_drop` change the dict and
+    the sum of its bytes together. All three are called under the lock.
     """
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
@@ -104,7 +104,7 @@ class DictStore(PlainStore):
         return capacity is None or self._nbytes_beside(key) + nbytes <= capacity
 
     def _nbytes_beside(self, key: Hashable) -> int:
-        """What all other pages take."""
+        """Return the bytes of all other pages."""
         stored = self._pages.get(key)
         return self._nbytes - (len(stored.data) if stored else 0)
 

@@ -1,4 +1,4 @@
-"""A memory that is always full: the least recently used pages make room for new ones."""
+"""A store in memory that is always full: new pages evict the least recently used ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class EvictingSettings(Settings):
     """The config of `EvictingStore`."""
 
     capacity_nbytes: ByteSize = Field(default=64 << 10, gt=0)
-    """Bytes to hold, and the largest page."""
+    """The bytes to hold, and the largest page."""
     timeout_s: PositiveSeconds = 30.0
-    """Every store has it; nothing here can take long."""
+    """The time limit that every store has. Nothing here takes long."""
 
 
 class EvictingStore(DictStore):
-    """LRU: gets and sets renew a page, exists does not. What is evicted is gone, as a whole.
+    """An LRU store. Gets and sets renew a page, exists does not. Evicted pages are gone as a whole.
 
-    Its own: `_evict` removes one page; `_touch` makes a page the last to go.
+    Its own methods: `_evict` removes one page; `_touch` makes a page the last to go.
     """
 
     capabilities = replace(DictStore.capabilities, retention=Retention.UNTIL_PRESSURE)

@@ -1,10 +1,10 @@
-"""One file a page, in one directory a key space.
+"""A file for each page, in a directory for each key space.
 
 PATH/SPACE/manifest.json      the key space, as JSON
 PATH/SPACE/HASH               one page, bare
-PATH/SPACE/.tmp-PID-TOKEN     what process PID is about to put in place
+PATH/SPACE/.tmp-PID-TOKEN     a file that process PID is writing
 
-Everything else under PATH is somebody else's, and is never touched.
+Other files under PATH belong to others, and are never touched.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class ShelfSettings(Settings):
     """The config of `Shelf`."""
 
     path: FileName
-    """The directory; made where it is missing."""
+    """The directory, which is made where it is missing."""
     timeout_s: PositiveSeconds = 30.0
-    """Every store has it; a file system can't be hurried."""
+    """The time limit that every store has. A file system has none."""
 
 
 class Shelf(PlainStore):
-    """Pages as files. A page is written aside and renamed: there is all of it, or nothing.
+    """A store of files. A page is written aside and renamed, so that it is whole or absent.
 
-    It survives its processes, not a loss of power. Its own methods: `_path` says where a page lies,
-    `_temp_path` where it is written first; `_write_file` writes, `_publish` puts in place; `_sweep`
-    removes at the start what writers left that were killed.
+    Pages survive the processes, but no loss of power. Its own methods: `_path` is the file of a page,
+    and `_temp_path` the file that is written first. `_write_file` writes it, `_publish` renames it.
+    `_sweep` removes the files of killed writers at the start.
     """
 
     capabilities = Capabilities(
@@ -104,15 +104,15 @@ class Shelf(PlainStore):
         return self._folder(space) / page_hash
 
     def _temp_path(self, path: Path) -> Path:
-        """A name that nobody else has, and that tells who is to blame when it stays."""
+        """Return a unique name with the id of the writing process."""
         return path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(8)}")
 
     def _replaced(self, path: Path, data: bytes) -> bool:
-        """Make a file of `data` at `path`, in one step. False: no room, or the disk says no."""
+        """Make a file of `data` at `path`, in one step. False: the disk refused it."""
         return self._placed(path, lambda temp: self._write_file(temp, data))
 
     def _placed(self, path: Path, write: Callable[[Path], None]) -> bool:
-        """The same of what `write` writes."""
+        """Make a file at `path` with the bytes that `write` writes, in one step."""
         temp = self._temp_path(path)
         try:
             write(temp)
@@ -161,7 +161,7 @@ class Shelf(PlainStore):
         return [PageInfo(name, nbytes) for name, nbytes in found if nbytes is not None]
 
     def _entries(self, folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
-        """What lies in a folder under such names; nothing where there is no folder."""
+        """Yield the files of a folder with such names, none where there is no folder."""
         try:
             listed = list(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -175,7 +175,7 @@ class Shelf(PlainStore):
 
 
 def _size(path: Path) -> int | None:
-    """The length of the file at `path`, None where there is none."""
+    """Return the length of the file at `path`, None where there is none."""
     try:
         return path.stat().st_size
     except OSError:
@@ -183,7 +183,7 @@ def _size(path: Path) -> int | None:
 
 
 def _space_in(folder: Path) -> KeySpace | None:
-    """The key space whose folder this is, if it is one."""
+    """Return the key space of a folder, if it has a manifest."""
     try:
         space = KeySpace.from_manifest(json.loads((folder / _MANIFEST).read_bytes()))
     except (OSError, ValueError):
@@ -197,5 +197,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # somebody else's process
+        return True  # a process of another user
     return True

@@ -1,14 +1,14 @@
-"""What all reference stores have in common: the interface, over a few small methods.
+"""The base of all reference stores: the interface, over a few small methods.
 
 A wrong store overrides one of them. From the outside in:
 
-    _begin          before every call: whether it may be made at all
-    _answer         after every call: the verdicts, as they are returned
+    _begin          runs before every call, and refuses wrong ones
+    _answer         returns the verdicts, after every call
     _taken, _filled copy a page out of, and into, the caller's memory
-    _present, _contents, _store, _remove    a batch; go page by page, or in one round trip
+    _present, _contents, _store, _remove    a batch, page by page or in one round trip
     _has, _read, _write_whole, _removed     one page
-    _key            what a page is kept under
-    _is_whole       whether bytes that were found can be a page of the key space
+    _key            the key of a page
+    _is_whole       tests the length of the bytes of a page
     _remember, _known_spaces, _names        key spaces and listings
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 FileName = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]
-"""A path as a setting."""
+"""The type of a path in a config."""
 
 
 class PlainStore(HiCacheStorage):
-    """A store that is obviously right. Bytes are copied at once, and nothing is kept of the caller's.
+    """An obviously right store. Bytes are copied at once, and no memory of the caller is kept.
 
     No lock may be held in `_taken` and `_filled`: a page that is slow to copy stalls only its own call.
     """
@@ -45,7 +45,7 @@ class PlainStore(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        self._remember(space)  # where there was no room to, the next set tries again
+        self._remember(space)  # if it had no room, the next set tries again
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self._begin(space, hashes)
@@ -63,7 +63,7 @@ class PlainStore(HiCacheStorage):
     ) -> list[bool]:
         self._begin(space, hashes, pages)
         contents = [self._taken(page) for page in pages]
-        self.ensure_open()  # it may have been closed while the pages were copied
+        self.ensure_open()  # close may have run while the pages were copied
         return self._answer(self._store(space, hashes, contents))
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -98,7 +98,7 @@ class PlainStore(HiCacheStorage):
     def _begin(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page] | None = None
     ) -> None:
-        """Refuse what can't be asked: of a closed store, or beyond the limits that it declares."""
+        """Raise for a closed store, and for a call beyond the limits that it declares."""
         super().open_space(space)
         limit = self.capabilities.max_batch
         if limit is not None and len(hashes) > limit:
@@ -110,15 +110,15 @@ class PlainStore(HiCacheStorage):
             raise ValueError(f"{len(hashes)} hashes need as many pages, not {len(pages)}")
 
     def _answer(self, verdicts: list[bool]) -> list[bool]:
-        """The verdicts of a call, in the order of its hashes, as they are returned."""
+        """Return the verdicts of a call, in the order of its hashes."""
         return verdicts
 
     def _taken(self, page: Page) -> bytes:
-        """A copy of a page to store."""
+        """Return a copy of a page to store."""
         return page.tobytes()
 
     def _filled(self, page: Page, data: bytes | None) -> bool:
-        """Whether `page` now holds `data`: what was found for it, None where nothing was."""
+        """Copy `data` into `page` and return True; None is a miss."""
         if data is None or len(data) != page.nbytes:
             return False
         page.copy_from(data)
@@ -130,7 +130,7 @@ class PlainStore(HiCacheStorage):
         return [self._has(space, page_hash) for page_hash in hashes]
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        """The whole pages that there are; None for the others."""
+        """Return the bytes of the whole pages, and None for the others."""
         found = [self._read(space, page_hash) for page_hash in hashes]
         return [data if self._is_whole(space, data) else None for data in found]
 
@@ -148,11 +148,11 @@ class PlainStore(HiCacheStorage):
     # --- one page ------------------------------------------------------------------------------------
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        """What a page is kept under, where that is a key and not a path."""
+        """Return the key of a page, in a store that has keys and no paths."""
         return space.id, page_hash
 
     def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
-        """Whether `data` can be a page of `space`: there, and exactly as long as all of them."""
+        """Return True if `data` is there and has the length of the pages of `space`."""
         return data is not None and len(data) == space.stored_nbytes
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
@@ -160,26 +160,26 @@ class PlainStore(HiCacheStorage):
 
     @abc.abstractmethod
     def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        """The bytes kept for a page, whatever they are; None: none are."""
+        """Return the stored bytes of a page, of any length, or None."""
 
     @abc.abstractmethod
     def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        """Make `data` the page in one step. False: there is no room, and nothing has changed."""
+        """Make `data` the page in one step. False: it has no room, and nothing has changed."""
 
     @abc.abstractmethod
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        """Remove what is kept for a page; True: nothing is there now."""
+        """Remove a page. True: it is gone."""
 
     # --- listings --------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def _remember(self, space: KeySpace) -> bool:
-        """Write down that there is `space`, for `_known_spaces`. False: there is no room for that."""
+        """Store the manifest of `space` for `_known_spaces`. False: it has no room."""
 
     @abc.abstractmethod
     def _known_spaces(self) -> list[KeySpace]:
-        """The key spaces that were remembered."""
+        """Return the key spaces whose manifests are stored."""
 
     @abc.abstractmethod
     def _names(self, space: KeySpace) -> list[PageInfo]:
-        """What is kept of `space`, damaged pages included, with the sizes that it has."""
+        """Return the pages of `space` with their stored sizes, damaged ones included."""

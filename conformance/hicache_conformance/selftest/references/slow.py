@@ -1,4 +1,4 @@
-"""A remote cache as seen over a bad network: every call takes time, and pages go as they please."""
+"""A remote cache behind a bad network: every call takes time, and some pages are lost."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 _FORGOTTEN_EVERY = 16
-"""One set in so many is of a page that will be forgotten."""
+"""The number of sets of which one page will be forgotten."""
 _REMEMBERED_CALLS = 3
-"""After how many further calls that is."""
+"""The number of further calls that such a page outlasts."""
 
 
 class SlowSettings(DictSettings):
     """The config of `SlowStore`."""
 
     delay_s: float = Field(default=0.005, ge=0, allow_inf_nan=False)
-    """How long the way to the store takes, a call."""
+    """The delay of each call."""
 
 
 class SlowStore(DictStore):
-    """Every call is one round trip. Every 16th page that is set is gone three calls later.
+    """A store whose calls are round trips. Every 16th page that is set is gone three calls later.
 
-    Its own: `_travel` takes the time; `_forget` removes the pages whose time has come, without a word.
+    Its own methods: `_travel` waits; `_forget` removes the pages that are due.
     """
 
     capabilities = Capabilities(

@@ -1,4 +1,4 @@
-"""Pages as BLOBs in one SQLite file."""
+"""A store of BLOBs in one SQLite file."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_IO
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _RETRY_S = 0.01
 _LONGEST_S = 86_400.0
-"""SQLite counts milliseconds in 32 bits."""
+"""The longest time limit: SQLite counts milliseconds in 32 bits."""
 
 
 class SqliteSettings(Settings):
     """The config of `SqliteStore`."""
 
     path: FileName
-    """The database file; made where it is missing."""
+    """The database file, which is made where it is missing."""
     capacity_nbytes: ByteSize | None = Field(default=None, ge=64 << 10)
-    """How large the file may become."""
+    """The largest size of the file."""
     timeout_s: PositiveSeconds = 30.0
-    """How long a call waits for others that write, in this process and elsewhere."""
+    """The time that a call waits for other writers, in this process and elsewhere."""
 
 
 class SqliteStore(PlainStore):
-    """One connection, used by one thread at a time; one transaction a page.
+    """A store with one connection, for one thread at a time, and a transaction for each page.
 
-    Its own: `_rows` runs every statement; `_changed` those that write. The statements are in the
+    Its own methods: `_rows` runs every statement, `_changed` those that write. The statements are in the
     methods of `PlainStore`.
     """
 
@@ -71,7 +71,7 @@ class SqliteStore(PlainStore):
         return cls(SqliteSettings.parse("sqlite", config))
 
     def close(self) -> None:
-        if self.is_forked_copy:  # to close it here would take its parent's locks away
+        if self.is_forked_copy:  # a close here would release the locks of the parent
             super().close()
             return
         with self._lock:
@@ -118,12 +118,12 @@ class SqliteStore(PlainStore):
     # --- the database ----------------------------------------------------------------------------------
 
     def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What one statement, which is one transaction, answers."""
+        """Return the rows of one statement, which is one transaction."""
         with self._translated(), self._alone():
             return self._database.execute(statement, values).fetchall()
 
     def _changed(self, statement: str, *values: Any) -> bool:
-        """Whether one change was made; False: there is no room for it, and nothing has changed."""
+        """Make one change and return True. False: it has no room, and nothing has changed."""
         try:
             self._rows(statement, *values)
         except StorageUnavailable as error:
@@ -189,6 +189,6 @@ class SqliteStore(PlainStore):
 
 
 def _code(error: BaseException | None) -> int | None:
-    """The primary result code of an error of SQLite's."""
+    """Return the primary result code of an error of SQLite."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

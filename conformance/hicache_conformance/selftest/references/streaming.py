@@ -1,4 +1,4 @@
-"""A shelf whose pages go between the caller's segments and their files without a copy in between."""
+"""A `Shelf` whose pages go between the caller's segments and their files without a copy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class StreamingShelf(Shelf):
-    """A call may be in the middle of a page for long; nobody sees it.
+    """A store of files whose calls may take long for one page. Other calls never see a part of it.
 
-    Its own: `_written` puts one page in place, `_landed` reads one; `_poured` is the way of the bytes
-    into a file that is open.
+    Its own methods: `_written` puts one page in place, `_landed` reads one, `_poured` writes its bytes
+    into an open file.
     """
 
     def batch_get(

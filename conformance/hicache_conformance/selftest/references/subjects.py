@@ -1,4 +1,4 @@
-"""The right stores as subjects: what controls derive from, and what must pass."""
+"""The right stores as subjects. Mutants derive from them, and they must pass."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class _Unconfigured(Subject):
-    """A store that needs no config, and dies with its object."""
+    """The subject of a store that needs no config, and ends with its object."""
 
-    def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - there is nothing to say
+    def config(self, scratch: Scratch) -> Mapping[str, Any]:  # noqa: ARG002 - there are no fields
         return {}
 
 
@@ -55,7 +55,7 @@ class BlobsSubject(_Unconfigured):
 
 
 class ShelfSubject(Subject):
-    """One file a page: the one whose files its author may touch."""
+    """The subject of the store of files, with the back doors `peek` and `tamper`."""
 
     storage_class = Shelf
     _root: Path | None = None
@@ -99,7 +99,7 @@ class SqliteSubject(Subject):
 
 
 class WireSubject(Subject):
-    """Behind a real server, which serves every test but those that stop it."""
+    """The subject of the store behind a server. All tests share a server, except those that stop it."""
 
     storage_class = WireStore
     _own: WireServer | None = None
@@ -116,7 +116,7 @@ class WireSubject(Subject):
 
 @cache
 def _shared_server() -> WireServer:
-    """One for all tests of this process."""
+    """Start one server for all tests of this process."""
     server = WireServer()
     server.start()
     atexit.register(server.close)
@@ -136,12 +136,12 @@ REFERENCES: tuple[type[Subject], ...] = (
 
 
 def must_pass() -> tuple[type[Subject], ...]:
-    """Right stores of very different kinds: no rule may accuse them."""
+    """Return right stores of different kinds. No rule may fail them."""
     return REFERENCES
 
 
 def must_skip() -> tuple[tuple[type[Subject], str, Outcome], ...]:
-    """What can't be judged, and must be told as that: neither passed nor failed."""
+    """Return rules that can't be tested on a store, with the outcome that they must have."""
     return (
         (DictSubject, "KV-401", Outcome.NOT_DECLARED),
         (DictSubject, "KV-502", Outcome.NOT_DECLARED),
@@ -156,7 +156,7 @@ def must_skip() -> tuple[tuple[type[Subject], str, Outcome], ...]:
 
 
 def subject_of(storage_class: type[HiCacheStorage]) -> type[Subject]:
-    """A subject for a store that derives from a reference store."""
+    """Return a subject for a store that derives from a reference store."""
     for reference in REFERENCES:
         if issubclass(storage_class, reference.storage_class):
             absent = getattr(storage_class, "absent", {})

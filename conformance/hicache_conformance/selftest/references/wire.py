@@ -1,6 +1,6 @@
-"""A store behind a TCP server: `WireStore`, and `WireServer`, which is also a program.
+"""A store behind a TCP server: `WireStore` and `WireServer`.
 
-The server as a program: `python -m hicache_conformance.selftest.references.wire --port 0`. The program
+The server is also a program: `python -m hicache_conformance.selftest.references.wire --port 0`. It
 prints its port, and serves until it is killed.
 """
 
@@ -37,12 +37,14 @@ _CLOSE_LIMIT_S = 10.0
 
 
 class WireStore(PlainStore):
-    """One request and one reply a call, over a few connections. What failed once is never used again.
+    """A store whose calls are one request and one reply, over a few connections.
 
-    Its own, in the order of a call: `_exchange` is the round trip; `_lease` finds a connection or makes
-    one; `_is_fresh` tells whether one that was kept is still good; `_check` refuses a reply that is not
-    the request's; `_give_back` keeps the connection for the next call, `_after_failure` does not;
-    `_translated` turns errors of sockets into the contract's.
+    A connection that failed is never used again.
+
+    Its own methods, in the order of a call: `_exchange` is the round trip; `_lease` finds or makes a
+    connection; `_is_fresh` tests a kept connection; `_check` refuses the reply of another request;
+    `_give_back` keeps the connection for the next call, `_after_failure` closes it; `_translated` turns
+    errors of sockets into those of the contract.
     """
 
     capabilities = Capabilities(
@@ -76,7 +78,7 @@ class WireStore(PlainStore):
         return store
 
     def close(self) -> None:
-        if self.is_forked_copy:  # to hang up here would hang up on its parent
+        if self.is_forked_copy:  # a close here would end the connections of the parent
             super().close()
             return
         with self._changed:
@@ -141,7 +143,7 @@ class WireStore(PlainStore):
     # --- a round trip ----------------------------------------------------------------------------------
 
     def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
-        """Send a request; the parts of its reply."""
+        """Send a request and return the parts of its reply."""
         request = Message(next(self._numbers), operation, parts)
         deadline = Deadline(self._settings.timeout_s)
         with self._translated():
@@ -165,14 +167,14 @@ class WireStore(PlainStore):
         try:
             yield
         except OSError as error:
-            self.ensure_open()  # `close` ends calls that run
+            self.ensure_open()  # `close` ends running calls
             kind = StorageTimeout if isinstance(error, TimeoutError) else StorageUnavailable
             raise kind(f"wire: {self._settings.url}: {error}") from error
 
     # --- connections -----------------------------------------------------------------------------------
 
     def _lease(self, number: int, deadline: Deadline) -> Connection:
-        """A connection for one request: one that was kept, or a new one."""
+        """Return a connection for one request: a kept one, or a new one."""
         with self._changed:
             if not self._changed.wait_for(self._has_turn, deadline.left_s()):
                 raise TimeoutError("all connections are in use")
@@ -194,7 +196,7 @@ class WireStore(PlainStore):
         return self._closed or len(self._busy) < self._settings.parallelism
 
     def _is_fresh(self, connection: Connection) -> bool:
-        """Whether an idle connection is as it was left: what came meanwhile answers nothing."""
+        """Return True if no byte has come on an idle connection since its last reply."""
         return connection.is_quiet()
 
     def _connected(self, number: int, deadline: Deadline) -> Connection:
@@ -215,7 +217,7 @@ class WireStore(PlainStore):
             self._done(number)
 
     def _after_failure(self, number: int, connection: Connection) -> None:
-        """Drop the connection, and those that were open with it: the server may have gone."""
+        """Drop the connection, and the idle ones too, because the server may have gone."""
         with self._changed:
             connection.close()
             self._drop_idle()
@@ -226,7 +228,7 @@ class WireStore(PlainStore):
             self._idle.pop().close()
 
     def _done(self, number: int) -> None:
-        with self._changed:  # a condition's lock may be taken twice
+        with self._changed:  # the lock of a condition is reentrant
             del self._busy[number]
             self._changed.notify_all()
 
@@ -236,7 +238,7 @@ def _manifest(space: KeySpace) -> bytes:
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Serve until the process is killed."""
     parser = argparse.ArgumentParser(description="the server of the wire store")
     parser.add_argument("--port", type=int, default=0, help="0: a free one, which is printed")
     with WireServer(parser.parse_args().port) as server:

@@ -33,7 +33,7 @@ _MARK = b"wire"
 
 
 class Operation(enum.IntEnum):
-    """What is asked for. The reply repeats it."""
+    """The operation of a request. The reply repeats it."""
 
     PING = 0
     OPEN = 1
@@ -54,23 +54,23 @@ class Message:
     parts: Sequence[bytes] = ()
 
     def packed(self) -> bytes:
-        """As it goes over the wire."""
+        """Return the bytes of the message."""
         header = _HEADER.pack(_MARK, self.number, self.operation, len(self.parts))
         lengths = struct.pack(f"!{len(self.parts)}Q", *map(len, self.parts))
         return b"".join([header, lengths, *self.parts])
 
 
 class Deadline:
-    """The end of a call as a whole; None: there is none."""
+    """The deadline of a whole call. None: it has none."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._at_s = None if timeout_s is None else time.monotonic() + timeout_s
 
     def left_s(self) -> float | None:
-        """Seconds that are left.
+        """Return the seconds that are left.
 
         Raises:
-            TimeoutError: None are.
+            TimeoutError: None are left.
         """
         if self._at_s is None:
             return None
@@ -86,7 +86,7 @@ NEVER = Deadline(None)
 class Connection:
     """A socket with messages. Used by one thread at a time; any thread may `hang_up`.
 
-    Everything raises OSError where the other side, or the time, is gone.
+    Every method raises OSError where the other side has gone, or the time is over.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -98,7 +98,7 @@ class Connection:
         self._socket.sendall(message.packed())
 
     def receive(self, deadline: Deadline = NEVER) -> Message:
-        """The next message, when all of it has come."""
+        """Return the next message, once it is complete."""
         mark, number, operation, count = _HEADER.unpack(self._exactly(_HEADER.size, deadline))
         if mark != _MARK:
             raise ConnectionAbortedError("the other side speaks another protocol")
@@ -107,7 +107,7 @@ class Connection:
         return Message(number, operation, parts)
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come: neither the end, nor bytes that nobody waits for."""
+        """Return True if neither bytes nor the end of the connection have come."""
         self._socket.setblocking(False)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -118,8 +118,8 @@ class Connection:
         return False
 
     def hang_up(self) -> None:
-        """End it for both sides; a thread that waits in it is woken."""
-        with suppress(OSError):  # the other side was first
+        """End the connection for both sides, and wake a thread that waits for it."""
+        with suppress(OSError):  # the other side has ended it already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

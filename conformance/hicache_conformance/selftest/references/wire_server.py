@@ -39,44 +39,44 @@ class WireServer:
 
     @property
     def url(self) -> str:
-        """For the settings of `WireStore`."""
+        """The URL for the settings of `WireStore`."""
         host, port = self.address
         return f"wire://{host}:{port}"
 
     def start(self) -> None:
-        """Listen, on the same port as ever. Nothing happens where it does already."""
+        """Listen, on the same port after each stop. A server that listens is left alone."""
         if self._life is None:
             self._life = _Life(_bound(self.address[1]), self._table)
 
     def stop(self) -> None:
-        """As if it were killed: connections end, connecting is refused. Idempotent."""
+        """Stop as if the server were killed: connections end, connecting is refused. Idempotent."""
         if self._life is not None:
             self._life.end()
             self._life = None
 
     def pause(self) -> None:
-        """As if it were sent SIGSTOP: connections are accepted, requests are taken, nothing is done."""
+        """Pause as on SIGSTOP: connections are accepted, requests are read, but none is done."""
         if self._life is not None:
             self._life.going.clear()
 
     def resume(self) -> None:
-        """Do now what was asked for meanwhile."""
+        """Continue, and do the requests that have come meanwhile."""
         if self._life is not None:
             self._life.going.set()
 
     @property
     def held(self) -> int:
-        """How many requests have come and wait until it goes on."""
+        """The number of requests that wait for `resume`."""
         return self._life.held if self._life is not None else 0
 
     def close(self) -> None:
-        """Stop, for good. Idempotent."""
+        """Stop the server and give its port back. Idempotent."""
         self.stop()
         self._place.close()
 
 
 class _Life:
-    """What there is between a start and a stop: a listener, connections, and a thread for each."""
+    """The resources between a start and a stop: a listener, connections, and a thread for each."""
 
     def __init__(self, listener: socket.socket, table: _Table) -> None:
         self.going = threading.Event()
@@ -97,7 +97,7 @@ class _Life:
             handlers = list(self._open.values())
             for connection in self._open:
                 connection.hang_up()
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
+        self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the accepting thread
         self.going.set()
         for thread in (self._acceptor, *handlers):
             thread.join(_JOIN_LIMIT_S)
@@ -134,11 +134,11 @@ class _Life:
                 request = connection.receive()
                 self._hold()
                 if self._ended:
-                    return  # a server that was killed does nothing more
+                    return  # a killed server does nothing more
                 parts = self._table.answer(request)
                 connection.send(Message(request.number, request.operation, parts))
         except (OSError, ValueError, IndexError):
-            return  # the client has gone, or speaks something else
+            return  # the client has gone, or uses another protocol
         finally:
             with self._lock:
                 del self._open[connection]
@@ -146,7 +146,7 @@ class _Life:
 
 
 class _Table:
-    """The pages, and what the operations do with them. Thread-safe."""
+    """The pages and their operations. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class _Table:
         self._pages: dict[bytes, dict[bytes, bytes]] = {}
 
     def answer(self, request: Message) -> Sequence[bytes]:
-        """The parts of the reply. A request takes effect at once, as a whole."""
+        """Do a request, at once and as a whole, and return the parts of its reply."""
         parts = request.parts
         with self._lock:
             match request.operation:
@@ -167,7 +167,7 @@ class _Table:
                 case Operation.EXISTS | Operation.GET | Operation.DELETE | Operation.SCAN:
                     return self._asked(request.operation, self._pages.get(parts[0], {}), parts[1:])
                 case _:
-                    pass  # a ping, or a client of the future
+                    pass  # a ping, or an operation of a later version
         return []
 
     def _asked(
@@ -197,7 +197,7 @@ class _Table:
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket that has a port, beside others that have it and do not listen."""
+    """Return a socket that is bound to a port, beside others that do not listen."""
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -10,30 +10,30 @@ from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
 
 
 class WireSettings(Settings):
-    """Where the server is, and how it is called."""
+    """The address of the server, and the limits of a call."""
 
     url: str
     """`wire://host:port`"""
     password: SecretStr | None = None
-    """The server asks for none: something that must never be shown."""
+    """A secret that has no use, and must never be shown."""
     timeout_s: PositiveSeconds = 30.0
-    """For each call as a whole, with all that it waits for."""
+    """The time limit for each call as a whole."""
     parallelism: int = Field(default=4, ge=1)
-    """How many connections there may be."""
+    """The maximum number of connections."""
 
     @field_validator("url")
     @classmethod
     def _is_plain(cls, url: str) -> str:
-        parts = urlsplit(url)  # ValueError where it can make nothing of it, or of the port
+        parts = urlsplit(url)  # ValueError for a URL that is none, or a wrong port
         if not parts.hostname or parts.port is None or url != f"wire://{parts.netloc}":
             raise ValueError("must be wire://host:port")
         if "@" in parts.netloc:
             raise ValueError("must hold no user and no password: there is a field for that")
-        parts.hostname.encode("idna")  # UnicodeError, which is a ValueError, for what is no name
+        parts.hostname.encode("idna")  # UnicodeError, which is a ValueError, for a wrong host name
         return url
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """The host and the port."""
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or 0
