@@ -183,13 +183,13 @@ class TestDetach:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The writer is quicker than the thread that detaches, and waits for it only then."""
-        storage, end = HookedStorage(), AttachedStore.end
+        storage, detach = HookedStorage(), AttachedStore.detach
 
-        def end_once_idle(self: AttachedStore, *args: Any, **how: Any) -> bool:
+        def detach_once_idle(self: AttachedStore, *args: Any, **how: Any) -> bool:
             until(self.writeback._is_idle)
-            return end(self, *args, **how)
+            return detach(self, *args, **how)
 
-        monkeypatch.setattr(AttachedStore, "end", end_once_idle)
+        monkeypatch.setattr(AttachedStore, "detach", detach_once_idle)
         storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
         with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
             compute(engine, PROMPT)
@@ -231,7 +231,7 @@ class TestDetach:
             detached: list[bool] = []
             detaching = threading.Thread(target=lambda: detached.append(engine.detach()))
             detaching.start()
-            until(lambda: engine._tier is None)
+            until(lambda: engine._attached is None)
             gate.open()
             with prefetch.result() as lease:
                 assert lease.pages == 4
@@ -248,14 +248,14 @@ class TestDetach:
             compute(engine, PROMPT)
             assert engine.drain(20)
             engine.cache.clear()
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
             storage.hooks["batch_exists"] = gate
             prefetch = engine.prefetch("r", PROMPT)
             assert gate.entered.wait(20)
             detaching = threading.Thread(target=engine.detach)
             detaching.start()
-            until(lambda: tier.closing)
+            until(lambda: attached.closing)
             gate.open()
             with prefetch.result() as lease:
                 assert lease.pages == 0

@@ -12,8 +12,8 @@ from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.pools import CachePool
 
 if TYPE_CHECKING:
-    from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import PageSlots
+    from hicache_storage.controller.eviction import Entry
+    from hicache_storage.controller.pools import PageSlots
 
 BOTH = 0b11
 """The bits of target and draft."""
@@ -37,7 +37,7 @@ def put(cache: HostCache, *hashes: str) -> None:
 
 
 def has(cache: HostCache, page_hash: str) -> bool:
-    (found,) = cache.hold([page_hash])
+    (found,) = cache.pin([page_hash])
     if found is not None:
         cache.unpin([found])
     return found is not None
@@ -48,7 +48,7 @@ class TestLookup:
         cache = HostCache(cache_pools(4))
         put(cache, A, B, D)
 
-        found = cache.hold([A, B, C, D])
+        found = cache.pin([A, B, C, D])
 
         assert [A, B, None, D] == [entry and entry.page_hash for entry in found]
 
@@ -95,7 +95,7 @@ class TestEviction:
     def test_a_page_pinned_twice_is_idle_when_both_let_go(self) -> None:
         cache = HostCache(cache_pools(1))
         first = held(cache, A)
-        (second,) = cache.hold([A])
+        (second,) = cache.pin([A])
         assert second is not None
 
         cache.unpin(first)
@@ -142,20 +142,20 @@ class TestAllocation:
     def test_it_sleeps_while_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """There are idle pages, but none that could give its window away."""
         cache = HostCache(windowed(4, window_slots=1))
-        everything = cache.pool_set.everything
-        (pinned,) = cache.allocate([everything])
-        cache.insert(A, pinned, filled=everything)
+        all_pools = cache.pool_set.all_pools
+        (pinned,) = cache.allocate([all_pools])
+        cache.insert(A, pinned, filled=all_pools)
         put(cache, B)
         tries: list[int] = []
-        take = cache._room._slots.take
+        allocate = cache._allocator._slots.allocate
 
         def counted(bits: int) -> PageSlots | None:
             tries.append(bits)
-            return take(bits)
+            return allocate(bits)
 
-        monkeypatch.setattr(cache._room._slots, "take", counted)
+        monkeypatch.setattr(cache._allocator._slots, "allocate", counted)
 
-        assert not cache.allocate([everything], timeout_s=0.2)
+        assert not cache.allocate([all_pools], timeout_s=0.2)
 
         assert len(tries) < 10
 
@@ -187,8 +187,8 @@ class TestDirtyPages:
         assert not cache.allocate([BOTH])
         assert [B] == [entry.page_hash for entry in to_write]
 
-        cache.stored(to_write, [BOTH], epoch=0)
-        cache.written(to_write)
+        cache.mark_stored(to_write, [BOTH], epoch=0)
+        cache.end_writes(to_write)
         cache.unpin(to_write)
         assert len(cache.allocate([BOTH])) == 1
 
@@ -215,7 +215,7 @@ class TestDirtyPages:
         self.put_dirty(cache, A)
         cache.allocate([BOTH])
 
-        cache.give_up(to_write)
+        cache.abandon_writes(to_write)
 
         assert len(cache.allocate([BOTH])) == 1
 
@@ -226,8 +226,8 @@ class TestDirtyPages:
 
         assert entries == cache.claim_for_writing(entries, uses=1)
         assert not cache.claim_for_writing(entries, uses=1)
-        cache.stored(entries, [BOTH, 0], epoch=0)
-        cache.written(entries)
+        cache.mark_stored(entries, [BOTH, 0], epoch=0)
+        cache.end_writes(entries)
         assert entries[1:] == cache.claim_for_writing(entries, uses=1)
 
 

@@ -30,9 +30,9 @@ from hicache_storage.controller import (
     Reason,
     SingleRank,
 )
-from hicache_storage.controller.consensus import Agreement
-from hicache_storage.controller.pool_set import PoolSet
-from hicache_storage.controller.topic import Topic
+from hicache_storage.controller.consensus import Consensus
+from hicache_storage.controller.pools import PoolSet
+from hicache_storage.controller.ranks import Topic
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def test_a_request_that_was_cancelled_before_its_turn_is_answered(
             assert cancelled.wait(20)
         first, second = (engine.prefetch(name, PROMPT) for name in ("first", "second"))
         if rank:
-            second._complete.wait(20)
+            second._job._complete.wait(20)
         second.cancel()
         cancelled.set()
         first.result().release()
@@ -315,9 +315,9 @@ def test_ranks_ask_with_one_thread() -> None:
 
 
 def test_one_rank_agrees_with_itself() -> None:
-    agreement = Agreement(SingleRank(), Counters(), PoolSet(cache_pools()))
+    consensus = Consensus(SingleRank(), Counters(), PoolSet(cache_pools()))
 
-    agreed, _ = agreement.agree(Channel.MATCH, Topic.of("r"), [True, False, True, False])
+    agreed, _ = consensus.agree_prefix(Channel.MATCH, Topic.of("r"), [True, False, True, False])
 
     assert (2, None, False) == (agreed.pages, agreed.rank, agreed.lost)
 

@@ -260,7 +260,7 @@ class TestPatience:
         lease = prefetch.result()
         gate.open()
         while not prefetch.complete:
-            prefetch._complete.wait(20)
+            prefetch._job._complete.wait(20)
         lease.release()
 
         assert controller.stats()["loaded_unused_pages"] == 4
@@ -278,7 +278,7 @@ class TestPatience:
         prefetch.cancel()
         prefetch.cancel()
         gate.open()
-        prefetch._complete.wait(20)
+        prefetch._job._complete.wait(20)
 
         assert controller.cache.clear() == 0
         assert [32, 32] == free_slots(controller)
@@ -528,13 +528,13 @@ class TestLifecycle:
     def test_a_request_that_comes_while_it_closes_does_not_keep_its_threads(self) -> None:
         """Whoever lets the waiting requests go on must not take the threads' word to end with them."""
         controller = CacheController(None, cache_pools())
-        prefetcher = controller._prefetcher
-        prefetcher.stop()
+        worker = controller._prefetch_worker
+        worker.stop()
 
-        prefetcher.finish_waiting()
-        prefetcher.start()
+        worker.finish_queued()
+        worker.start()
 
-        assert prefetcher.join(5)
+        assert worker.join(5)
 
     def test_closing_lets_waiting_requests_go_on(
         self, storage: HookedStorage, engine: Callable[..., CacheController]

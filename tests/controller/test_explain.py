@@ -99,10 +99,10 @@ def test_full_host_memory_is_told(storage: HookedStorage) -> None:
 
 def test_an_open_breaker_is_told(storage: HookedStorage) -> None:
     with engine_on(storage, cache_pools()) as engine:
-        tier = engine._tier
-        assert tier is not None
+        attached = engine._attached
+        assert attached is not None
         for _ in range(1000):
-            tier.store.breaker.record(succeeded=False)
+            attached.store.breaker.record(succeeded=False)
         engine.prefetch("r", PROMPT).result().release()
         assert engine.explain("r").reason is Reason.BREAKER_OPEN
 

@@ -124,7 +124,7 @@ def cancelled(storage: FaultyStorage, timeout_s: float) -> Problems:
         with engine.prefetch("best effort", OTHER).result() as lease:
             if not is_right(lease):
                 yield "a wrong page"
-        late._complete.wait(20)
+        late._job._complete.wait(20)
         late.cancel()
         yield from served(engine, "next", HEAD)
         yield from finished(engine, storage)

@@ -114,16 +114,16 @@ class TestTakeTarget:
     def test_one_read_for_both_pools_of_a_batch(self, storage: HookedStorage) -> None:
         """Upstream lost the merge as soon as there was a draft pool."""
         with self.taking(storage, batch_pages=16) as engine:
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
             loads: list[int] = []
-            load = tier.store.load
+            load = attached.store.load
 
             def counted(transfers: Any, **more: Any) -> Any:
                 loads.append(len(transfers))
                 return load(transfers, **more)
 
-            vars(tier.store)["load"] = counted
+            vars(attached.store)["load"] = counted
             engine.prefetch("r", PROMPT).result().release()
         assert loads == [2]
 
@@ -241,14 +241,14 @@ class TestTakeTarget:
             engine.prefetch("r", PROMPT).result().release()
             compute(other, PROMPT[5:7])
             assert other.drain(20)
-            tier = engine._tier
-            assert tier is not None
-            until(lambda: not tier.in_flight.nbytes)
-            assert tier.in_flight.enter(1, 0)
+            attached = engine._attached
+            assert attached is not None
+            until(lambda: not attached.in_flight.nbytes)
+            assert attached.in_flight.acquire(1, 0)
             with engine.prefetch("refused", PROMPT).result() as lease:
                 assert [5, 6] == lease.missing("draft")
                 assert [5, 6] == list(lease.claim("draft"))
-            tier.in_flight.leave(1)
+            attached.in_flight.release(1)
 
             with engine.prefetch("again", PROMPT).result() as lease:
                 assert ([5, 6], BOTH) == (lease.loaded, lease.verdict)
@@ -257,20 +257,20 @@ class TestTakeTarget:
     def test_a_read_that_raises_gives_everything_back(self, storage: HookedStorage) -> None:
         """A defect of the page store: one request is lost, its slots and its thread are not."""
         with self.taking(storage) as engine:
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
 
             def broken(*_: Any, **__: Any) -> Any:
                 raise ValueError("a bug")
 
-            vars(tier.store)["load"] = broken
+            vars(attached.store)["load"] = broken
             with engine.prefetch("r", PROMPT).result() as lease:
                 assert lease.pages == 0
             assert engine.explain("r").reason is Reason.INTERNAL_ERROR
             assert not leaked(engine)
-            assert not tier.in_flight.nbytes
+            assert not attached.in_flight.nbytes
 
-            del vars(tier.store)["load"]
+            del vars(attached.store)["load"]
             assert engine.prefetch("again", PROMPT).result().pages == 12
 
     def test_slots_of_a_hung_read_are_kept_though_the_page_came_another_way(
@@ -334,16 +334,16 @@ class TestWriting:
     def test_the_draft_of_one_batch_goes_with_the_target_of_the_next(self) -> None:
         storage = HookedStorage()
         with engine_on(storage, optional_draft()) as engine:
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
             saves: list[list[str]] = []
-            save = tier.store.save
+            save = attached.store.save
 
             def counted(transfers: Any) -> Any:
                 saves.append([transfer.space.pool for transfer in transfers])
                 return save(transfers)
 
-            vars(tier.store)["save"] = counted
+            vars(attached.store)["save"] = counted
             compute(engine, PROMPT[:12])
             assert engine.drain(20)
         assert saves == [["kv"], ["kv", "draft"], ["kv", "draft"], ["draft"]]

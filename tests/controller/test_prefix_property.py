@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.controller import Coverage, PartialHits
-from hicache_storage.controller.pool_set import PoolSet, numbers
+from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.page_store.hit_policy import HitPolicy
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def scenes(draw: st.DrawFn) -> Scene:
     names = ("draft", "swa", "mamba")[: draw(st.integers(0, 3))]
     pools = [cache_pool("kv", DRAFT_SHAPE, 12), *(draw(any_pool(name)) for name in names)]
     pool_set = PoolSet(pools)
-    everything = pool_set.everything
-    vital = pool_set.required & pool_set.every_page
-    some = st.one_of(st.just(everything), st.integers(0, everything))
-    l2_page = st.one_of(st.just(0), some.map(lambda bits: bits | vital))
+    all_pools = pool_set.all_pools
+    hit_pools = pool_set.required & pool_set.all_pages
+    some = st.one_of(st.just(all_pools), st.integers(0, all_pools))
+    l2_page = st.one_of(st.just(0), some.map(lambda bits: bits | hit_pools))
     pages = draw(st.integers(0, 8))
     l2 = draw(st.lists(l2_page, min_size=pages, max_size=pages))
     l3 = draw(st.lists(some, min_size=pages, max_size=pages))
@@ -84,8 +84,8 @@ def fill_cache(engine: CacheController, scene: Scene) -> None:
     cache = engine.cache
     for page, bits in enumerate(scene.l2):
         if bits:
-            (slots,) = cache.allocate([bits | cache.pool_set.every_page])
-            for number in numbers(bits):
+            (slots,) = cache.allocate([bits | cache.pool_set.all_pages])
+            for number in pool_numbers(bits):
                 slot = slots[number]
                 assert slot is not None
                 pool = cache.pools[number]
@@ -114,11 +114,11 @@ def test_a_lease_is_the_longest_prefix_that_l2_and_l3_have_together(scene: Scene
     fill_storage(storage, scene)
     pages = len(scene.l2)
     there = [l2 | l3 for l2, l3 in zip(scene.l2, scene.l3, strict=True)]
-    everything = set(range(len(scene.pools)))
-    required = {number for number in everything if scene.pools[number].required}
-    vital = everything if scene.partial_hits is PartialHits.SHORTEN else required
-    usable = [n for n in range(pages + 1) if not lacks(scene.pools, vital, there, n)]
-    target_only = lacks(scene.pools, everything, there, usable[-1])
+    all_pools = set(range(len(scene.pools)))
+    required = {number for number in all_pools if scene.pools[number].required}
+    hit_pools = all_pools if scene.partial_hits is PartialHits.SHORTEN else required
+    usable = [n for n in range(pages + 1) if not lacks(scene.pools, hit_pools, there, n)]
+    target_only = lacks(scene.pools, all_pools, there, usable[-1])
 
     with engine_on(storage, scene.pools, partial_hits=scene.partial_hits, batch_pages=3) as engine:
         fill_cache(engine, scene)

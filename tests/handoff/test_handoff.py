@@ -88,9 +88,9 @@ def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> N
             assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
 
-def taken(incoming: HandoffRequest) -> int:
+def taken(request: HandoffRequest) -> int:
     """The length of the prefix that came, every byte of it right."""
-    with incoming.result() as lease:
+    with request.result() as lease:
         assert is_right(lease)
         return lease.pages
 
@@ -114,37 +114,37 @@ class TestCompletions:
             receiving(storage, kind=kind, rank=1, size=2) as second,
         ):
             both = [side.expect("request-1", PROMPT) for side in (first, second)]
-            wait_until(lambda: not any(incoming.missing for incoming in both))
-            assert [len(PROMPT)] * 2 == [taken(incoming) for incoming in both]
+            wait_until(lambda: not any(request.missing for request in both))
+            assert [len(PROMPT)] * 2 == [taken(request) for request in both]
 
     def test_it_is_ready_only_with_all_of_them(self, storage: MemoryStorage) -> None:
         with (
             receiving(storage, kind="mha-mha", rank=0, size=2) as receiver,
             sending(storage, kind="mha-mha", rank=1, size=2) as other_rank,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             assert other_rank.publish("request-1", PROMPT).result(30) == 0
 
-            assert len(incoming.missing) == len(incoming.awaited) == 2
-            assert not incoming.poll()
-            incoming.cancel()
+            assert len(request.missing) == len(request.awaited) == 2
+            assert not request.poll()
+            request.cancel()
 
     def test_another_requests_are_not_taken_for_it(self, storage: MemoryStorage) -> None:
         prefilled(storage)
 
         with receiving(storage, handoff=HASTY) as receiver:
-            incoming = receiver.expect("request-2", PROMPT)
-            taken(incoming)
+            request = receiver.expect("request-2", PROMPT)
+            taken(request)
 
-            assert len(incoming.missing) == 2
+            assert len(request.missing) == 2
             assert receiver.stats()["timed_out_requests"] == 1
 
     def test_they_arrive_whatever_comes_first(self, storage: MemoryStorage) -> None:
         with receiving(storage) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             prefilled(storage)
 
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
             assert receiver.stats()["complete_requests"] == 1
 
     def test_pages_that_came_early_count_as_loaded(self, storage: MemoryStorage) -> None:
@@ -155,11 +155,11 @@ class TestCompletions:
                 receiving(storage) as receiver,
                 HandoffSender(controller, store, PATIENT) as sender,
             ):
-                incoming = receiver.expect("request-1", PROMPT)
-                wait_until(lambda: incoming._prefetch.complete)
+                request = receiver.expect("request-1", PROMPT)
+                wait_until(lambda: request._prefetch.complete)
                 compute(controller, PROMPT[HALF:])
                 sender.publish("request-1", PROMPT)
-                with incoming.result() as lease:
+                with request.result() as lease:
                     assert lease.loaded == list(range(len(PROMPT)))
                     assert is_right(lease)
 
@@ -170,11 +170,11 @@ class TestCompletions:
             HandoffReceiver(decode, store, PATIENT) as receiver,
         ):
             prefilled(storage)
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: not incoming.missing)
-            while not incoming.poll():
-                wait_until(lambda: incoming._prefetch.complete)
-            with incoming.result() as lease:
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not request.missing)
+            while not request.poll():
+                wait_until(lambda: request._prefetch.complete)
+            with request.result() as lease:
                 assert {2} == {entry.uses for entry in lease.entries}  # it came, and it is used
 
             counted = decode.stats()
@@ -237,12 +237,12 @@ class TestPrefillSide:
             HandoffSender(controller, store, PATIENT) as sender,
             receiving(storage) as receiver,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             compute(controller, PROMPT[:HALF])
 
             assert sender.publish("request-1", PROMPT).result(30) == HALF
-            assert taken(incoming) == HALF
-            assert [HALF, HALF] == [each.pages for each in incoming.completions]
+            assert taken(request) == HALF
+            assert [HALF, HALF] == [each.pages for each in request.completions]
             assert sender.stats() == {"published_in_part": 1}
 
     @pytest.mark.parametrize("storage_class", [MemoryStorage, _KeepsTheFirst])
@@ -258,9 +258,9 @@ class TestPrefillSide:
             sender.publish("request-1", PROMPT).result(30)
 
             with receiving(storage) as receiver:
-                incoming = receiver.expect("request-1", PROMPT)
-                assert taken(incoming) == len(PROMPT)
-                assert {len(PROMPT)} == {each.pages for each in incoming.completions}
+                request = receiver.expect("request-1", PROMPT)
+                assert taken(request) == len(PROMPT)
+                assert {len(PROMPT)} == {each.pages for each in request.completions}
 
 
 class TestPools:
@@ -275,11 +275,11 @@ class TestPools:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
         with receiving(storage, by_layers=True) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: not incoming.missing)
-            layers = sorted(each.shard.layers for each in incoming.completions)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not request.missing)
+            layers = sorted(each.shard.layers for each in request.completions)
             assert layers == [(0, 1), (0, 1), (1, 2), (2, 3)]
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
 
     def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
         self, storage: MemoryStorage
@@ -294,12 +294,12 @@ class TestPools:
 
         settings = replace(CONTROLLER, partial_hits=PartialHits.TAKE_TARGET)
         with receiving(storage, settings=settings) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            with incoming.result() as lease:
+            request = receiver.expect("request-1", PROMPT)
+            with request.result() as lease:
                 assert lease.pages == len(PROMPT)
                 assert lease.verdict is Coverage.TARGET_ONLY
                 assert is_right(lease)
-            assert {0, len(PROMPT)} == {each.pages for each in incoming.completions}
+            assert {0, len(PROMPT)} == {each.pages for each in request.completions}
 
     def test_of_a_trailing_pool_the_window_changes_hands(self, storage: MemoryStorage) -> None:
         prefilled(storage, "mla-swa")
@@ -316,15 +316,15 @@ class TestTimeout:
             engine_rank(storage) as (controller, _),
             receiving(storage, handoff=rarely) as receiver,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: incoming._prefetch.complete)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: request._prefetch.complete)
             compute(controller, PROMPT)
             assert controller.drain(20)
-            assert not incoming.poll()
+            assert not request.poll()
 
-            incoming.give_up()
+            request.expire()
 
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
 
     def test_what_is_there_is_taken(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, _):
@@ -375,11 +375,11 @@ class TestClearingUp:
         settings = replace(PATIENT, timeout_s=500, delete_pages=delete_pages)
 
         with receiving(storage, handoff=settings) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: not incoming.missing)
-            incoming.cancel()
-            incoming.cancel()
-            assert incoming.poll()
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not request.missing)
+            request.cancel()
+            request.cancel()
+            assert request.poll()
             assert receiver.stats()["cancelled_requests"] == 1
         assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
 
@@ -393,11 +393,11 @@ class TestClearingUp:
             receiving(storage, kind="mha-mha", rank=0, size=2, handoff=HASTY) as receiver,
             sending(storage, kind="mha-mha", rank=0, size=2) as sender,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(incoming.poll)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(request.poll)
             sender.publish("request-1", PROMPT).result(30)
-            incoming._completions.clear()
-            taken(incoming)
+            request._completions.clear()
+            taken(request)
         assert left_behind(storage)["handoff"] == 2
 
     def test_another_may_have_cleared_up(self, storage: MemoryStorage) -> None:
@@ -405,11 +405,11 @@ class TestClearingUp:
         settings = replace(PATIENT, delete_pages=True)
 
         with receiving(storage, handoff=settings) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(incoming.poll)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(request.poll)
             for key_space in storage.spaces():
                 storage.clear(key_space)
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
 
         assert left_behind(storage) == {}
 
@@ -475,15 +475,15 @@ class TestStaleCompletions:
 
     def test_they_are_not_believed(self, stale: MemoryStorage) -> None:
         with receiving(stale, handoff=HASTY) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            assert taken(incoming) == 0
-            assert incoming.completions == []
+            request = receiver.expect("request-1", PROMPT)
+            assert taken(request) == 0
+            assert request.completions == []
 
     def test_fresh_ones_of_others_stay(self, storage: MemoryStorage) -> None:
         prefilled(storage)
 
         with receiving(storage) as receiver:
-            assert receiver._board.sweep() == 2
+            assert receiver._completions.sweep() == 2
 
 
 class TestFailingStore:
@@ -499,10 +499,10 @@ class TestFailingStore:
         ):
             for turn in range(4):
                 prompt = [hash_of(100 * turn + number) for number in range(8)]
-                incoming = receiver.expect(f"request-{turn}", prompt)
+                request = receiver.expect(f"request-{turn}", prompt)
                 compute(controller, prompt)
                 sender.publish(f"request-{turn}", prompt)
-                with incoming.result() as lease:
+                with request.result() as lease:
                     assert is_right(lease, prompt)
         assert faulty.struck
 
@@ -515,9 +515,9 @@ class TestFailingStore:
                 assert all(storage.batch_set(key_space, hashes, noise))
 
         with receiving(storage, handoff=HASTY) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            assert taken(incoming) == len(PROMPT)
-            assert incoming.completions == []
+            request = receiver.expect("request-1", PROMPT)
+            assert taken(request) == len(PROMPT)
+            assert request.completions == []
         assert "handoff" not in left_behind(storage)
 
     def test_completions_that_are_not_taken_make_the_request_unpublished(self) -> None:
@@ -541,7 +541,7 @@ class TestFailingStore:
 
     def test_a_store_that_cannot_list_is_not_swept(self) -> None:
         with receiving(HookedStorage()) as receiver:
-            assert receiver._board.sweep() == 0
+            assert receiver._completions.sweep() == 0
 
 
 class _OtherRankIsLost(SingleRank):
@@ -566,9 +566,9 @@ class TestRanks:
 class TestLife:
     def test_closing_lets_those_who_wait_go(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (_, _), receiving(storage) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             assert receiver.close()
-            assert taken(incoming) == 0
+            assert taken(request) == 0
 
     def test_a_closed_receiver_takes_no_request(self, storage: MemoryStorage) -> None:
         with receiving(storage) as receiver:
@@ -586,10 +586,10 @@ class TestLife:
     def test_a_result_is_taken_once(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         with receiving(storage) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            taken(incoming)
+            request = receiver.expect("request-1", PROMPT)
+            taken(request)
             with pytest.raises(RuntimeError, match="request-1"):
-                incoming.result()
+                request.result()
 
     def test_many_requests_share_one_watch(self, storage: MemoryStorage) -> None:
         prompts = {f"request-{n}": [*PROMPT[:4], hash_of(1000 + n)] for n in range(6)}
@@ -602,8 +602,8 @@ class TestLife:
             for name, prompt in prompts.items():
                 compute(controller, prompt)
                 sender.publish(name, prompt)
-            for name, incoming in waiting.items():
-                with incoming.result() as lease:
+            for name, request in waiting.items():
+                with request.result() as lease:
                     assert lease.pages == 5
                     assert is_right(lease, prompts[name])
 

@@ -42,9 +42,9 @@ DEATHS = {
 """When a prefill rank is killed, and how many pages it leaves then."""
 
 
-def taken(incoming: HandoffRequest) -> int:
+def taken(request: HandoffRequest) -> int:
     """The length of the prefix that came, every byte of it right."""
-    with incoming.result() as lease:
+    with request.result() as lease:
         assert is_right(lease)
         return lease.pages
 
@@ -56,9 +56,9 @@ def handed_over(backend: str, config: dict[str, Any], kind: str) -> None:
             receiving(storage, kind=kind, handoff=CLEAN) as receiver,
             start_prefill(backend, config, kind=kind) as prefill,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
-            assert taken(incoming) == len(PROMPT)
-            assert incoming.missing == []
+            request = receiver.expect("request-1", PROMPT)
+            assert taken(request) == len(PROMPT)
+            assert request.missing == []
         assert prefill.returncode == 0
         assert left_behind(storage) == {}
 
@@ -77,16 +77,16 @@ def test_two_ranks_hand_over_to_two(tmp_path: Path) -> None:
     config = {"path": str(tmp_path)}
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", config))
-        incoming = [
+        request = [
             stack.enter_context(receiving(storage, rank=rank, size=2)).expect("request-1", PROMPT)
             for rank in range(2)
         ]
         for rank in range(2):
             stack.enter_context(start_prefill("file", config, rank=rank, size=2))
 
-        wait_until(lambda: not any(each.missing for each in incoming))
+        wait_until(lambda: not any(each.missing for each in request))
         assert left_behind(storage)["handoff"] == 3
-        assert [len(PROMPT)] * 2 == [taken(each) for each in incoming]
+        assert [len(PROMPT)] * 2 == [taken(each) for each in request]
 
 
 @pytest.mark.parametrize("death", DEATHS)
@@ -129,13 +129,13 @@ def test_two_ranks_hand_over_to_one(tmp_path: Path, kind: str) -> None:
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", config))
         receiver = stack.enter_context(receiving(storage, kind=kind, other_size=2, handoff=CLEAN))
-        incoming = receiver.expect("request-1", PROMPT)
-        assert len(incoming.awaited) == 2 + sharded
+        request = receiver.expect("request-1", PROMPT)
+        assert len(request.awaited) == 2 + sharded
         for rank in range(2):
             which: dict[str, Any] = {"kind": kind, "rank": rank, "size": 2, "other_size": 1}
             stack.enter_context(start_prefill("file", config, **which))
-        assert taken(incoming) == len(PROMPT)
-        assert incoming.missing == []
+        assert taken(request) == len(PROMPT)
+        assert request.missing == []
         assert receiver.close()
         assert left_behind(storage) == {}
 

@@ -96,7 +96,7 @@ def test_a_request_is_published_while_others_wait_to_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its own pages get to storage; another request's are held up behind them."""
-    monkeypatch.setattr("hicache_storage.handoff.sender._LOOK_S", 600)
+    monkeypatch.setattr("hicache_storage.handoff.sender._RETRY_S", 600)
     storage = _Holding(PROMPT[0], OTHER[0])
     own, others = storage.gates.values()
     with (
@@ -107,7 +107,7 @@ def test_a_request_is_published_while_others_wait_to_be_written(
         compute(engine, OTHER)
         assert own.entered.wait(20)
         published = sender.publish("r", PROMPT[:4])
-        until(lambda: not sender._workers._tasks)  # it is looking at its pages
+        until(lambda: not sender._executor._tasks)  # it is looking at its pages
         own.open()
         assert others.entered.wait(20)
 

@@ -161,8 +161,8 @@ def leaked(controller: CacheController) -> list[str]:
         for pool in controller.cache.pools
         if pool.host.free_slots < pool.host.slots
     ]
-    occupied = controller._context.occupancy.pages
-    return held + [f"{occupied} pages of prefetch capacity"] * bool(occupied)
+    acquired = controller._context.quota.pages
+    return held + [f"{acquired} pages of prefetch capacity"] * bool(acquired)
 
 
 def lost_pages(controller: CacheController) -> int:

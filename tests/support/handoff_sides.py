@@ -253,9 +253,9 @@ def decoded(
         open_storage(backend, config) as storage,
         receiving(storage, ranks=ranks, handoff=handoff, **rank) as receiver,
     ):
-        incoming = receiver.expect("request-1", PROMPT)
-        with incoming.result() as lease:
-            return lease.pages, len(incoming.missing), is_right(lease)
+        request = receiver.expect("request-1", PROMPT)
+        with request.result() as lease:
+            return lease.pages, len(request.missing), is_right(lease)
 
 
 if __name__ == "__main__":

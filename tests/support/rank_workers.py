@@ -141,16 +141,16 @@ def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]
     from engines import cache_pools
 
     from hicache_storage.backend_support.counters import Counters
-    from hicache_storage.controller.consensus import Agreement
-    from hicache_storage.controller.pool_set import PoolSet
-    from hicache_storage.controller.topic import Topic
+    from hicache_storage.controller.consensus import Consensus
+    from hicache_storage.controller.pools import PoolSet
+    from hicache_storage.controller.ranks import Topic
 
-    agreement = Agreement(_joined[0], Counters(), PoolSet(cache_pools()))
+    consensus = Consensus(_joined[0], Counters(), PoolSet(cache_pools()))
     topic = Topic.of_request(request_id, [])
     pages: list[int] = []
 
     def ask(channel: Channel) -> None:
-        agreed, _ = agreement.agree(channel, topic, [True, True])
+        agreed, _ = consensus.agree_prefix(channel, topic, [True, True])
         pages.append(agreed.pages)
 
     threads = [threading.Thread(target=ask, args=(channel,)) for channel in (first, *others)]

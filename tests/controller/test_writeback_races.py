@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.eviction import Entry
 
 _RUNS = 300
 _SLOTS = 64
@@ -130,15 +130,15 @@ def test_a_page_on_its_way_out_is_in_the_queue_before_anybody_collects_what_is_o
     storage = HookedStorage()
     with engine_on(storage, cache_pools(4), write_policy=WritePolicy.WRITE_BACK) as engine:
         compute(engine, _HASHES[:4])
-        offer = engine._offer
+        enqueue = engine._enqueue
         evicting, detached = threading.Event(), threading.Event()
 
-        def offer_late(entries: list[Entry]) -> None:
+        def enqueue_late(entries: list[Entry]) -> None:
             evicting.set()
             detached.wait(0.2)
-            offer(entries)
+            enqueue(entries)
 
-        monkeypatch.setattr(engine.cache, "_write_back", offer_late)
+        monkeypatch.setattr(engine.cache, "_write_back", enqueue_late)
         allocating = threading.Thread(target=lambda: engine.reserve(_HASHES[4:5]).abandon())
         allocating.start()
         assert evicting.wait(20)

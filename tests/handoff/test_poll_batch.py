@@ -164,14 +164,14 @@ def test_a_look_at_what_came_is_no_collective(
     engine = decode()
 
     def act(rank: int, receiver: HandoffReceiver) -> Any:
-        incoming = receiver.expect("0", prompt_of(0))
-        until(lambda: not incoming.missing)
+        request = receiver.expect("0", prompt_of(0))
+        until(lambda: not request.missing)
         polls = 0
-        while not incoming.poll():
+        while not request.poll():
             polls += 1
-            until(lambda: incoming._prefetch.complete)
+            until(lambda: request._prefetch.complete)
         asked = engine.ranks[rank].asked - (polls + 1)
-        with incoming.result() as lease:
+        with request.result() as lease:
             return asked, lease.pages, lease.l3_pages
 
     assert [(0, 4, 4)] * 2 == engine.everywhere(act)
@@ -183,8 +183,8 @@ def test_ranks_that_await_different_requests_are_lost_and_raise_nothing(
     engine = decode()
 
     def act(rank: int, receiver: HandoffReceiver) -> int:
-        incoming = receiver.expect("0", prompt_of(rank))
-        with incoming.result() as lease:
+        request = receiver.expect("0", prompt_of(rank))
+        with request.result() as lease:
             return lease.pages
 
     assert [0, 0] == engine.everywhere(act)
@@ -203,9 +203,9 @@ def test_whatever_fails_in_asking_raises_nothing(storage: MemoryStorage) -> None
         page_store(storage) as store,
         HandoffReceiver(engine, store, RARELY) as receiver,
     ):
-        incoming = receiver.expect("0", prompt_of(0))
-        assert incoming.poll()
-        with incoming.result() as lease:
+        request = receiver.expect("0", prompt_of(0))
+        assert request.poll()
+        with request.result() as lease:
             assert lease.pages == 0
 
 
@@ -217,17 +217,17 @@ def waiting_on_closed(
     store = stack.enter_context(page_store(storage))
     receiver = stack.enter_context(HandoffReceiver(engine, store, RARELY))
     compute(engine, prompt_of(0)[:2])
-    incoming = receiver.expect("0", prompt_of(0))
+    request = receiver.expect("0", prompt_of(0))
     close(engine)
-    return incoming, receiver, stack
+    return request, receiver, stack
 
 
 def test_a_controller_that_is_closed_ends_the_wait_with_what_l2_has(storage: MemoryStorage) -> None:
     """Nothing is raised in the engine's loop, and the rest of the time is not waited for."""
-    incoming, _, stack = waiting_on_closed(storage, lambda engine: engine.close())
+    request, _, stack = waiting_on_closed(storage, lambda engine: engine.close())
     with stack:
-        assert incoming.poll()
-        with incoming.result() as lease:
+        assert request.poll()
+        with request.result() as lease:
             assert lease.pages == 2
 
 
@@ -239,18 +239,18 @@ def test_a_controller_that_is_closed_while_it_loads_ends_the_wait_too() -> None:
         assert not engine.close(timeout_s=0.1)
 
     storage.hooks["batch_exists"] = gate
-    incoming, _, stack = waiting_on_closed(storage, close)
+    request, _, stack = waiting_on_closed(storage, close)
     with stack:
-        assert incoming.poll()
+        assert request.poll()
         threading.Timer(0.1, gate.open).start()
-        with incoming.result() as lease:
+        with request.result() as lease:
             assert lease.pages == 2
 
 
 def test_a_request_that_was_ended_is_not_asked_about(storage: MemoryStorage) -> None:
-    incoming, _, stack = waiting_on_closed(storage, lambda _: None)
+    request, _, stack = waiting_on_closed(storage, lambda _: None)
     with stack:
-        incoming.cancel()
-        assert incoming.poll()
+        request.cancel()
+        assert request.poll()
         with pytest.raises(RuntimeError, match="hand-off of request '0' was ended before"):
-            incoming.result()
+            request.result()

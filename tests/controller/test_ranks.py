@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pages import hash_of
 
-from hicache_storage.controller.topic import Topic, shown
+from hicache_storage.controller.ranks import Topic, shown_id
 
 A, B = hash_of(1), hash_of(2)
 
@@ -43,4 +43,4 @@ def test_a_question_is_another_with_another_length_or_text() -> None:
     ],
 )
 def test_an_id_is_shown_in_one_short_line(request_id: str, told: str) -> None:
-    assert shown(request_id) == told
+    assert shown_id(request_id) == told
