@@ -79,9 +79,9 @@ class Explanation:
         )
         if self.reason is None:
             return summary
-        where = "" if self.pool is None else f" of pool {self.pool!r}"
-        who = "" if self.rank is None else f" (rank {self.rank})"
-        return f"{summary}; page {self.first_missing}{where} {self.reason.value}{who}"
+        pool = "" if self.pool is None else f" of pool {self.pool!r}"
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        return f"{summary}; page {self.first_missing}{pool} {self.reason.value}{rank}"
 
 
 class Explanations:

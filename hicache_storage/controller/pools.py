@@ -50,12 +50,12 @@ class CachePool:
     def __post_init__(self) -> None:
         if self.space.page_nbytes != self.host.shape.nbytes:
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space says {self.space.page_nbytes} bytes a page,"
-                f" the host pool holds {self.host.shape.nbytes}"
+                f"pool {self.space.pool!r}: the key space has {self.space.page_nbytes} bytes a page,"
+                f" the host pool {self.host.shape.nbytes}"
             )
         if self.space.layout != self.host.layout:
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space says layout {self.space.layout!r}, the host"
+                f"pool {self.space.pool!r}: the key space has layout {self.space.layout!r}, the host"
                 f" pool has {self.host.layout!r}"
             )
         if len(self.host.tiles) > 1:
@@ -84,15 +84,15 @@ class CachePool:
             shard.heads is not None and shard.heads[1] - shard.heads[0] != heads
         ):
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space says {shard}, the host pool holds"
+                f"pool {self.space.pool!r}: the key space has {shard}, the host pool has"
                 f" {layers} layers of {heads} heads"
             )
         if shard.heads is None and any(
             tile.heads not in (None, (0, heads)) for tile in self.host.tiles
         ):
             raise ValueError(
-                f"pool {self.space.pool!r}: tiles cut heads, and its key space has no heads: say which"
-                " they are in its shard, or cut layers only"
+                f"pool {self.space.pool!r}: tiles cut heads, and its key space has no heads: name the"
+                " heads in its shard, or cut layers only"
             )
 
     def _tile_space(self, tile: Tile) -> KeySpace:

@@ -11,11 +11,11 @@ from engines import (
     compute,
     engine_on,
     is_right,
-    is_truth,
     leaked,
     optional_draft,
     page_store,
     recompute,
+    reports_losses,
     windowed,
 )
 from hicache_backends.memory import MemoryStorage
@@ -44,14 +44,14 @@ def served(engine: CacheController, request_id: str, prompt: Sequence[str]) -> P
             yield f"request {request_id} was given a wrong page"
         missing = prompt[lease.pages :]
     compute(engine, missing)
-    if not is_truth(engine, lambda: engine.drain(20)):
+    if not reports_losses(engine, lambda: engine.drain(20)):
         yield "the write queue does not run dry, or a page was lost in silence"
 
 
 def finished(engine: CacheController, storage: FaultyStorage) -> Problems:
     """Everything that hung comes back: then nothing is held any more."""
     storage.release()
-    if not is_truth(engine, lambda: engine.close(timeout_s=20)):
+    if not reports_losses(engine, lambda: engine.close(timeout_s=20)):
         yield "the controller does not close, or a page was lost in silence"
     yield from leaked(engine)
 

@@ -262,7 +262,7 @@ def test_a_request_takes_two_agreements_and_a_claim_one(
 def test_four_ranks_that_lose_drafts_tell_the_same_of_a_thousand_requests() -> None:
     ranks = ThreadRanks.of(4, timeout_s=120)
 
-    told = at_once(lambda rank: rank_losses.played(rank, ranks[rank], 1000), 4)
+    told = at_once(lambda rank: rank_losses.serve_with_losses(rank, ranks[rank], 1000), 4)
 
     assert told[0]
     assert [told[0]] * 4 == told
@@ -277,7 +277,7 @@ def test_processes_tell_the_same(tmp_path: Path) -> None:
     """Through torch.distributed, as engines do."""
     with rank_processes(2) as processes:
         connect_all(processes, tmp_path, timeout_s=120)
-        answers = [process.ask(rank_workers.play_losses, 60) for process in processes]
+        answers = [process.submit(rank_workers.serve_with_losses, 60) for process in processes]
         told = [answer.result() for answer in answers]
 
     assert told[0]

@@ -38,7 +38,7 @@ def ranks(processes: list[RankProcess], tmp_path: Path) -> list[RankProcess]:
 def asked(ranks: list[RankProcess], channel: Channel, *values: list[int]) -> list[list[int]]:
     """What each rank is told when they ask together."""
     answers = [
-        rank.ask(rank_workers.all_reduce_min, channel, asked)
+        rank.submit(rank_workers.all_reduce_min, channel, asked)
         for rank, asked in zip(ranks, values, strict=True)
     ]
     return [answer.result() for answer in answers]
@@ -73,26 +73,28 @@ class TestAgreement:
 
     def test_channels_do_not_wait_for_each_other(self, ranks: list[RankProcess]) -> None:
         both = [
-            rank.ask(rank_workers.both_channels, Channel.MATCH, Channel.RESULT)
+            rank.submit(rank_workers.both_channels, Channel.MATCH, Channel.RESULT)
             for rank in ranks[:2]
         ]
-        in_turn = ranks[2].ask(rank_workers.in_turn, Channel.RESULT, Channel.MATCH)
+        in_turn = ranks[2].submit(rank_workers.in_turn, Channel.RESULT, Channel.MATCH)
 
         assert [[0], [1]] == in_turn.result()
         assert [[[1], [0]]] * 2 == [answers.result() for answers in both]
 
     def test_ranks_know_who_they_are(self, ranks: list[RankProcess]) -> None:
-        assert [(0, 3), (1, 3), (2, 3)] == [rank.ask(rank_workers.facts).result() for rank in ranks]
+        assert [(0, 3), (1, 3), (2, 3)] == [
+            rank.submit(rank_workers.rank_and_size).result() for rank in ranks
+        ]
 
-    @pytest.mark.parametrize("way", ["beside", "tcp"])
+    @pytest.mark.parametrize("method", ["process group", "tcp"])
     def test_beside_a_process_group_of_the_engine_or_at_an_address(
-        self, processes: list[RankProcess], tmp_path: Path, way: str
+        self, processes: list[RankProcess], tmp_path: Path, method: str
     ) -> None:
-        connect_all(processes, tmp_path, timeout_s=_FOR_EVER_S, way=way)
+        connect_all(processes, tmp_path, timeout_s=_FOR_EVER_S, method=method)
 
         assert [[1]] * 3 == asked(processes, Channel.MATCH, [3], [1], [2])
         assert [(0, 3), (1, 3), (2, 3)] == [
-            rank.ask(rank_workers.facts).result() for rank in processes
+            rank.submit(rank_workers.rank_and_size).result() for rank in processes
         ]
 
     def test_a_single_rank_agrees_with_itself(self) -> None:
@@ -100,14 +102,14 @@ class TestAgreement:
 
 
 class TestLoss:
-    @pytest.mark.parametrize("way", ["connect", "beside"])
+    @pytest.mark.parametrize("method", ["connect", "process group"])
     def test_a_rank_that_dies_is_noticed_at_once_by_those_who_wait(
-        self, tmp_path: Path, way: str
+        self, tmp_path: Path, method: str
     ) -> None:
         with rank_processes(3) as ranks:
-            connect_all(ranks, tmp_path, timeout_s=_FOR_EVER_S, way=way)
+            connect_all(ranks, tmp_path, timeout_s=_FOR_EVER_S, method=method)
             waiting = [
-                rank.ask(rank_workers.all_reduce_min, Channel.MATCH, [1]) for rank in ranks[:2]
+                rank.submit(rank_workers.all_reduce_min, Channel.MATCH, [1]) for rank in ranks[:2]
             ]
             ranks[2].signal(signal.SIGKILL)
 
@@ -115,24 +117,24 @@ class TestLoss:
                 assert f"rank {number} lost the other 2, on channel match" in loss(answer)
             for rank in ranks[:2]:
                 assert "restart the engine" in loss(
-                    rank.ask(rank_workers.all_reduce_min, Channel.RESULT, [1])
+                    rank.submit(rank_workers.all_reduce_min, Channel.RESULT, [1])
                 )
-                rank.ask(rank_workers.close).result()
+                rank.submit(rank_workers.close).result()
 
-    @pytest.mark.parametrize("way", ["connect", "beside"])
-    def test_a_rank_that_hangs_is_lost_after_the_timeout(self, tmp_path: Path, way: str) -> None:
+    @pytest.mark.parametrize("method", ["connect", "process group"])
+    def test_a_rank_that_hangs_is_lost_after_the_timeout(self, tmp_path: Path, method: str) -> None:
         with rank_processes(2) as ranks:
-            connect_all(ranks, tmp_path, timeout_s=_SOON_S, way=way)
+            connect_all(ranks, tmp_path, timeout_s=_SOON_S, method=method)
             ranks[1].signal(signal.SIGSTOP)
 
             assert "on channel result" in loss(
-                ranks[0].ask(rank_workers.all_reduce_min, Channel.RESULT, [1])
+                ranks[0].submit(rank_workers.all_reduce_min, Channel.RESULT, [1])
             )
-            ranks[0].ask(rank_workers.close).result()
+            ranks[0].submit(rank_workers.close).result()
 
             ranks[1].signal(signal.SIGCONT)
             assert "on channel match" in loss(
-                ranks[1].ask(rank_workers.all_reduce_min, Channel.MATCH, [1])
+                ranks[1].submit(rank_workers.all_reduce_min, Channel.MATCH, [1])
             )
 
     def test_a_rank_that_comes_late_finds_the_others_gone(
@@ -140,18 +142,18 @@ class TestLoss:
     ) -> None:
         connect_all(processes, tmp_path, timeout_s=_SOON_S)
         early = [
-            rank.ask(rank_workers.all_reduce_min, Channel.MATCH, [1]) for rank in processes[:2]
+            rank.submit(rank_workers.all_reduce_min, Channel.MATCH, [1]) for rank in processes[:2]
         ]
         for answer in early:
             assert "on channel match" in loss(answer)
 
-        assert loss(processes[2].ask(rank_workers.all_reduce_min, Channel.MATCH, [1]))
+        assert loss(processes[2].submit(rank_workers.all_reduce_min, Channel.MATCH, [1]))
 
     def test_who_asks_another_question_loses_everybody_and_kills_nobody(
         self, ranks: list[RankProcess]
     ) -> None:
         answers = [
-            rank.ask(rank_workers.all_reduce_min, Channel.MATCH, [1] * length)
+            rank.submit(rank_workers.all_reduce_min, Channel.MATCH, [1] * length)
             for rank, length in zip(ranks, (300, 2, 300), strict=True)
         ]
 
@@ -161,41 +163,43 @@ class TestLoss:
     def test_who_lost_the_others_holds_no_connection_while_its_error_is_looked_at(
         self, ranks: list[RankProcess]
     ) -> None:
-        ranks[2].ask(rank_workers.close).result()
+        ranks[2].submit(rank_workers.close).result()
 
-        answers = [rank.ask(rank_workers.connections_after_loss) for rank in ranks[:2]]
+        answers = [rank.submit(rank_workers.connections_after_loss) for rank in ranks[:2]]
         assert [0, 0] == [answer.result() for answer in answers]
 
     def test_a_lost_rank_lets_those_go_who_wait_on_the_other_channel(
         self, ranks: list[RankProcess]
     ) -> None:
-        waiting = [rank.ask(rank_workers.all_reduce_min, Channel.RESULT, [1]) for rank in ranks[:2]]
-        ranks[2].ask(rank_workers.close).result()
+        waiting = [
+            rank.submit(rank_workers.all_reduce_min, Channel.RESULT, [1]) for rank in ranks[:2]
+        ]
+        ranks[2].submit(rank_workers.close).result()
 
         for answer in waiting:
             assert "on channel result" in loss(answer)
 
-    @pytest.mark.parametrize("way", ["connect", "beside"])
+    @pytest.mark.parametrize("method", ["connect", "process group"])
     def test_who_speaks_of_another_request_keeps_nobody_waiting(
-        self, processes: list[RankProcess], tmp_path: Path, way: str
+        self, processes: list[RankProcess], tmp_path: Path, method: str
     ) -> None:
         ranks = processes
-        connect_all(ranks, tmp_path, timeout_s=_FOR_EVER_S, way=way)
+        connect_all(ranks, tmp_path, timeout_s=_FOR_EVER_S, method=method)
         match, result = Channel.MATCH, Channel.RESULT
-        both = [rank.ask(rank_workers.agreed_pages, "r", match, result) for rank in ranks[:2]]
-        other = ranks[2].ask(rank_workers.agreed_pages, "another", match)
+        both = [rank.submit(rank_workers.agreed_pages, "r", match, result) for rank in ranks[:2]]
+        other = ranks[2].submit(rank_workers.agreed_pages, "another", match)
 
         assert other.result() == [0]
         assert [[0, 0]] * 2 == [pages.result() for pages in both]
 
     def test_after_close_nothing_is_agreed(self, ranks: list[RankProcess]) -> None:
-        ranks[0].ask(rank_workers.close).result()
+        ranks[0].submit(rank_workers.close).result()
 
         assert "rank 0 has closed its connections" in loss(
-            ranks[0].ask(rank_workers.all_reduce_min, Channel.MATCH, [1])
+            ranks[0].submit(rank_workers.all_reduce_min, Channel.MATCH, [1])
         )
 
     def test_a_rank_that_never_comes(self, processes: list[RankProcess], tmp_path: Path) -> None:
-        answer = processes[0].ask(rank_workers.join, str(tmp_path / "alone"), 0, 2, _SOON_S)
+        answer = processes[0].submit(rank_workers.join, str(tmp_path / "alone"), 0, 2, _SOON_S)
 
         assert "rank 0 did not meet all 2 ranks within 1.0 s" in loss(answer)

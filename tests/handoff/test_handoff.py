@@ -18,9 +18,9 @@ from handoff_sides import (
     compute,
     engine_rank,
     is_right,
-    left_behind,
     receiving,
     sending,
+    stored_pages,
 )
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance import Fault, FaultyStorage, Odds
@@ -103,7 +103,7 @@ class TestCompletions:
         prefilled(storage, kind, size=2)
 
         expected = sum({"mla": 1, "mha": 2}[attention] for attention in kind.split("-"))
-        assert left_behind(storage)["handoff"] == expected
+        assert stored_pages(storage)["handoff"] == expected
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_decode_rank_takes_its_own_shards(self, storage: MemoryStorage, kind: str) -> None:
@@ -219,7 +219,7 @@ class TestPrefillSide:
             compute(controller, PROMPT)
             with HandoffSender(controller, store, PATIENT) as sender:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
-            assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+            assert stored_pages(storage) == {"kv": 24, "draft": 24, "handoff": 2}
 
     def test_pages_that_storage_lost_are_written_again(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, store):
@@ -303,7 +303,7 @@ class TestPools:
 
     def test_of_a_trailing_pool_the_window_changes_hands(self, storage: MemoryStorage) -> None:
         prefilled(storage, "mla-swa")
-        assert left_behind(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
+        assert stored_pages(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
 
         with receiving(storage, kind="mla-swa") as receiver:
             assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
@@ -358,13 +358,13 @@ class TestClearingUp:
         self, storage: MemoryStorage, *, delete_pages: bool
     ) -> None:
         prefilled(storage)
-        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+        assert stored_pages(storage) == {"kv": 24, "draft": 24, "handoff": 2}
         settings = replace(PATIENT, delete_pages=delete_pages)
 
         with receiving(storage, handoff=settings) as receiver:
             taken(receiver.expect("request-1", PROMPT))
 
-        assert left_behind(storage) == ({} if delete_pages else {"kv": 24, "draft": 24})
+        assert stored_pages(storage) == ({} if delete_pages else {"kv": 24, "draft": 24})
 
     @pytest.mark.parametrize("delete_pages", [False, True])
     def test_a_request_that_is_cancelled_here_is_whole_on_another_engine(
@@ -381,7 +381,7 @@ class TestClearingUp:
             request.cancel()
             assert request.poll()
             assert receiver.stats()["cancelled_requests"] == 1
-        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+        assert stored_pages(storage) == {"kv": 24, "draft": 24, "handoff": 2}
 
         with receiving(storage, handoff=settings) as receiver:
             assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
@@ -398,7 +398,7 @@ class TestClearingUp:
             sender.publish("request-1", PROMPT).result(30)
             request._completions.clear()
             taken(request)
-        assert left_behind(storage)["handoff"] == 2
+        assert stored_pages(storage)["handoff"] == 2
 
     def test_another_may_have_cleared_up(self, storage: MemoryStorage) -> None:
         prefilled(storage)
@@ -411,7 +411,7 @@ class TestClearingUp:
                 storage.clear(key_space)
             assert taken(request) == len(PROMPT)
 
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
     def test_every_slot_comes_back(self, storage: MemoryStorage) -> None:
         prefilled(storage)
@@ -471,7 +471,7 @@ class TestStaleCompletions:
 
     def test_they_are_swept_by_the_next_receiver(self, stale: MemoryStorage) -> None:
         with receiving(stale):
-            wait_until(lambda: left_behind(stale) == {})
+            wait_until(lambda: stored_pages(stale) == {})
 
     def test_they_are_not_believed(self, stale: MemoryStorage) -> None:
         with receiving(stale, handoff=HASTY) as receiver:
@@ -490,8 +490,8 @@ class TestFailingStore:
     @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
     def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
         """A fifth of all calls fail, of each operation, on both sides."""
-        plan = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
-        faulty = FaultyStorage(storage, plan, seed=5, delay_s=0.01, hang_s=0.05)
+        spec = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
+        faulty = FaultyStorage(storage, spec, seed=5, delay_s=0.01, hang_s=0.05)
         with (
             engine_rank(faulty) as (controller, store),
             HandoffSender(controller, store, HASTY) as sender,
@@ -518,7 +518,7 @@ class TestFailingStore:
             request = receiver.expect("request-1", PROMPT)
             assert taken(request) == len(PROMPT)
             assert request.completions == []
-        assert "handoff" not in left_behind(storage)
+        assert "handoff" not in stored_pages(storage)
 
     def test_completions_that_are_not_taken_make_the_request_unpublished(self) -> None:
         storage = HookedStorage()

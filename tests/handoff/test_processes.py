@@ -14,11 +14,11 @@ from handoff_sides import (
     KINDS,
     PATIENT,
     PROMPT,
-    decoded,
+    decode,
     is_right,
-    left_behind,
     receiving,
     start_prefill,
+    stored_pages,
 )
 from rank_workers import RankProcess, rank_processes
 from servers import RedisServer, wait_until
@@ -60,7 +60,7 @@ def handed_over(backend: str, config: dict[str, Any], kind: str) -> None:
             assert taken(request) == len(PROMPT)
             assert request.missing == []
         assert prefill.returncode == 0
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
 def test_pages_change_hands_over_a_directory(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_two_ranks_hand_over_to_two(tmp_path: Path) -> None:
             stack.enter_context(start_prefill("file", config, rank=rank, size=2))
 
         wait_until(lambda: not any(each.missing for each in request))
-        assert left_behind(storage)["handoff"] == 3
+        assert stored_pages(storage)["handoff"] == 3
         assert [len(PROMPT)] * 2 == [taken(each) for each in request]
 
 
@@ -100,7 +100,7 @@ def test_a_killed_prefill_leaves_a_right_prefix_and_nothing_after_it(
     with open_storage("file", config) as storage:
         with receiving(storage, handoff=CLEAN_AND_HASTY) as receiver:
             assert taken(receiver.expect("request-1", PROMPT)) == DEATHS[death]
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
 def test_a_killed_rank_shortens_the_prefix_of_those_who_read_its_shard(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_killed_rank_shortens_the_prefix_of_those_who_read_its_shard(tmp_path:
             with receiving(storage, rank=rank, size=2, handoff=HASTY) as receiver:
                 pages.append(taken(receiver.expect("request-1", PROMPT)))
         assert [HALF, len(PROMPT)] == pages
-        assert "handoff" not in left_behind(storage)
+        assert "handoff" not in stored_pages(storage)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +137,7 @@ def test_two_ranks_hand_over_to_one(tmp_path: Path, kind: str) -> None:
         assert taken(request) == len(PROMPT)
         assert request.missing == []
         assert receiver.close()
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def decoded_by_two(
     """What both ranks of a decode engine get: pages, completions missed, and whether all is right."""
     config, place = {"path": str(root / "store")}, str(root / "ranks")
     answers = [
-        process.ask(decoded, "file", config, place, settings, {**which, "rank": rank})
+        process.submit(decode, "file", config, place, settings, {**which, "rank": rank})
         for rank, process in enumerate(processes)
     ]
     return [answer.result(100) for answer in answers]
@@ -172,7 +172,7 @@ def test_ranks_that_agree_take_over_from_fewer_or_more(
 
     assert [(len(PROMPT), 0, True)] * 2 == both
     with open_storage("file", config) as storage:
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
 def test_ranks_that_agree_shorten_their_prefix_together(
@@ -190,4 +190,4 @@ def test_ranks_that_agree_shorten_their_prefix_together(
 
     assert [(HALF, True)] * 2 == [(pages, right) for pages, _, right in both]
     with open_storage("file", config) as storage:
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
