@@ -133,9 +133,8 @@ class HostCache:
             self._allocator.cancel_eviction(entry)
             unused = list(slots)
             gained = filled & ~entry.filled & ~entry.busy
-            for number in pool_numbers(
-                gained
-            ):  # nobody reads an unfilled slot: it can be exchanged
+            # An unfilled slot can be exchanged, because it has no reader.
+            for number in pool_numbers(gained):
                 unused[number], entry.slots[number] = entry.slots[number], unused[number]
                 self._allocator.trailing.record(entry, number)
             entry.filled |= gained

@@ -1,4 +1,4 @@
-"""What a prefetch may take, and how long: capacity, bytes in flight, the queue of writes, deadlines."""
+"""Limits of a prefetch: its share of L2, the bytes in flight, the write queue, and deadlines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestCapacity:
                 assert lease.pages == 8
             assert not leaked(engine)
 
-    def test_a_cancelled_prefetch_makes_room_too(self, storage: HookedStorage) -> None:
+    def test_a_cancelled_prefetch_releases_its_quota(self, storage: HookedStorage) -> None:
         with engine_on(storage, cache_pools(), prefetch_capacity=0.5) as engine:
             first = engine.prefetch("first", PROMPT)
             first._job._complete.wait(20)
@@ -59,7 +59,7 @@ class TestCapacity:
 
             assert engine.prefetch("second", OTHER).result().pages == 8
 
-    def test_one_that_is_larger_than_the_limit_is_let_in_alone(self) -> None:
+    def test_a_prefetch_larger_than_the_limit_is_admitted_alone(self) -> None:
         quota = PrefetchQuota(10)
 
         assert quota.acquire(40)
@@ -102,7 +102,7 @@ class TestInFlight:
                 assert is_right(lease)
         assert {size for name, size in storage.batches if name == "batch_get"} <= {1, 2}
 
-    def test_what_a_hung_call_owes_counts_until_it_returns(self, storage: HookedStorage) -> None:
+    def test_the_bytes_of_a_hung_call_count_until_it_returns(self, storage: HookedStorage) -> None:
         page_nbytes = sum(pool.space.page_nbytes for pool in cache_pools())
         gate = Gate()
         with engine_on(
@@ -194,7 +194,7 @@ class TestDeadline:
             assert engine.explain("r").reason is Reason.DEADLINE
 
 
-def test_best_effort_says_that_it_did_not_wait(storage: HookedStorage) -> None:
+def test_best_effort_is_explained_as_no_wait(storage: HookedStorage) -> None:
     gate = Gate()
     storage.hooks["batch_exists"] = gate
     with engine_on(storage, cache_pools(), prefetch_policy=PrefetchPolicy.BEST_EFFORT) as engine:

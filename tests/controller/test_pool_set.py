@@ -1,4 +1,4 @@
-"""Which pools a prefix needs where, against the plainest way of saying it."""
+"""The pools that a prefix needs at each page, compared with a naive implementation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _POOLS = {
 
 @st.composite
 def caches(draw: st.DrawFn) -> tuple[PoolSet, Filled]:
-    """A target, up to three pools of any kind beside it, and pages with holes."""
+    """Draw a target, up to three other pools of any kind, and pages with gaps."""
     pools = [_POOLS["a", HitPolicy.ALL_PAGES, True, 1]]
     for name in "bcd"[: draw(st.integers(0, 3))]:
         policy, required = draw(st.sampled_from(HitPolicy)), draw(st.booleans())
@@ -51,7 +51,7 @@ def is_needed(pool: CachePool, page: int, length: int) -> bool:
 
 
 def naive_lengths(pools: PoolSet, filled: Filled, among: int) -> list[int]:
-    """Every length at which each chosen pool has every page that it needs."""
+    """Return every length at which each chosen pool has every page that it needs."""
     return [
         length
         for length in range(len(filled) + 1)
@@ -102,8 +102,8 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
 
 
 @given(caches())
-def test_a_prefix_ends_for_want_of_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
-    """The first pool in order that shortens it to what it is, at a page that this pool lacks."""
+def test_a_prefix_ends_at_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
+    """The gap is in the first pool, in lookup order, that shortens the prefix to its length."""
     pools, filled = cache
     gap = pools.first_gap(filled, pools.all_pools)
 

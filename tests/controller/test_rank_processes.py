@@ -1,4 +1,4 @@
-"""Engines of several ranks, each a process, over one directory: who writes, who finds, who is lost."""
+"""Engines of several ranks in processes, over one directory: writers, readers, and lost ranks."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ WIDE = Topology(tp_size=4)
 
 @dataclass(frozen=True)
 class Engine:
-    """The processes of one engine that runs."""
+    """The processes of a running engine."""
 
     ranks: list[RankProcess]
 
     def each(self, do: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What every rank answers, all asked at once."""
+        """Run a function on all ranks at the same time; return the results."""
         answers = [rank.submit(do, *arguments) for rank in self.ranks]
         return [answer.result() for answer in answers]
 
     def serve(self, request_id: str) -> list[Served]:
-        """What every rank finds of the prompt."""
+        """Serve the prompt on every rank; return the results."""
         return self.each(rank_engines.serve, request_id, PROMPT)
 
 
@@ -60,7 +60,7 @@ def started(
     timeout_s: float = _FOR_EVER_S,
     store_timeout_s: float = 30,
 ) -> Engine:
-    """An engine over `scratch`, of as many of the processes as it needs."""
+    """Start an engine over `scratch`, on as many of the processes as it needs."""
     spec = EngineSpec(
         rendezvous=str(scratch / f"rendezvous-{next(_places)}"),
         directory=str(scratch / "store"),
@@ -80,26 +80,26 @@ def started(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[list[RankProcess]]:
-    """Four processes that no test harms for good."""
+    """Yield four processes that no test ends."""
     with rank_processes(4) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def processes(shared: list[RankProcess]) -> Iterator[list[RankProcess]]:
-    """The same, which hold nothing afterwards."""
+    """Yield the shared processes, and stop their engines afterwards."""
     yield shared
     for rank in shared:
         rank.submit(rank_engines.stop).result()
 
 
 def found(served: list[Served]) -> list[tuple[int, bool]]:
-    """Pages that each rank can use, and whether every byte of them was right."""
+    """Return, for each rank, the usable pages, and True where their content was right."""
     return [(one.pages, one.right) for one in served]
 
 
 def unsplit(*extents: Extent) -> tuple[FleetPool, ...]:
-    """A target and a draft on an engine without stages."""
+    """Return the target and the draft of an engine without stages."""
     return tuple(
         FleetPool(Extent(layers=extent.layers, heads=extent.heads), name=name)
         for name, extent in zip(("kv", "draft"), extents, strict=True)
@@ -191,12 +191,12 @@ class TestTopologies:
         assert [(PAGES, True)] * reader.size == found(engine.serve("r"))
 
 
-class TestTrouble:
+class TestReadFaults:
     MODEL = (FleetPool(MLA, name="kv"), FleetPool(Extent(layers=1, heads=8), name="draft"))
 
     @pytest.fixture
     def engine(self, processes: list[RankProcess], tmp_path: Path) -> Engine:
-        """Four ranks whose pages are in L3 alone."""
+        """Start four ranks whose pages are in L3 alone."""
         engine = started(processes, WIDE, self.MODEL, tmp_path, store_timeout_s=1)
         engine.each(rank_engines.compute, PROMPT)
         engine.each(rank_engines.clear_l2)
@@ -246,7 +246,7 @@ class TestDeath:
     MODEL = (FleetPool(MHA, name="kv"),)
 
     @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-    def test_who_survives_serves_on_without_a_prefix(self, tmp_path: Path, fate: int) -> None:
+    def test_a_survivor_serves_on_without_a_prefix(self, tmp_path: Path, fate: int) -> None:
         timeout_s = 1.0 if fate == signal.SIGSTOP else _FOR_EVER_S
         with rank_processes(3) as processes:
             topology = Topology(tp_size=2)

@@ -1,4 +1,4 @@
-"""Ranks in real processes that agree, die, hang and leave. They are lost at once or after a timeout."""
+"""Ranks in real processes that agree, die, hang and close. A lost rank is noticed in bounded time."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-# Whoever only notices by the clock makes a test hang into its own timeout.
+# A rank that notices a loss only by this timeout exceeds the test's own timeout.
 _FOR_EVER_S = 600.0
 _SOON_S = 1.0
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[RankProcess]]:
-    """Three processes that no test harms for good."""
+    """Yield three processes that no test ends."""
     with rank_processes(3) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def ranks(processes: list[RankProcess], tmp_path: Path) -> list[RankProcess]:
-    """The same, freshly connected."""
+    """Connect the processes and return them."""
     connect_all(processes, tmp_path, timeout_s=_FOR_EVER_S)
     return processes
 
 
-def asked(ranks: list[RankProcess], channel: Channel, *values: list[int]) -> list[list[int]]:
-    """What each rank is told when they ask together."""
+def minima(ranks: list[RankProcess], channel: Channel, *values: list[int]) -> list[list[int]]:
+    """Return the minimum on each rank of an all-reduce of `values`."""
     answers = [
-        rank.submit(rank_workers.all_reduce_min, channel, asked)
-        for rank, asked in zip(ranks, values, strict=True)
+        rank.submit(rank_workers.all_reduce_min, channel, own)
+        for rank, own in zip(ranks, values, strict=True)
     ]
     return [answer.result() for answer in answers]
 
 
 def loss(answer: Future[list[int]]) -> str:
-    """How a rank says that it lost the others."""
+    """Return the message of a rank's RanksLost."""
     with pytest.raises(RanksLost) as caught:
         answer.result()
     return str(caught.value)
@@ -53,7 +53,7 @@ def loss(answer: Future[list[int]]) -> str:
 
 class TestAgreement:
     def test_it_is_the_smallest_of_each_value(self, ranks: list[RankProcess]) -> None:
-        answers = asked(ranks, Channel.MATCH, [5, 0, -7], [4, 1, 7], [6, 1, 0])
+        answers = minima(ranks, Channel.MATCH, [5, 0, -7], [4, 1, 7], [6, 1, 0])
 
         assert [[4, 0, -7]] * 3 == answers
 
@@ -62,12 +62,12 @@ class TestAgreement:
         values = [[(number * factor) % 1009 for number in range(length)] for factor in (3, 5, 7)]
 
         expected = [min(column) for column in zip(*values, strict=True)]
-        assert [expected] * 3 == asked(ranks, Channel.RESULT, *values)
+        assert [expected] * 3 == minima(ranks, Channel.RESULT, *values)
 
     def test_of_values_of_64_bits(self, ranks: list[RankProcess]) -> None:
         least, most = -(2**63), 2**63 - 1
 
-        assert [[least, most]] * 3 == asked(
+        assert [[least, most]] * 3 == minima(
             ranks, Channel.MATCH, [least, most], [most, most], [0, most]
         )
 
@@ -81,18 +81,18 @@ class TestAgreement:
         assert [[0], [1]] == in_turn.result()
         assert [[[1], [0]]] * 2 == [answers.result() for answers in both]
 
-    def test_ranks_know_who_they_are(self, ranks: list[RankProcess]) -> None:
+    def test_ranks_have_their_number_and_size(self, ranks: list[RankProcess]) -> None:
         assert [(0, 3), (1, 3), (2, 3)] == [
             rank.submit(rank_workers.rank_and_size).result() for rank in ranks
         ]
 
     @pytest.mark.parametrize("method", ["process group", "tcp"])
-    def test_beside_a_process_group_of_the_engine_or_at_an_address(
+    def test_ranks_connect_by_a_process_group_or_at_an_address(
         self, processes: list[RankProcess], tmp_path: Path, method: str
     ) -> None:
         connect_all(processes, tmp_path, timeout_s=_FOR_EVER_S, method=method)
 
-        assert [[1]] * 3 == asked(processes, Channel.MATCH, [3], [1], [2])
+        assert [[1]] * 3 == minima(processes, Channel.MATCH, [3], [1], [2])
         assert [(0, 3), (1, 3), (2, 3)] == [
             rank.submit(rank_workers.rank_and_size).result() for rank in processes
         ]
@@ -103,7 +103,7 @@ class TestAgreement:
 
 class TestLoss:
     @pytest.mark.parametrize("method", ["connect", "process group"])
-    def test_a_rank_that_dies_is_noticed_at_once_by_those_who_wait(
+    def test_a_rank_that_dies_is_noticed_at_once_by_waiting_ranks(
         self, tmp_path: Path, method: str
     ) -> None:
         with rank_processes(3) as ranks:
@@ -149,7 +149,7 @@ class TestLoss:
 
         assert loss(processes[2].submit(rank_workers.all_reduce_min, Channel.MATCH, [1]))
 
-    def test_who_asks_another_question_loses_everybody_and_kills_nobody(
+    def test_a_rank_with_another_number_of_values_is_lost_on_all_and_ends_no_process(
         self, ranks: list[RankProcess]
     ) -> None:
         answers = [
@@ -160,7 +160,7 @@ class TestLoss:
         for answer in answers:
             assert "not all ranks asked the same question" in loss(answer)
 
-    def test_who_lost_the_others_holds_no_connection_while_its_error_is_looked_at(
+    def test_a_rank_that_lost_the_others_keeps_no_connection_in_its_error(
         self, ranks: list[RankProcess]
     ) -> None:
         ranks[2].submit(rank_workers.close).result()
@@ -168,7 +168,7 @@ class TestLoss:
         answers = [rank.submit(rank_workers.connections_after_loss) for rank in ranks[:2]]
         assert [0, 0] == [answer.result() for answer in answers]
 
-    def test_a_lost_rank_lets_those_go_who_wait_on_the_other_channel(
+    def test_a_lost_rank_releases_waits_on_the_other_channel(
         self, ranks: list[RankProcess]
     ) -> None:
         waiting = [
@@ -180,7 +180,7 @@ class TestLoss:
             assert "on channel result" in loss(answer)
 
     @pytest.mark.parametrize("method", ["connect", "process group"])
-    def test_who_speaks_of_another_request_keeps_nobody_waiting(
+    def test_a_rank_with_another_request_causes_no_hang(
         self, processes: list[RankProcess], tmp_path: Path, method: str
     ) -> None:
         ranks = processes

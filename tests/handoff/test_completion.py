@@ -68,7 +68,7 @@ def test_a_field_of_a_later_writer_is_no_harm() -> None:
     assert completion() == Completion.decode(json.dumps({**fields, "node": "n7"}).encode())
 
 
-class TestIsAbout:
+class TestMatches:
     @pytest.mark.parametrize("pages", [0, 1, 5])
     def test_its_own_prompt_and_shard(self, pages: int) -> None:
         assert completion(pages).matches(SPACE, HASHES)
@@ -89,7 +89,7 @@ class TestHash:
     def test_it_is_a_page_hash(self) -> None:
         check_page_hashes([completion_hash("any request / id", SPACE, HASHES)])
 
-    def test_request_prompt_pool_and_shard_are_told_apart(self) -> None:
+    def test_request_prompt_pool_and_shard_give_different_hashes(self) -> None:
         keys = {
             completion_hash("r", SPACE, HASHES),
             completion_hash("r2", SPACE, HASHES),

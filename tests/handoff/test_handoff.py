@@ -1,4 +1,4 @@
-"""Both sides of a hand-off in one process: what is awaited, what is taken, what is left."""
+"""Both sides of a hand-off in one process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class _KeepsTheFirst(MemoryStorage):
-    """Sets no page that is there."""
+    """A storage that never overwrites a page."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -78,7 +78,7 @@ def storage() -> Iterator[MemoryStorage]:
 
 
 def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> None:
-    """A whole prefill engine: every rank computes, publishes and ends."""
+    """Run a prefill engine: every rank computes, publishes and ends."""
     for rank in range(size):
         with (
             engine_rank(storage, kind=kind, rank=rank, size=size) as (controller, store),
@@ -89,7 +89,7 @@ def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> N
 
 
 def taken(request: HandoffRequest) -> int:
-    """The length of the prefix that came, every byte of it right."""
+    """Take a request's result; return its pages, after checking their content."""
     with request.result() as lease:
         assert is_right(lease)
         return lease.pages
@@ -164,7 +164,7 @@ class TestCompletions:
                     assert is_right(lease)
 
     def test_early_looks_are_no_requests_and_no_uses(self, storage: MemoryStorage) -> None:
-        """Every completion that comes makes for another look at what is there."""
+        """Every completion that arrives starts another prefetch."""
         with (
             engine_rank(storage) as (decode, store),
             HandoffReceiver(decode, store, PATIENT) as receiver,
@@ -189,10 +189,10 @@ class TestCompletions:
 
 
 class TestPrefillSide:
-    def test_what_cannot_be_published_is_told_and_pins_nothing(
+    def test_a_failed_publish_is_logged_and_pins_nothing(
         self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Nobody need look at what `publish` returns: here the sender was given another page store."""
+        """The sender has another page store, and the caller ignores the future of `publish`."""
         aligned = HookedStorage(Capabilities(alignment=512))
         with (
             engine_rank(storage) as (controller, _),
@@ -231,7 +231,7 @@ class TestPrefillSide:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
     def test_what_cannot_be_written_is_left_out(self, storage: MemoryStorage) -> None:
-        """Only half of the prompt was computed before the request was aborted."""
+        """The request was aborted after half of the prompt was computed."""
         with (
             engine_rank(storage) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
@@ -265,7 +265,7 @@ class TestPrefillSide:
 
 class TestPools:
     def test_pipeline_stages_hand_over_their_layers(self, storage: MemoryStorage) -> None:
-        """Of two stages the first has one layer of the target, the second has two and the draft."""
+        """The first of two stages has one layer of the target, the second two layers and the draft."""
         for rank in range(2):
             with (
                 engine_rank(storage, rank=rank, stages=2, by_layers=True) as (controller, store),
@@ -301,7 +301,7 @@ class TestPools:
                 assert is_right(lease)
             assert {0, len(PROMPT)} == {each.pages for each in request.completions}
 
-    def test_of_a_trailing_pool_the_window_changes_hands(self, storage: MemoryStorage) -> None:
+    def test_the_window_of_a_trailing_pool_is_handed_over(self, storage: MemoryStorage) -> None:
         prefilled(storage, "mla-swa")
         assert stored_pages(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
 
@@ -343,7 +343,7 @@ class TestTimeout:
             assert taken(receiver.expect("request-1", PROMPT, timeout_s=0.05)) == 0
 
     def test_it_is_shorter_than_a_hanging_store(self) -> None:
-        """The engine's thread waits for the clock, never for a call of the storage."""
+        """The engine's thread waits for the timeout, never for a call of the storage."""
         storage, gate = HookedStorage(), Gate()
         with receiving(storage, handoff=replace(HASTY, grace_s=0.3)) as receiver:
             storage.hooks["batch_exists"] = gate
@@ -352,7 +352,7 @@ class TestTimeout:
             gate.open()
 
 
-class TestClearingUp:
+class TestCleanup:
     @pytest.mark.parametrize("delete_pages", [False, True])
     def test_completions_go_and_pages_by_option(
         self, storage: MemoryStorage, *, delete_pages: bool
@@ -370,7 +370,7 @@ class TestClearingUp:
     def test_a_request_that_is_cancelled_here_is_whole_on_another_engine(
         self, storage: MemoryStorage, *, delete_pages: bool
     ) -> None:
-        """It has moved there: its completions and pages are that engine's to take."""
+        """The request moves to another engine, which takes its completions and pages."""
         prefilled(storage)
         settings = replace(PATIENT, timeout_s=500, delete_pages=delete_pages)
 
@@ -388,7 +388,7 @@ class TestClearingUp:
             assert receiver.stats()["complete_requests"] == 1
 
     def test_completions_that_were_not_seen_stay(self, storage: MemoryStorage) -> None:
-        """Of two ranks one is done: what comes after the time was up may be awaited elsewhere."""
+        """Another decode engine may await completions that arrive after this one's time was up."""
         with (
             receiving(storage, kind="mha-mha", rank=0, size=2, handoff=HASTY) as receiver,
             sending(storage, kind="mha-mha", rank=0, size=2) as sender,
@@ -400,7 +400,7 @@ class TestClearingUp:
             taken(request)
         assert stored_pages(storage)["handoff"] == 2
 
-    def test_another_may_have_cleared_up(self, storage: MemoryStorage) -> None:
+    def test_completions_may_be_deleted_already(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         settings = replace(PATIENT, delete_pages=True)
 
@@ -424,7 +424,7 @@ class TestClearingUp:
 
 
 def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
-    """The store keeps the bytes that it has, and cannot delete them just now."""
+    """The store never overwrites a page, and its delete fails for a while."""
 
     class Keeping(_KeepsTheFirst):
         capabilities = replace(MemoryStorage.capabilities, overwrites=False)
@@ -455,7 +455,7 @@ def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
 class TestStaleCompletions:
     @pytest.fixture(params=[-1000, 1000], ids=["long ago", "in the future"])
     def stale(self, storage: MemoryStorage, request: pytest.FixtureRequest) -> MemoryStorage:
-        """A storage with the completions of a request whose engines have died."""
+        """Return a storage with the completions of a request whose engines have ended."""
         with engine_rank(storage) as (controller, store):
             pools = [pool.space for pool in controller.cache.pools]
             board = CompletionStore(store, pools[0], stale_after_s=600)
@@ -469,11 +469,11 @@ class TestStaleCompletions:
             assert board.post(completions) == []
         return storage
 
-    def test_they_are_swept_by_the_next_receiver(self, stale: MemoryStorage) -> None:
+    def test_stale_completions_are_swept_by_the_next_receiver(self, stale: MemoryStorage) -> None:
         with receiving(stale):
             wait_until(lambda: stored_pages(stale) == {})
 
-    def test_they_are_not_believed(self, stale: MemoryStorage) -> None:
+    def test_stale_completions_are_ignored(self, stale: MemoryStorage) -> None:
         with receiving(stale, handoff=HASTY) as receiver:
             request = receiver.expect("request-1", PROMPT)
             assert taken(request) == 0
@@ -489,7 +489,7 @@ class TestStaleCompletions:
 class TestFailingStore:
     @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
     def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
-        """A fifth of all calls fail, of each operation, on both sides."""
+        """A fifth of the calls of each operation fail, on both sides."""
         spec = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
         faulty = FaultyStorage(storage, spec, seed=5, delay_s=0.01, hang_s=0.05)
         with (
@@ -545,7 +545,7 @@ class TestFailingStore:
 
 
 class _OtherRankIsLost(SingleRank):
-    """The ranks of an engine of two, of which one has died."""
+    """The ranks of an engine of two ranks, one of which has died."""
 
     size = 2
 
@@ -554,9 +554,7 @@ class _OtherRankIsLost(SingleRank):
 
 
 class TestRanks:
-    def test_where_they_lose_each_other_the_request_is_computed(
-        self, storage: MemoryStorage
-    ) -> None:
+    def test_a_request_is_computed_where_the_ranks_are_lost(self, storage: MemoryStorage) -> None:
         prefilled(storage, "mla-mla")
 
         with receiving(storage, kind="mla-mla", ranks=_OtherRankIsLost()) as receiver:
@@ -564,7 +562,7 @@ class TestRanks:
 
 
 class TestLife:
-    def test_closing_lets_those_who_wait_go(self, storage: MemoryStorage) -> None:
+    def test_closing_ends_waiting_requests(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (_, _), receiving(storage) as receiver:
             request = receiver.expect("request-1", PROMPT)
             assert receiver.close()
@@ -591,7 +589,7 @@ class TestLife:
             with pytest.raises(RuntimeError, match="request-1"):
                 request.result()
 
-    def test_many_requests_share_one_watch(self, storage: MemoryStorage) -> None:
+    def test_many_requests_share_one_lookup_thread(self, storage: MemoryStorage) -> None:
         prompts = {f"request-{n}": [*PROMPT[:4], hash_of(1000 + n)] for n in range(6)}
         with (
             engine_rank(storage) as (controller, store),
@@ -608,7 +606,7 @@ class TestLife:
                     assert is_right(lease, prompts[name])
 
     def test_best_effort_prefetches_are_waited_for(self, storage: MemoryStorage) -> None:
-        """A decode engine that never waits for L3 otherwise still takes what is handed to it."""
+        """A decode engine that does not wait for L3 in `prefetch` waits in a hand-off."""
         prefilled(storage)
         settings = ControllerSettings(
             prefetch_policy=PrefetchPolicy.BEST_EFFORT, prefetch_threshold_tokens=0

@@ -39,18 +39,18 @@ DEATHS = {
     "after its writes": len(PROMPT),
     "after its completion": len(PROMPT),
 }
-"""When a prefill rank is killed, and how many pages it leaves then."""
+"""The times at which a prefill rank is killed, and the pages that it has stored by then."""
 
 
 def taken(request: HandoffRequest) -> int:
-    """The length of the prefix that came, every byte of it right."""
+    """Take a request's result; return its pages, after checking their content."""
     with request.result() as lease:
         assert is_right(lease)
         return lease.pages
 
 
 def handed_over(backend: str, config: dict[str, Any], kind: str) -> None:
-    """One process computes what another waits for, and nothing is left."""
+    """Hand a request over from another process, and check that no page is left."""
     with open_storage(backend, config) as storage:
         with (
             receiving(storage, kind=kind, handoff=CLEAN) as receiver,
@@ -63,17 +63,17 @@ def handed_over(backend: str, config: dict[str, Any], kind: str) -> None:
         assert stored_pages(storage) == {}
 
 
-def test_pages_change_hands_over_a_directory(tmp_path: Path) -> None:
+def test_pages_are_handed_over_by_a_directory(tmp_path: Path) -> None:
     handed_over("file", {"path": str(tmp_path)}, "mha-mla")
 
 
-def test_pages_change_hands_over_redis(tmp_path: Path) -> None:
+def test_pages_are_handed_over_by_redis(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         handed_over("redis", {"url": server.url}, "mla-mha")
 
 
 def test_two_ranks_hand_over_to_two(tmp_path: Path) -> None:
-    """A replicated pool has one completion, which both ranks wait for; a sharded pool has one a rank."""
+    """Both ranks wait for the completion of a replicated pool, and for their own of a sharded one."""
     config = {"path": str(tmp_path)}
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", config))
@@ -103,8 +103,8 @@ def test_a_killed_prefill_leaves_a_right_prefix_and_nothing_after_it(
         assert stored_pages(storage) == {}
 
 
-def test_a_killed_rank_shortens_the_prefix_of_those_who_read_its_shard(tmp_path: Path) -> None:
-    """Of two prefill ranks the second dies half-way: its heads of the draft are missing."""
+def test_a_killed_rank_shortens_the_prefix_of_ranks_that_read_its_shard(tmp_path: Path) -> None:
+    """The second of two prefill ranks dies half-way: its heads of the draft are missing."""
     config = {"path": str(tmp_path)}
     with (
         start_prefill("file", config, rank=0, size=2) as whole,
@@ -123,7 +123,7 @@ def test_a_killed_rank_shortens_the_prefix_of_those_who_read_its_shard(tmp_path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_hand_over_to_one(tmp_path: Path, kind: str) -> None:
-    """The decode rank waits for each shard that it reads, whoever has written it."""
+    """The decode rank waits for each shard that it reads, by any writer."""
     config = {"path": str(tmp_path)}
     sharded = kind.split("-").count("mha")
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def test_two_ranks_hand_over_to_one(tmp_path: Path, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def decode_processes() -> Iterator[list[RankProcess]]:
-    """Two processes for the ranks of decode engines."""
+    """Yield two processes for the ranks of decode engines."""
     with rank_processes(2) as processes:
         yield processes
 
@@ -150,7 +150,7 @@ def decode_processes() -> Iterator[list[RankProcess]]:
 def decoded_by_two(
     processes: list[RankProcess], root: Path, settings: HandoffSettings, **which: Any
 ) -> list[tuple[int, int, bool]]:
-    """What both ranks of a decode engine get: pages, completions missed, and whether all is right."""
+    """Decode on two ranks; return the result of `decode` on each."""
     config, place = {"path": str(root / "store")}, str(root / "ranks")
     answers = [
         process.submit(decode, "file", config, place, settings, {**which, "rank": rank})
@@ -178,7 +178,7 @@ def test_ranks_that_agree_take_over_from_fewer_or_more(
 def test_ranks_that_agree_shorten_their_prefix_together(
     tmp_path: Path, decode_processes: list[RankProcess]
 ) -> None:
-    """Only one of the decode ranks reads what the killed prefill rank did not write."""
+    """One of the decode ranks reads shards that the killed prefill rank did not write."""
     config = {"path": str(tmp_path / "store")}
     with (
         start_prefill("file", config, rank=0, size=2) as whole,
