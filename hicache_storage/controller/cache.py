@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.controller.eviction import Entry, EvictingAllocator
 from hicache_storage.controller.pools import PoolSet, pool_numbers
-from hicache_storage.durations import LONGEST_S
+from hicache_storage.durations import MAX_DURATION_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -89,7 +89,7 @@ class HostCache:
         The list is shorter where pages are pinned or must be written first. With `timeout_s` the call
         waits that long for the first page's slots.
         """
-        deadline_s = time.monotonic() + min(timeout_s, LONGEST_S)
+        deadline_s = time.monotonic() + min(timeout_s, MAX_DURATION_S)
         while True:
             left_s = deadline_s - time.monotonic()
             with self._changed:

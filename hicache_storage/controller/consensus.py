@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.ranks import Channel, RanksLost, Topic, utf8_bytes
-from hicache_storage.page_store.hit_policy import HitPolicy, longest
+from hicache_storage.page_store.lookup import HitPolicy, longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.host_pool.tiles import tile_nbytes
-from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec, longest, usable_lengths
+from hicache_storage.page_store.lookup import HitPolicy, PoolSpec, longest, usable_lengths
 from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hicache_storage.controller.consensus import RankPages
 from hicache_storage.controller.explain import Explanation, Reason
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
-from hicache_storage.page_store.hit_policy import longest
+from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

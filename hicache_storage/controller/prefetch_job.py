@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.ranks import Topic
-from hicache_storage.durations import LONGEST_S
+from hicache_storage.durations import MAX_DURATION_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ class PrefetchJob:
     def wait(self) -> None:
         """Wait until the job is complete, or the prefetch policy's or the request's time is up."""
         limits_s = [each for each in (self._max_wait_s, self._remaining_s()) if each is not None]
-        self._complete.wait(min(*limits_s, LONGEST_S) if limits_s else None)
+        self._complete.wait(min(*limits_s, MAX_DURATION_S) if limits_s else None)
 
     def bounded_s(self, timeout_s: float) -> float:
         """Return `timeout_s`, or the time to the request's deadline where that is shorter."""

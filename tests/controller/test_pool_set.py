@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hicache_storage.controller.lease import Coverage, page_coverage, prefix_coverage
 from hicache_storage.controller.pools import PoolSet, pool_numbers
-from hicache_storage.page_store.hit_policy import HitPolicy, longest
+from hicache_storage.page_store.lookup import HitPolicy, longest
 
 if TYPE_CHECKING:
     from hicache_storage.controller import CachePool
