@@ -17,7 +17,12 @@ from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
 from hicache_storage.controller.prefetch_worker import PrefetchWorker
 from hicache_storage.controller.ranks import SingleRank
-from hicache_storage.controller.settings import ControllerSettings, PartialHits, WritePolicy
+from hicache_storage.controller.settings import (
+    MIN_END_WAIT_S,
+    ControllerSettings,
+    PartialHits,
+    WritePolicy,
+)
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
@@ -30,9 +35,6 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import CachePool
     from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
-
-# An idle thread needs a moment to end, also where the whole timeout was spent on writing.
-_JOIN_TIMEOUT_S = 0.1
 
 
 class CacheController:
@@ -267,7 +269,7 @@ class CacheController:
                 self._prefetch_worker.stop()
                 self._detach(deadline, drain=drain)
             idle = self._wait_calls(deadline)
-        joined = self._prefetch_worker.join(max(_JOIN_TIMEOUT_S, deadline.remaining_s()))
+        joined = self._prefetch_worker.join(max(MIN_END_WAIT_S, deadline.remaining_s()))
         return self._all_written and idle and joined
 
     def __enter__(self) -> Self:
