@@ -1,4 +1,4 @@
-"""Polls of requests that several ranks await: one question to all ranks, and nothing raised."""
+"""Polls of requests that several ranks await: one all-reduce serves all, and no poll raises."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from hicache_storage.controller import CacheController
     from hicache_storage.handoff import HandoffRequest
 
-# Looks are long apart: what is counted are the polls.
+# The loads are far apart, so that the polls alone are counted.
 RARELY = HandoffSettings(timeout_s=500, load_every_s=400, stale_after_s=1000)
 
 
 class CountingRanks(ThreadRanks):
-    """Ranks that know how often they were asked by the engine's thread."""
+    """Ranks that count the all-reduces of the engine's thread."""
 
-    asked = 0
+    all_reduces = 0
 
     def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
-        self.asked += channel is Channel.RESULT
+        self.all_reduces += channel is Channel.RESULT
         return super().all_reduce_min(channel, values)
 
 
@@ -52,8 +52,8 @@ class Decode:
                 store.open_space(pool.space)
             self.receivers.append(stack.enter_context(HandoffReceiver(engine, store, settings)))
 
-    def everywhere(self, act: Callable[[int, HandoffReceiver], Any]) -> list[Any]:
-        """What each rank's thread gives, or raises."""
+    def on_each_rank(self, act: Callable[[int, HandoffReceiver], Any]) -> list[Any]:
+        """Run `act` in a thread of each rank; return the results and errors."""
         got: list[Any] = [None] * len(self.receivers)
 
         def run(rank: int) -> None:
@@ -91,7 +91,7 @@ def prompt_of(number: int) -> list[str]:
 
 
 def published(storage: MemoryStorage, *numbers: int) -> None:
-    """A prefill engine of one rank computes and hands over some requests."""
+    """Compute and publish some requests on a prefill engine of one rank."""
     with engine_on(storage, cache_pools()) as engine, page_store(storage) as store:
         for pool in engine.cache.pools:
             store.open_space(pool.space)
@@ -110,22 +110,22 @@ def test_a_pass_over_all_requests_is_one_collective(
     def act(rank: int, receiver: HandoffReceiver) -> list[int]:
         awaited = [receiver.expect(f"{n}", prompt_of(n)) for n in range(requests)]
         until(lambda: all(each._prefetch.complete for each in awaited))
-        asked = [engine.ranks[rank].asked]
+        counts = [engine.ranks[rank].all_reduces]
         for _ in range(3):
             for each in awaited:
                 assert not each.poll()
-            asked.append(engine.ranks[rank].asked)
+            counts.append(engine.ranks[rank].all_reduces)
         for each in awaited:
             each.cancel()
-        return [after - before for before, after in pairwise(asked)]
+        return [after - before for before, after in pairwise(counts)]
 
-    assert [[1, 1, 1]] * 2 == engine.everywhere(act)
+    assert [[1, 1, 1]] * 2 == engine.on_each_rank(act)
 
 
 def test_requests_come_and_go_between_polls(
     decode: Callable[..., Decode], storage: MemoryStorage
 ) -> None:
-    """Some are taken, some cancelled, some come late, and one is waited for while others are not."""
+    """Some requests are taken, some cancelled, some start late, and some wait longer than others."""
     published(storage, *range(12))
     engine = decode()
 
@@ -149,32 +149,32 @@ def test_requests_come_and_go_between_polls(
                 take(number)
         return found
 
-    told = engine.everywhere(act)
+    results = engine.on_each_rank(act)
 
-    assert told[0] == told[1]
-    assert told[0].count(4) == 11
+    assert results[0] == results[1]
+    assert results[0].count(4) == 11
     assert not [leaked(each) for each in engine.engines if leaked(each)]
 
 
-def test_a_look_at_what_came_is_no_collective(
+def test_another_prefetch_of_a_request_is_no_collective(
     decode: Callable[..., Decode], storage: MemoryStorage
 ) -> None:
-    """Only the end of a request is: what is kept until then is each rank's own affair."""
+    """The ranks agree at the end of a request only."""
     published(storage, 0)
     engine = decode()
 
     def act(rank: int, receiver: HandoffReceiver) -> Any:
-        incoming = receiver.expect("0", prompt_of(0))
-        until(lambda: not incoming.missing)
+        request = receiver.expect("0", prompt_of(0))
+        until(lambda: not request.missing)
         polls = 0
-        while not incoming.poll():
+        while not request.poll():
             polls += 1
-            until(lambda: incoming._prefetch.complete)
-        asked = engine.ranks[rank].asked - (polls + 1)
-        with incoming.result() as lease:
-            return asked, lease.pages, lease.l3_pages
+            until(lambda: request._prefetch.complete)
+        counts = engine.ranks[rank].all_reduces - (polls + 1)
+        with request.result() as lease:
+            return counts, lease.pages, lease.l3_pages
 
-    assert [(0, 4, 4)] * 2 == engine.everywhere(act)
+    assert [(0, 4, 4)] * 2 == engine.on_each_rank(act)
 
 
 def test_ranks_that_await_different_requests_are_lost_and_raise_nothing(
@@ -183,15 +183,15 @@ def test_ranks_that_await_different_requests_are_lost_and_raise_nothing(
     engine = decode()
 
     def act(rank: int, receiver: HandoffReceiver) -> int:
-        incoming = receiver.expect("0", prompt_of(rank))
-        with incoming.result() as lease:
+        request = receiver.expect("0", prompt_of(rank))
+        with request.result() as lease:
             return lease.pages
 
-    assert [0, 0] == engine.everywhere(act)
+    assert [0, 0] == engine.on_each_rank(act)
     assert [1, 1] == [each.stats()["ranks_lost"] for each in engine.engines]
 
 
-def test_whatever_fails_in_asking_raises_nothing(storage: MemoryStorage) -> None:
+def test_any_error_of_an_all_reduce_raises_nothing(storage: MemoryStorage) -> None:
     class Broken(SingleRank):
         size = 2
 
@@ -203,9 +203,9 @@ def test_whatever_fails_in_asking_raises_nothing(storage: MemoryStorage) -> None
         page_store(storage) as store,
         HandoffReceiver(engine, store, RARELY) as receiver,
     ):
-        incoming = receiver.expect("0", prompt_of(0))
-        assert incoming.poll()
-        with incoming.result() as lease:
+        request = receiver.expect("0", prompt_of(0))
+        assert request.poll()
+        with request.result() as lease:
             assert lease.pages == 0
 
 
@@ -217,17 +217,17 @@ def waiting_on_closed(
     store = stack.enter_context(page_store(storage))
     receiver = stack.enter_context(HandoffReceiver(engine, store, RARELY))
     compute(engine, prompt_of(0)[:2])
-    incoming = receiver.expect("0", prompt_of(0))
+    request = receiver.expect("0", prompt_of(0))
     close(engine)
-    return incoming, receiver, stack
+    return request, receiver, stack
 
 
 def test_a_controller_that_is_closed_ends_the_wait_with_what_l2_has(storage: MemoryStorage) -> None:
-    """Nothing is raised in the engine's loop, and the rest of the time is not waited for."""
-    incoming, _, stack = waiting_on_closed(storage, lambda engine: engine.close())
+    """Nothing is raised in the engine's loop, and the request does not wait any longer."""
+    request, _, stack = waiting_on_closed(storage, lambda engine: engine.close())
     with stack:
-        assert incoming.poll()
-        with incoming.result() as lease:
+        assert request.poll()
+        with request.result() as lease:
             assert lease.pages == 2
 
 
@@ -239,18 +239,18 @@ def test_a_controller_that_is_closed_while_it_loads_ends_the_wait_too() -> None:
         assert not engine.close(timeout_s=0.1)
 
     storage.hooks["batch_exists"] = gate
-    incoming, _, stack = waiting_on_closed(storage, close)
+    request, _, stack = waiting_on_closed(storage, close)
     with stack:
-        assert incoming.poll()
+        assert request.poll()
         threading.Timer(0.1, gate.open).start()
-        with incoming.result() as lease:
+        with request.result() as lease:
             assert lease.pages == 2
 
 
-def test_a_request_that_was_ended_is_not_asked_about(storage: MemoryStorage) -> None:
-    incoming, _, stack = waiting_on_closed(storage, lambda _: None)
+def test_a_request_that_was_ended_is_in_no_all_reduce(storage: MemoryStorage) -> None:
+    request, _, stack = waiting_on_closed(storage, lambda _: None)
     with stack:
-        incoming.cancel()
-        assert incoming.poll()
+        request.cancel()
+        assert request.poll()
         with pytest.raises(RuntimeError, match="hand-off of request '0' was ended before"):
-            incoming.result()
+            request.result()

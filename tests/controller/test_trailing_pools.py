@@ -1,4 +1,4 @@
-"""Pools of which only a window in front of the prefix's end is needed: sliding windows, Mamba states."""
+"""Pools that need only a window in front of the prefix's end: sliding windows, Mamba states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hicache_storage.errors import StorageUnavailable
 
 @pytest.fixture
 def storage() -> HookedStorage:
-    """L3 has the prompt, usable at 8 and at 16 pages: its windows are of 2."""
+    """Return a storage with the prompt, usable at 8 and at 16 pages, with windows of 2 pages."""
     storage = HookedStorage()
     with engine_on(storage, windowed()) as first:
         compute(first, PROMPT, ends=[8, 16])
@@ -27,7 +27,7 @@ def stored(storage: HookedStorage) -> dict[str, int]:
     return {space.pool: len(list(storage.inner.scan(space))) for space in storage.inner.spaces()}
 
 
-def forget(storage: HookedStorage, pool: str, page: int) -> None:
+def delete_page(storage: HookedStorage, pool: str, page: int) -> None:
     (known,) = (known for known in storage.inner.spaces() if known.pool == pool)
     storage.inner.batch_delete(known, PROMPT[page : page + 1])
 
@@ -66,7 +66,7 @@ def test_a_prefix_is_usable_where_a_window_is_whole_and_not_between(
 def test_a_window_that_is_not_whole_shortens_to_one_that_is(
     storage: HookedStorage, lost: int
 ) -> None:
-    forget(storage, "swa", lost)
+    delete_page(storage, "swa", lost)
     with engine_on(storage, windowed()) as engine:
         with engine.prefetch("r", PROMPT).result() as lease:
             assert lease.pages == 8
@@ -87,7 +87,7 @@ def test_a_window_that_vanishes_after_the_match_leaves_what_l2_can_use(
         engine.prefetch("head", PROMPT[:8]).result().release()
 
         def vanish(answer: Any) -> Any:
-            forget(storage, "swa", 15)
+            delete_page(storage, "swa", 15)
             return answer()
 
         storage.hooks["batch_get"] = vanish
@@ -110,7 +110,7 @@ def test_a_window_is_fetched_for_the_prefix_that_is_left_when_pages_vanish(
     storage: HookedStorage, pool: str, page: int, why: tuple[int, str, Reason]
 ) -> None:
     def vanish(answer: Any) -> Any:
-        forget(storage, pool, page)
+        delete_page(storage, pool, page)
         return answer()
 
     storage.hooks["batch_get"] = vanish
@@ -137,7 +137,7 @@ def test_no_shorter_window_is_fetched_from_a_store_that_fails(storage: HookedSto
 
 
 def test_a_window_is_loaded_for_pages_that_l2_has(storage: HookedStorage) -> None:
-    """L2 has the target's pages from a longer prompt; the shorter one's window is in L3 only."""
+    """L2 has the target's pages from a longer prompt; only L3 has the shorter prompt's window."""
     with engine_on(storage, windowed()) as engine:
         engine.prefetch("long", PROMPT).result().release()
         with engine.prefetch("short", PROMPT[:8]).result() as lease:
@@ -146,8 +146,8 @@ def test_a_window_is_loaded_for_pages_that_l2_has(storage: HookedStorage) -> Non
         assert not leaked(engine)
 
 
-def test_windows_give_way_to_windows_before_pages_do() -> None:
-    """The trailing pool is full: an idle page loses its window, not its place."""
+def test_windows_are_evicted_for_windows_before_pages_are() -> None:
+    """The trailing pool is full: an unpinned page loses its window, and stays in L2."""
     with engine_on(None, windowed(slots=32, window_slots=2)) as engine:
         other = [hash_of(100 + number) for number in range(8)]
         compute(engine, PROMPT[:8])

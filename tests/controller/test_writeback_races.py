@@ -1,4 +1,4 @@
-"""What write-back owes is collected while L2 is emptied and filled again: no page by another's hash."""
+"""Unsaved pages are claimed while L2 is cleared and filled: no page gets another page's hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.eviction import Entry
 
 _RUNS = 300
 _SLOTS = 64
@@ -29,8 +29,8 @@ _HASHES = [hash_of(number) for number in range(2 * _SLOTS)]
 
 
 @contextmanager
-def hasty_threads() -> Generator[None]:
-    """The interpreter changes threads as often as it can."""
+def fast_thread_switches() -> Generator[None]:
+    """Make the interpreter switch threads as often as possible."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(10e-6)
     yield
@@ -38,7 +38,7 @@ def hasty_threads() -> Generator[None]:
 
 
 def wrong_pages() -> int:
-    """L3's pages with other bytes than their key says, after a detach beside flushes and new pages."""
+    """Return the number of wrong pages in L3 after a detach concurrent with clears and new pages."""
     storage, pools = MemoryStorage(), cache_pools(_SLOTS)
     with page_store(storage) as store:
         settings = ControllerSettings(write_policy=WritePolicy.WRITE_BACK)
@@ -74,14 +74,14 @@ def wrong_pages() -> int:
 
 
 def test_no_page_is_stored_under_the_hash_of_a_page_that_was_flushed() -> None:
-    with hasty_threads():
+    with fast_thread_switches():
         assert not any(wrong_pages() for _ in range(_RUNS))
 
 
-def test_nobody_flushes_between_the_list_of_what_is_owed_and_its_claim(
+def test_a_clear_waits_until_the_listed_pages_are_claimed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The interleaving of the race, forced: a flush that starts in the middle has to wait."""
+    """The test forces the race: a clear that starts between the two has to wait."""
     storage = MemoryStorage()
     with engine_on(storage, cache_pools(4), write_policy=WritePolicy.WRITE_BACK) as engine:
         compute(engine, _HASHES[:4])
@@ -123,22 +123,22 @@ def test_an_entry_that_has_left_l2_is_not_claimed() -> None:
     assert not entry.pins
 
 
-def test_a_page_on_its_way_out_is_in_the_queue_before_anybody_collects_what_is_owed(
+def test_an_evicted_page_is_queued_before_unsaved_pages_are_claimed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An eviction that was about to queue its page cannot lose it to a detach that says True."""
+    """A detach that returns True has written a page whose eviction was about to queue it."""
     storage = HookedStorage()
     with engine_on(storage, cache_pools(4), write_policy=WritePolicy.WRITE_BACK) as engine:
         compute(engine, _HASHES[:4])
-        offer = engine._offer
+        enqueue = engine._enqueue
         evicting, detached = threading.Event(), threading.Event()
 
-        def offer_late(entries: list[Entry]) -> None:
+        def enqueue_late(entries: list[Entry]) -> None:
             evicting.set()
             detached.wait(0.2)
-            offer(entries)
+            enqueue(entries)
 
-        monkeypatch.setattr(engine.cache, "_write_back", offer_late)
+        monkeypatch.setattr(engine.cache, "_write_back", enqueue_late)
         allocating = threading.Thread(target=lambda: engine.reserve(_HASHES[4:5]).abandon())
         allocating.start()
         assert evicting.wait(20)

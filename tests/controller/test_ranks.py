@@ -1,11 +1,11 @@
-"""What ranks speak of: equal where they mean the same, and never a reason to fail."""
+"""The topics of ranks, and their request ids."""
 
 from __future__ import annotations
 
 import pytest
 from pages import hash_of
 
-from hicache_storage.controller.topic import Topic, shown
+from hicache_storage.controller.ranks import Topic, shown_id
 
 A, B = hash_of(1), hash_of(2)
 
@@ -35,12 +35,12 @@ def test_a_question_is_another_with_another_length_or_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_id", "told"),
+    ("request_id", "shown"),
     [
         ("", "''"),
         ("\ud800\n", "'\\ud800\\n'"),
         ("x" * 201, f"'{'x' * 200}'... of 201 characters"),
     ],
 )
-def test_an_id_is_shown_in_one_short_line(request_id: str, told: str) -> None:
-    assert shown(request_id) == told
+def test_an_id_is_shown_in_one_short_line(request_id: str, shown: str) -> None:
+    assert shown_id(request_id) == shown
