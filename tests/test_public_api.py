@@ -29,7 +29,7 @@ def test_a_public_name_is_there_and_is_its_modules(name: str) -> None:
 
 def test_a_star_import_brings_all_of_them() -> None:
     namespace: dict[str, object] = {}
-    exec("from hicache_storage import *", namespace)  # noqa: S102 - a star is what is tested
+    exec("from hicache_storage import *", namespace)  # noqa: S102 - the test is of a star import
 
     assert set(hicache_storage.__all__) <= set(namespace)
 
