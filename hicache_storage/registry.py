@@ -6,7 +6,6 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, cast
 
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
@@ -77,6 +76,8 @@ def backends() -> dict[str, Backend]:
     Raises:
         ConfigError: Two distributions claim one name, or one claims the name of a built-in.
     """
+    from importlib import metadata  # noqa: PLC0415 - `hicache --help` stays fast
+
     found = dict(_BUILT_INS)
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         owner = entry.dist.name if entry.dist else "an unknown distribution"
