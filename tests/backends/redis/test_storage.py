@@ -1,4 +1,4 @@
-"""The redis backend on a real server: what lies in the database, what a call costs, what it claims."""
+"""The redis backend on a real server: keys in the database, round trips, capabilities."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def server(shared: RedisServer) -> RedisServer:
-    """A server with nothing in it."""
+    """Return an empty server."""
     with client(shared) as admin:
         admin.flushall()
         admin.config_set("maxmemory", 0)
@@ -198,7 +198,7 @@ class TestListings:
     def test_an_index_that_was_evicted_hides_no_page(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
-        """The policy is changed under an open storage."""
+        """The policy changes while a storage is open."""
         storage.batch_set(space(), hashes_of(300), pages_of(300))
         with client(server) as admin:
             admin.config_set("maxmemory-policy", "allkeys-lru")
