@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import redis
+from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
+from pages import blank, hash_of, page
 from servers import (
     RedisCluster,
     RedisServer,
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
 
 _redis: Any = redis  # untyped
 AnyServer: TypeAlias = RedisServer | RedisCluster
+PREFIX = "test:"
+"""The prefix of keys in tests that open a storage with `open_on`."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,25 @@ def put(
             client.delete(key)
         else:
             client.set(key, data)
+
+
+def open_on(server: AnyServer, **config: Any) -> RedisStorage:
+    """Open a storage on `server`, with the prefix of the tests."""
+    return RedisStorage.from_config({**config_of(server), "prefix": PREFIX, **config})
+
+
+def hashes_of(count: int, start: int = 0) -> list[str]:
+    return [hash_of(number) for number in range(start, start + count)]
+
+
+def pages_of(count: int, nbytes: int = 4096) -> list[Page]:
+    return [page(nbytes, seed) for seed in range(count)]
+
+
+def must_get(storage: RedisStorage, key_space: KeySpace, hashes: list[str]) -> list[bytes]:
+    pages = [blank(key_space.stored_nbytes) for _ in hashes]
+    assert [True] * len(hashes) == storage.batch_get(key_space, hashes, pages)
+    return [one.tobytes() for one in pages]
 
 
 class SentinelServer(RedisServer):

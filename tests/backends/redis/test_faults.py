@@ -8,7 +8,7 @@ import pytest
 from hicache_backends.redis import RedisStorage
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
-from redis_servers import client_of_one, config_of
+from redis_servers import config_of
 from servers import RedisServer, TlsRedisServer, wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 NBYTES = 256 << 10
 SPACE = space(page_nbytes=NBYTES)
 HASHES = [hash_of(number) for number in range(8)]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: RedisServer) -> RedisServer:
-    """Return an empty server."""
-    with client_of_one(shared) as admin:
-        admin.flushall()
-    return shared
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from hicache_backends.redis import RedisStorage, batch
 from hicache_backends.redis.connection import Connection
 from hicache_backends.redis.layout import SpaceKeys
 from pages import hash_of, page, space
-from redis_servers import client_of_one, config_of
-from servers import RedisServer
+from redis_servers import PREFIX, client_of_one, open_on
 
 from hicache_storage import StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-PREFIX = "test:"
+    from servers import RedisServer
+
 SPACE = space(page_nbytes=64)
 KEYS = SpaceKeys(PREFIX, SPACE)
 BUCKET_MATES = ["ab" + hash_of(number)[2:] for number in range(2)]
@@ -26,37 +26,18 @@ HASHES = [*BUCKET_MATES, "cd" + hash_of(2)[2:]]
 PAGES = [page(64, seed) for seed in range(3)]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: RedisServer) -> RedisServer:
-    """Return an empty server."""
-    admin = client_of_one(shared)
-    admin.flushall()
-    admin.config_set("maxmemory", 0)
-    return shared
-
-
 @pytest.fixture
 def remover(server: RedisServer) -> Iterator[RedisStorage]:
-    with opened(server) as storage:
+    with open_on(server) as storage:
         storage.open_space(SPACE)
         yield storage
 
 
 @pytest.fixture
 def writer(server: RedisServer) -> Iterator[RedisStorage]:
-    with opened(server) as storage:
+    with open_on(server) as storage:
         storage.open_space(SPACE)
         yield storage
-
-
-def opened(server: RedisServer, **config: Any) -> RedisStorage:
-    return RedisStorage.from_config({**config_of(server), "prefix": PREFIX, **config})
 
 
 def present(storage: RedisStorage) -> set[str]:
@@ -152,7 +133,7 @@ class TestDelete:
         set_all(writer)
         try:
             with (
-                opened(server, username="half", password="any") as half,  # noqa: S106
+                open_on(server, username="half", password="any") as half,  # noqa: S106
                 pytest.raises(StorageUnavailable, match="NOPERM"),
             ):
                 half.batch_delete(SPACE, HASHES)
@@ -237,7 +218,7 @@ class TestExpiry:
             set_all(writer)
             set_pages(*arguments)
 
-        with opened(server, ttl_s=60) as expiring:
+        with open_on(server, ttl_s=60) as expiring:
             expiring.open_space(SPACE)
             monkeypatch.setattr(batch, "set_pages", late)
             expiring.batch_set(SPACE, HASHES, PAGES)  # which trims
@@ -254,7 +235,7 @@ class TestExpiry:
         set_all(writer)
         admin = client_of_one(server)
         admin.zadd(KEYS.index("ab"), dict.fromkeys(BUCKET_MATES, -(1 << 51)))
-        with opened(server, ttl_s=60) as expiring:
+        with open_on(server, ttl_s=60) as expiring:
             expiring.batch_set(SPACE, HASHES, PAGES)
 
         assert set(HASHES) == listed(writer)
