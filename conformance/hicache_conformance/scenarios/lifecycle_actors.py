@@ -1,7 +1,7 @@
-"""A store opened, used and closed in a process of its own, and what it leaves there.
+"""Actors that open, use and close a store in a process of their own, and report what it leaves.
 
-What a store leaves behind can't be told from what the rest of a busy process does; in a fresh process
-there is nothing else.
+In a busy process, other parts leave threads and descriptors as well. In a fresh process, only the
+store does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import NotVerified, Violation
-from hicache_conformance.scenarios.attempts import attempted
+from hicache_conformance.scenarios.attempts import make_attempt
 from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.processes.child import Link
 from hicache_conformance.tools.processes.resources import (
     ProcessResources,
-    left_after,
+    remaining_after,
     resident_nbytes,
 )
 from hicache_storage.errors import HiCacheError
@@ -41,37 +41,42 @@ _CLOSE_LIMIT_S = 20.0
 _ANSWER_LIMIT_S = 240.0
 _USERS = 3
 _WARM_UP_ROUNDS = 2
-"""Libraries keep a few things of their first use: an epoll descriptor, a shared event loop."""
+"""The rounds before the count: libraries keep an epoll descriptor or an event loop of their first
+use.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What rounds of open, use and close have left, of what is a round each where it leaks."""
+    """The remains of rounds of open, use and close. A store that leaks leaves something each round."""
 
     rounds: int
     left: list[str]
-    """Threads, descriptors and processes."""
-    alive: int
-    """Closed storages that something still refers to."""
+    """The threads, descriptors and processes."""
+    uncollected: int
+    """The number of closed storages that something still refers to."""
 
 
-def told(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
-    """What `actor` says in a process of its own; in this one where no other can import the class."""
+def run_in_process(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
+    """Run `actor` in a process of its own and return its result.
+
+    Where no other process can import the class, the actor runs in this process.
+    """
     try:
         child = case.child(actor, *arguments)
     except NotVerified:
-        return _told_here(case, actor, *arguments)
-    return heard(child)
+        return _run_locally(case, actor, *arguments)
+    return receive_result(child)
 
 
-def heard(child: Child) -> Any:
-    """What a process says next that uses a store.
+def receive_result(child: Child) -> Any:
+    """Return the next message of a process that uses a store.
 
     Raises:
-        Violation: It died.
+        Violation: The process died.
     """
     try:
-        return child.hear(_ANSWER_LIMIT_S)
+        return child.receive(_ANSWER_LIMIT_S)
     except EOFError:
         raise Violation(
             "a process that opened, used and closed the store died",
@@ -80,8 +85,8 @@ def heard(child: Child) -> Any:
         ) from None
 
 
-class _Here(Link):
-    """The same without another process."""
+class _LocalLink(Link):
+    """A link of an actor that runs in this process."""
 
     def __init__(self, case: Case) -> None:
         self._ours, theirs = Pipe()
@@ -91,29 +96,29 @@ class _Here(Link):
     def open_storage(self) -> HiCacheStorage:
         return self._case.subject.storage_class.from_config(self.config)
 
-    def said(self) -> Any:
+    def result(self) -> Any:
         with self._ours, self.connection:
             return self._ours.recv()
 
 
-def _told_here(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
-    link = _Here(case)
+def _run_locally(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:
+    link = _LocalLink(case)
     try:
         actor(link, *arguments)
     except BaseException:
-        link.say(None)
-        link.said()
+        link.send(None)
+        link.result()
         raise
-    return link.said()
+    return link.result()
 
 
 def small_space(case: Case) -> KeySpace:
-    """A key space of pages that any store has room for."""
+    """Return a key space of pages that any store has room for."""
     return case.space(min(4096, case.claims.max_page_nbytes or 4096))
 
 
 def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None:
-    """Every method of daily use, on pages that are gone afterwards."""
+    """Call every method of daily use, with pages that are gone afterwards."""
     hashes = [f"{number:08x}{os.getpid():024x}{_digits(tag):032x}" for number in range(pages)]
     probe.open_space(space)
     contents = {one: content(space.id, one, space.stored_nbytes) for one in hashes}
@@ -129,62 +134,63 @@ def use(probe: Probe, space: KeySpace, pages: int = 3, *, tag: str = "") -> None
 
 
 def leftovers(link: Link, space: KeySpace, temporary: str | None) -> None:
-    """Actor: what is left of a storage that several threads used, and of one that nobody used."""
-    if temporary is not None and not isinstance(link, _Here):
+    """Actor: send the remains of a storage that several threads used, and of one that was not used."""
+    if temporary is not None and not isinstance(link, _LocalLink):
         tempfile.tempdir = os.environ["TMPDIR"] = temporary
     with ThreadPoolExecutor(_USERS) as users:
         for _ in range(_WARM_UP_ROUNDS):
-            _used_by_all(link, space, users)
-            _closed(link.open())
-        earlier = ProcessResources.taken()
-        kept = [_used_by_all(link, space, users)]  # not collected, so close must have done it
-        used = left_after(earlier, GIVE_BACK_LIMIT_S)
-        kept.append(_closed(link.open()))
-        unused = left_after(earlier, GIVE_BACK_LIMIT_S) if not used else []
+            _use_from_threads(link, space, users)
+            _close(link.open())
+        earlier = ProcessResources.current()
+        # The handle is not collected, so only close can have released its resources.
+        kept = [_use_from_threads(link, space, users)]
+        used = remaining_after(earlier, GIVE_BACK_LIMIT_S)
+        kept.append(_close(link.open()))
+        unused = remaining_after(earlier, GIVE_BACK_LIMIT_S) if not used else []
         assert kept
-    link.say((used, unused))
+    link.send((used, unused))
 
 
 def growth(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: what so many rounds leave; twice as many where they leave something."""
+    """Actor: send what `rounds` rounds leave, or twice as many rounds where they leave something."""
     for _ in range(_WARM_UP_ROUNDS):
         _round(link, space)
-    earlier = ProcessResources.taken()
+    earlier = ProcessResources.current()
     stores: list[weakref.ref[HiCacheStorage]] = []
     for doubled in (1, 2):
         stores += [weakref.ref(_round(link, space)) for _ in range(rounds)]
-        left = left_after(earlier, GIVE_BACK_LIMIT_S / 2)
-        alive = sum(one() is not None for one in stores)
-        if max(len(left), alive) < doubled * rounds // 2:
+        left = remaining_after(earlier, GIVE_BACK_LIMIT_S / 2)
+        uncollected = sum(one() is not None for one in stores)
+        if max(len(left), uncollected) < doubled * rounds // 2:
             break
-    link.say(Growth(len(stores), left, alive))
+    link.send(Growth(len(stores), left, uncollected))
 
 
 def failures(link: Link, wrong_configs: Sequence[dict[str, Any]], rounds: int) -> None:
-    """Actor: what is left of so many attempts to open the store with each config that is wrong."""
+    """Actor: send the remains of `rounds` attempts to open the store with each wrong config."""
     for config in wrong_configs:
         _fail_to_open(link, config)
-    earlier = ProcessResources.taken()
+    earlier = ProcessResources.current()
     for config in wrong_configs:
         for _ in range(rounds):
             _fail_to_open(link, config)
-    link.say(left_after(earlier, GIVE_BACK_LIMIT_S))
+    link.send(remaining_after(earlier, GIVE_BACK_LIMIT_S))
 
 
 def failing_calls(link: Link, space: KeySpace, rounds: int) -> None:
-    """Actor: what is left of so many calls that fail between two words of the parent."""
+    """Actor: send the remains of `rounds` calls that fail between two messages of the parent."""
     probe = link.open()
     use(probe, space)
     use(probe, space)
-    earlier = ProcessResources.taken()
-    link.say("ready")
-    link.hear()
+    earlier = ProcessResources.current()
+    link.send("ready")
+    link.receive()
     for _ in range(rounds):
         with suppress(HiCacheError):
             probe.storage.batch_exists(space, ["0" * 64])
-    link.say("failed")
-    link.hear()
-    link.say(left_after(earlier, GIVE_BACK_LIMIT_S))
+    link.send("failed")
+    link.receive()
+    link.send(remaining_after(earlier, GIVE_BACK_LIMIT_S))
 
 
 def _fail_to_open(link: Link, config: dict[str, Any]) -> None:
@@ -195,22 +201,22 @@ def _fail_to_open(link: Link, config: dict[str, Any]) -> None:
 
 
 def memory(link: Link, space: KeySpace, pages: int, rounds: int) -> None:
-    """Actor: resident memory after each round."""
+    """Actor: send the resident memory after each round."""
     samples: list[int] = []
     for _ in range(rounds):
         _round(link, space, pages)
         samples.append(resident_nbytes())
-    link.say(samples)
+    link.send(samples)
 
 
 def _round(link: Link, space: KeySpace, pages: int = 3) -> HiCacheStorage:
     probe = link.open()
     use(probe, space, pages)
-    return _closed(probe).storage
+    return _close(probe).storage
 
 
-def _used_by_all(link: Link, space: KeySpace, users: ThreadPoolExecutor) -> Probe:
-    """Threads that live on have used it: what a store keeps for each thread is seen."""
+def _use_from_threads(link: Link, space: KeySpace, users: ThreadPoolExecutor) -> Probe:
+    """Use the store from threads that live on, so that what it keeps for each thread is seen."""
     probe = link.open()
     met = threading.Barrier(_USERS)
 
@@ -220,11 +226,11 @@ def _used_by_all(link: Link, space: KeySpace, users: ThreadPoolExecutor) -> Prob
 
     list(users.map(one, range(_USERS)))
     use(probe, space, tag="main")
-    return _closed(probe)
+    return _close(probe)
 
 
-def _closed(probe: Probe) -> Probe:
-    done = attempted(probe, "close", probe.storage.close, limit_s=_CLOSE_LIMIT_S)
+def _close(probe: Probe) -> Probe:
+    done = make_attempt(probe, "close", probe.storage.close, limit_s=_CLOSE_LIMIT_S)
     if done.error is not None or done.elapsed_s > GIVE_BACK_LIMIT_S:
         raise probe.violation(
             "close failed" if done.error else "close took longer than 10 s",

@@ -1,10 +1,10 @@
-"""Pages in number, of sizes that a store takes, and what a check adds to a violation that it meets."""
+"""Open stores and stored pages for checks, and notes on the violations that they meet."""
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_storage.storage import Durability
@@ -21,18 +21,29 @@ _STEP = 256
 
 
 def fitting(case: Case, nbytes: int) -> int:
-    """`nbytes`, or the most that the store takes in one page."""
+    """Return `nbytes`, or the most that the store takes in one page."""
     return min(nbytes, case.claims.max_page_nbytes or nbytes)
 
 
-def plant(
+def open_store(case: Case, nbytes: int = 1024, **changes: Any) -> tuple[Probe, KeySpace]:
+    """Return a new handle and a key space that is open in it.
+
+    The pages have `nbytes`, or the most that the store takes. `changes` are fields of the key space.
+    """
+    store, space = case.open(), case.space(fitting(case, nbytes), **changes)
+    store.open_space(space)
+    return store, space
+
+
+def store_many(
     case: Case, store: Probe, space: KeySpace, count: int, *, limit_s: float = 20.0
 ) -> dict[str, bytes]:
-    """`count` fresh pages, set; fewer where the store is slow. How many there are goes to the evidence.
+    """Store up to `count` fresh pages, fewer in a slow store. Their number goes to the evidence.
 
     Raises:
-        NotVerified: The store has no room for so many, or refuses pages at will: nothing is shown by
-            those that it took.
+        NotVerified: The store has no room for so many pages, or refuses pages without a reason,
+            so that the
+            accepted ones show nothing.
     """
     until_s = time.monotonic() + limit_s
     planted = case.stored(store, space, min(count, _FIRST))
@@ -43,8 +54,8 @@ def plant(
 
 
 @contextmanager
-def about(words: str) -> Generator[None, None, None]:
-    """Add to a violation what its message can't know."""
+def note(words: str) -> Generator[None, None, None]:
+    """Add to a violation a fact that its message can't contain."""
     try:
         yield
     except Violation as violation:
@@ -52,17 +63,17 @@ def about(words: str) -> Generator[None, None, None]:
         raise
 
 
-def set_in(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:
+def open_and_set(case: Case, store: Probe, space: KeySpace, *hashes: str) -> None:
     """Open a key space and set pages of these hashes in it."""
     store.open_space(space)
     case.must_set(store, space, case.contents(space, hashes))
 
 
 def another_handle(case: Case, store: Probe) -> Probe:
-    """A second handle on a shared store; the store reopened where it only lasts.
+    """Return a second handle on a shared store, or reopen a store that is durable only.
 
     Raises:
-        NotDeclared: Pages are claimed to be seen by no other handle.
+        NotDeclared: The store claims that no other handle sees its pages.
     """
     claims = case.claims
     if not claims.shared:

@@ -1,4 +1,4 @@
-"""Hypothesis's state machine, let loose on a store beside a dict."""
+"""Hypothesis's state machine, applied to a store and a dict."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _PAGE = st.integers(0, PAGES - 1)
 _BATCH = st.lists(_PAGE, min_size=1, max_size=4, unique=True)
 
 
-class Hunt:
+class SequenceSearch:
     """A search for a sequence of calls after which the store and the dict disagree.
 
-    `limit_s` ends it; once something is found there is as much time again to shorten it.
+    It ends after `limit_s`. A sequence that was found may take as much time again to be shortened.
     """
 
     def __init__(self, case: Case, limit_s: float) -> None:
@@ -54,21 +54,22 @@ class Hunt:
         self._undecided: NotVerified | None = None
 
     def run(self, sequences: int) -> None:
-        """Try that many.
+        """Try `sequences` sequences.
 
         Raises:
-            Violation: What the shortest sequence comes to that was found.
-            NotVerified: The store was not written for one of the calls.
+            Violation: A sequence leads to a disagreement. The shortest one that was found is
+                told.
+            NotVerified: The store does not implement one of the calls.
         """
 
         @seed(self.case.random.getrandbits(64))
         def machine() -> _Machine:
             return _Machine(self)
 
-        # any function that makes a machine will do, says its documentation
+        # The documentation allows any function that returns a machine.
         factory = cast("type[RuleBasedStateMachine]", machine)
         try:
-            with _at_home_in(self.case.scratch.path / "hypothesis"), with_reporter(_mute):
+            with _hypothesis_home(self.case.scratch.path / "hypothesis"), with_reporter(_mute):
                 run_state_machine_as_test(factory, settings=_settings(sequences))
         except Exception:
             if self._undecided is not None:
@@ -79,28 +80,28 @@ class Hunt:
             self._until_s = time.monotonic() + self._limit_s
             raise self._shortened(*self._found)
 
-    def twins(self) -> ModelPair | None:
-        """A fresh pair; None where time is up, or something was found."""
+    def new_pair(self) -> ModelPair | None:
+        """Return a fresh pair, or None where the time is up or a sequence was found."""
         if self._is_over() or self._found is not None:
             return None
         self.sequences += 1
         return ModelPair(self.case, f"sequence{self.sequences}")
 
-    def note(self, violation: Violation, steps: Sequence[Step]) -> None:
-        """These steps ended in a disagreement."""
+    def record(self, violation: Violation, steps: Sequence[Step]) -> None:
+        """Record steps that ended in a disagreement."""
         self._found = violation, list(steps)
 
     def give_up(self, reason: NotVerified) -> None:
-        """A call that the store was not written for; Hypothesis would take it for a failure."""
+        """Record a call that the store does not implement. Hypothesis would take it for a failure."""
         self._undecided = reason
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until_s
 
     def _shortened(self, violation: Violation, steps: list[Step]) -> Violation:
-        """Leave out and make smaller what can be, for as long as it goes wrong all the same.
+        """Leave out and reduce steps while the disagreement remains.
 
-        In a store of its own each time: what other sequences have left is no part of this one.
+        Each try has a store of its own, so that other sequences have left nothing in it.
         """
         if self.sequences > 1 and self._replayed(steps) is None:
             others = f"({self.sequences - 1} other sequences of calls before, in the same store)"
@@ -118,7 +119,7 @@ class Hunt:
         return violation
 
     def _reductions(self, steps: Sequence[Step], place: int) -> Iterator[list[Step]]:
-        """The steps without one of them, or with a smaller one in its place."""
+        """Yield the steps without the one at `place`, and with a smaller one in its place."""
         before, step, after = steps[:place], steps[place], steps[place + 1 :]
         yield [*before, *after]
         for smaller in self._smaller(step):
@@ -134,7 +135,7 @@ class Hunt:
                 yield Step(kind, handle, space, tuple(range(PAGES)))
 
     def _fresh_config(self) -> dict[str, Any]:
-        """Of an empty store, where the config of a test names one of its own."""
+        """Return the config of an empty store, where the config of a test names one of its own."""
         case = self.case
         fresh = copy.copy(case.subject).config(case.new_scratch())
         return {**fresh, **case.changed_fields}
@@ -143,44 +144,44 @@ class Hunt:
         if self._is_over():
             return None
         self.sequences += 1
-        twins = ModelPair(self.case, f"sequence{self.sequences}", self._fresh_config())
+        pair = ModelPair(self.case, f"sequence{self.sequences}", self._fresh_config())
         try:
             for step in steps:
-                twins.do(step)
+                pair.apply(step)
         except Violation as violation:
             return violation
         finally:
-            twins.close()
+            pair.close()
         return None
 
 
 class _Machine(RuleBasedStateMachine):
-    """Each rule is a step; which of them a sequence has at all is chosen anew for each sequence.
+    """A state machine with a rule for each kind of step. Each sequence has a random choice of the rules.
 
-    So is the number of key spaces and of pages: with few of them, each meets with more.
+    Each sequence has a random number of key spaces and of pages too. With few of them, more calls meet.
     """
 
-    def __init__(self, hunt: Hunt) -> None:
+    def __init__(self, search: SequenceSearch) -> None:
         super().__init__()
-        self._hunt = hunt
-        self._twins = hunt.twins()
-        self._attentive = self._failed = False
+        self._search = search
+        self._pair = search.new_pair()
+        self._checks_each_step = self._failed = False
         self._spaces = self._pages = 1
 
     @property
     def enumerable(self) -> bool:
-        return self._hunt.case.claims.enumerable
+        return self._search.case.claims.enumerable
 
     def has(self, operation: str) -> bool:
-        return operation not in self._hunt.case.absent
+        return operation not in self._search.case.absent
 
     @property
-    def lasts(self) -> bool:
-        return ModelPair.last(self._hunt.case)
+    def outlives_handle(self) -> bool:
+        return ModelPair.outlives_handle(self._search.case)
 
-    @initialize(attentive=st.booleans(), spaces=st.integers(1, len(SPACES)), pages=_PAGE)
-    def begin(self, *, attentive: bool, spaces: int, pages: int) -> None:
-        self._attentive, self._spaces, self._pages = attentive, spaces, pages + 1
+    @initialize(checks_each_step=st.booleans(), spaces=st.integers(1, len(SPACES)), pages=_PAGE)
+    def begin(self, *, checks_each_step: bool, spaces: int, pages: int) -> None:
+        self._checks_each_step, self._spaces, self._pages = checks_each_step, spaces, pages + 1
 
     @rule(where=_WHERE, pages=_BATCH)
     def set(self, where: _Where, pages: list[int]) -> None:
@@ -213,14 +214,14 @@ class _Machine(RuleBasedStateMachine):
     def scan(self, where: _Where) -> None:
         self._do("scan", where)
 
-    @precondition(lambda self: self.lasts)
+    @precondition(lambda self: self.outlives_handle)
     @rule(where=_WHERE)
     def reopen(self, where: _Where) -> None:
         self._do("reopen", where)
 
     @invariant()
     def agree(self) -> None:
-        if self._attentive:
+        if self._checks_each_step:
             self._do("agree")
 
     def teardown(self) -> None:
@@ -228,23 +229,23 @@ class _Machine(RuleBasedStateMachine):
             if not self._failed:
                 self._do("agree")
         finally:
-            if self._twins is not None:
-                self._twins.close()
+            if self._pair is not None:
+                self._pair.close()
 
     def _do(self, kind: str, where: _Where = (0, 0), pages: Sequence[int] = ()) -> None:
-        twins = self._twins
-        if twins is None:  # time was up before the sequence began
+        pair = self._pair
+        if pair is None:  # The time was up before the sequence began.
             return
         handle, space = where
         few = dict.fromkeys(page % self._pages for page in pages)
         self._failed = True
         try:
-            twins.do(Step(kind, handle % twins.handles, space % self._spaces, tuple(few)))
+            pair.apply(Step(kind, handle % pair.handles, space % self._spaces, tuple(few)))
         except Violation as violation:
-            self._hunt.note(violation, twins.steps)
+            self._search.record(violation, pair.steps)
             raise
         except NotVerified as reason:
-            self._hunt.give_up(reason)
+            self._search.give_up(reason)
             raise
         self._failed = False
 
@@ -255,7 +256,7 @@ def _settings(sequences: int) -> settings:
         deadline=None,
         derandomize=False,
         max_examples=sequences,
-        phases=[Phase.generate],  # to shorten is our own: each try costs calls of the store
+        phases=[Phase.generate],  # `_shortened` costs fewer calls of the store than Hypothesis's.
         print_blob=False,
         report_multiple_bugs=False,
         stateful_step_count=_STEPS,
@@ -269,7 +270,7 @@ def _settings(sequences: int) -> settings:
 
 
 @contextmanager
-def _at_home_in(path: Path) -> Generator[None, None, None]:
+def _hypothesis_home(path: Path) -> Generator[None, None, None]:
     """Keep Hypothesis from writing into the working directory."""
     before = storage_directory(intent_to_write=False).home_directory
     set_hypothesis_home_dir(path)
@@ -280,4 +281,4 @@ def _at_home_in(path: Path) -> Generator[None, None, None]:
 
 
 def _mute(_: object) -> None:
-    """What was found is told by the check."""
+    """Discard a report of Hypothesis: the check reports the violation."""

@@ -1,11 +1,11 @@
-"""Pages that are written in several versions at once, as large as makes tearing them likely."""
+"""Pages that threads write in several versions at once, as large as makes torn pages likely."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.tools.processes.threads import storm
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.tools.processes.threads import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ _SMALL_NBYTES = 1024
 def large_pages(
     case: Case, store: Probe, *, count: int, versions: int, most_nbytes: int = 8 << 20
 ) -> tuple[KeySpace, dict[str, list[bytes]]]:
-    """Versions of pages as large as the store takes, so that writing one takes a while.
+    """Return versions of pages as large as the store takes, so that writing one takes a while.
 
-    The first version of each has been set.
+    The first version of each page has been set.
     """
     nbytes = fitting(case, most_nbytes)
     while True:
@@ -38,25 +38,27 @@ def large_pages(
         nbytes //= 4
 
 
-def contest(case: Case, bodies: Sequence[Callable[[int], object]], *, turns: int = 1000) -> None:
+def run_contended(
+    case: Case, bodies: Sequence[Callable[[int], object]], *, turns: int = 1000
+) -> None:
     """Run all bodies at once, again and again for a while.
 
-    What is set again and again counts once in what the store has been given to keep.
+    A page that is set repeatedly counts once in the footprint of the check.
     """
     given = len(case.trace.footprint)
-    calls = storm(bodies, turns=turns, limit_s=0.7 if case.quick else 2.0)
+    calls = run_at_once(bodies, turns=turns, limit_s=0.7 if case.quick else 2.0)
     del case.trace.footprint[given:]
     case.evidence["rounds"] = str(calls)
 
 
-def must_be_whole(
+def must_be_intact(
     case: Case,
     store: Probe,
     space: KeySpace,
     allowed: Mapping[str, Sequence[bytes]],
     found: Sequence[bytes | None],
 ) -> int:
-    """Each page that was found must be one of those allowed; how many were found."""
+    """Raise where a found page is none of those allowed. Return the number of found pages."""
     for (page_hash, contents), data in zip(allowed.items(), found, strict=True):
         if data is not None and data not in contents:
             raise case.wrong_bytes(store, space, page_hash, data, contents)

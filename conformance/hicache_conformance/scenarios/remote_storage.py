@@ -1,6 +1,6 @@
-"""A store as another process sees it, with the calls chosen here.
+"""A storage whose calls run in another process.
 
-`remote(case)` starts a process that opens the case's store, and gives a probe whose calls run there.
+`open_remote(case)` starts a process that opens the case's store, and returns a probe on it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
     from hicache_storage.storage import Capabilities, PageInfo
 
-_TOLD = (StorageTimeout, StorageUnavailable, UnsupportedOperation)
-"""What is raised here as it was raised there."""
+_FORWARDED = (StorageTimeout, StorageUnavailable, UnsupportedOperation)
+"""The errors that are raised here as in the other process."""
 _ANSWER_LIMIT_S = 120.0
-"""Longer than a call of the store may take: who watches the calls finds a hang first."""
+"""A limit longer than that of the store's calls, so that the check's own limit finds a hang first."""
 
 
-class RaisedElsewhere(Exception):
-    """What the store raised in the other process, by name."""
+class RemoteError(Exception):
+    """Another exception of the store in the other process, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class _Call:
     method: str
     arguments: tuple[Any, ...] = ()
     contents: list[bytes] = field(default_factory=list[bytes])
-    """Of the pages to set."""
+    """The contents of the pages to set."""
     nbytes: int = 0
-    """Of each page to get."""
+    """The length of each page to get."""
     is_last: bool = False
-    """The process kills itself as soon as it has told the answer."""
+    """A flag: the process kills itself after it has sent the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +58,25 @@ class _Answer:
     error: str = ""
 
 
-class Talker(Protocol):
+class ProcessChannel(Protocol):
     """The parent's side of a process, as `Child` and `ForkedChild` are."""
 
-    def say(self, value: Any) -> None: ...
-    def hear(self, limit_s: float = ...) -> Any: ...
+    def send(self, value: Any) -> None: ...
+    def receive(self, limit_s: float = ...) -> Any: ...
 
 
 class RemoteStorage(HiCacheStorage):
-    """The parent's side: every call is made by the child."""
+    """The parent's side. The child makes every call."""
 
-    def __init__(self, child: Talker, claims: Capabilities) -> None:
+    def __init__(self, child: ProcessChannel, claims: Capabilities) -> None:
         self._child = child
-        self.dies_after_next_call = False
-        """SIGKILL hits the child right after its next answer."""
+        self.is_killed_after_next_call = False
+        """A flag: SIGKILL hits the child right after its next answer."""
         vars(self)["capabilities"] = claims
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        raise NotImplementedError(f"made by `remote`, not from {sorted(config)}")
+        raise NotImplementedError(f"made by `open_remote`, not from {sorted(config)}")
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return self._verdicts(_Call("batch_exists", (space, list(hashes))))
@@ -85,7 +85,7 @@ class RemoteStorage(HiCacheStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         call = _Call("batch_get", (space, list(hashes)), nbytes=space.stored_nbytes)
-        answer = self._ask(call)
+        answer = self._call(call)
         for page, data in zip(pages, answer.contents, strict=True):
             page.copy_from(data)
         verdicts: list[bool] = answer.value
@@ -101,86 +101,86 @@ class RemoteStorage(HiCacheStorage):
         return self._verdicts(_Call("batch_delete", (space, list(hashes))))
 
     def open_space(self, space: KeySpace) -> None:
-        self._ask(_Call("open_space", (space,)))
+        self._call(_Call("open_space", (space,)))
 
     def spaces(self) -> Iterator[KeySpace]:
-        return iter(self._ask(_Call("spaces")).value)
+        return iter(self._call(_Call("spaces")).value)
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        return iter(self._ask(_Call("scan", (space,))).value)
+        return iter(self._call(_Call("scan", (space,))).value)
 
     def clear(self, space: KeySpace) -> int:
-        removed: int = self._ask(_Call("clear", (space,))).value
+        removed: int = self._call(_Call("clear", (space,))).value
         return removed
 
     def close(self) -> None:
-        with suppress(RaisedElsewhere):
-            self._ask(_Call("close"))
+        with suppress(RemoteError):
+            self._call(_Call("close"))
         super().close()
 
     def _verdicts(self, call: _Call) -> list[bool]:
-        verdicts: list[bool] = self._ask(call).value
+        verdicts: list[bool] = self._call(call).value
         return verdicts
 
-    def _ask(self, call: _Call) -> _Answer:
-        if self.dies_after_next_call:
+    def _call(self, call: _Call) -> _Answer:
+        if self.is_killed_after_next_call:
             call = _Call(call.method, call.arguments, call.contents, call.nbytes, is_last=True)
-        self._child.say(call)
+        self._child.send(call)
         try:
-            answer: _Answer = self._child.hear(_ANSWER_LIMIT_S)
+            answer: _Answer = self._child.receive(_ANSWER_LIMIT_S)
         except EOFError:
-            raise RaisedElsewhere("nothing: the other process ended in this call") from None
+            raise RemoteError("nothing: the other process ended in this call") from None
         if call.is_last:
             with suppress(EOFError):
-                self._child.hear()  # until it has died
+                self._child.receive()  # This returns when the child has died.
         if answer.raised:
-            kinds = {kind.__name__: kind for kind in _TOLD}
-            raise kinds.get(answer.raised, RaisedElsewhere)(f"{answer.raised}: {answer.error}")
+            kinds = {kind.__name__: kind for kind in _FORWARDED}
+            raise kinds.get(answer.raised, RemoteError)(f"{answer.raised}: {answer.error}")
         return answer
 
 
-def remote(case: Case, label: str, process: Talker | None = None) -> Probe:
-    """A handle on the case's store in another process, which ends with the check.
+def open_remote(case: Case, label: str, process: ProcessChannel | None = None) -> Probe:
+    """Return a handle on the case's store in another process, which ends with the check.
 
-    `process`: one that runs `serve`; where none is given a new one.
+    `process` runs `serve`. By default a new process is started.
     """
     process = process or case.child(serve)
     try:
-        process.hear()
+        process.receive()
     except EOFError:
         raise Unknown("another process ended before it had opened the store") from None
     storage = RemoteStorage(process, case.claims)
     return Probe(storage, case.trace, label, alive=case.alive, absent=case.absent)
 
 
-def die_after_next_call(probe: Probe) -> None:
-    """SIGKILL hits the process of a probe that `remote` gave right after its next answer."""
+def kill_after_next_call(probe: Probe) -> None:
+    """Kill the process of an `open_remote` probe right after its next answer."""
     assert isinstance(probe.storage, RemoteStorage)
-    probe.storage.dies_after_next_call = True
+    probe.storage.is_killed_after_next_call = True
 
 
 def serve(link: Link) -> None:
-    """The child's side: make the calls that come, until nobody is there any more."""
+    """Make the calls of the parent until it is gone. This is the child's side."""
     storage = link.open_storage()
-    link.say(True)
+    link.send(True)
     while True:
-        call: _Call = link.hear()
+        call: _Call = link.receive()
         try:
-            answer = _made(storage, call)
-        except Exception as error:  # noqa: BLE001 - whatever a store raises is judged by the parent
+            answer = _run(storage, call)
+        except Exception as error:  # noqa: BLE001 - the parent judges it
             answer = _Answer(raised=type(error).__name__, error=" ".join(str(error).split()))
-        link.say(answer)
+        link.send(answer)
         if call.is_last:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _made(storage: HiCacheStorage, call: _Call) -> _Answer:
+def _run(storage: HiCacheStorage, call: _Call) -> _Answer:
     claims = storage.capabilities
     if call.method in ("batch_get", "batch_set"):
         count, nbytes = len(call.arguments[1]), call.nbytes or len(call.contents[0])
         memory = PageMemory(count, nbytes, alignment=claims.alignment)
         if call.contents:
-            memory.holding(call.contents)
+            memory.filled_with(call.contents)
         value = getattr(storage, call.method)(*call.arguments, memory.pages)
         return _Answer(value, [page.tobytes() for page in memory.pages] if call.nbytes else [])
     value = getattr(storage, call.method)(*call.arguments)

@@ -1,4 +1,4 @@
-"""A store after the death of one that wrote to it: opened again, and held against what may be there."""
+"""A store after the death of a process that wrote to it: reopened, and compared with its pages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.case.probe import ServerGone
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.scenarios.contested_pages import must_be_whole
+from hicache_conformance.scenarios.contention import must_be_intact
 from hicache_conformance.scenarios.fork_server import ForkServer
-from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.scenarios.setup import fitting
 from hicache_conformance.tools.network.proxy import endpoints_in
-from hicache_conformance.tools.observation.files import Usage
+from hicache_conformance.tools.observation.files import DirectoryUsage
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LEASE_LIMIT_S = 15.0
-"""A lock that is leased may outlive its dead owner for so long."""
+"""The longest time that a leased lock may outlive its dead owner."""
 _POLL_S = 0.05
 
 
 def require_outlived(case: Case) -> None:
-    """End the check where nobody could see what a dead process has left."""
+    """End the check where no process can see what a dead process has left."""
     if case.claims.shared or case.claims.durability >= Durability.CRASH:
         return
     space = case.space(fitting(case, 64), tenant="outlived")
     with case.open().storage as storage:
         storage.open_space(space)
-        if Usage.of(case.scratch.path).files:
+        if DirectoryUsage.of(case.scratch.path).files:
             return
     raise NotDeclared("a page dies with its process: the store is neither shared nor durable")
 
@@ -46,68 +46,68 @@ def require_files(case: Case) -> None:
     store, space = case.open(), case.space(fitting(case, 64), tenant="files")
     store.open_space(space)
     case.stored(store, space, 1)
-    if not Usage.of(case.scratch.path).files:
+    if not DirectoryUsage.of(case.scratch.path).files:
         raise NotVerified("the store keeps no files under the test's directory")
     store.close()
 
 
-def is_kept(case: Case) -> bool:
-    """Whether pages of a process that has died are promised to be there."""
+def outlives_process(case: Case) -> bool:
+    """Return whether the pages of a dead process must still be there."""
     return case.claims.durability >= Durability.CRASH
 
 
-def left_open(case: Case, store: Probe) -> bool:
-    """Whether `store` may stay open beside other processes; closed where it may not."""
+def keep_open_if_shared(case: Case, store: Probe) -> bool:
+    """Close a store that claims not to be shared. Return whether it is still open."""
     if not case.claims.shared:
         store.close()
     return case.claims.shared
 
 
-class Scene:
-    """A store with a few pages in it, in which writers are killed and others look what is left."""
+class KilledWriterScenario:
+    """A store with a few pages, whose writers are killed and whose pages are then checked."""
 
     def __init__(self, case: Case, nbytes: int) -> None:
         self.case = case
         self.space = case.space(fitting(case, nbytes))
-        self.mortals = ForkServer(case)
+        self.fork_server = ForkServer(case)
         self._live = case.open(label="open before")
         self._live.open_space(self.space)
         self._kept = case.stored(self._live, self.space, 1)
-        self._is_beside = left_open(case, self._live)
-        self._must_stay = self._is_beside or is_kept(case)
+        self._stays_open = keep_open_if_shared(case, self._live)
+        self._outlives_writer = self._stays_open or outlives_process(case)
 
-    def victims(self, versions: int) -> dict[str, list[bytes]]:
-        """A fresh page, and the contents that it may have; all but the last of them has been set."""
+    def pages_to_write(self, versions: int) -> dict[str, list[bytes]]:
+        """Return a fresh page with its possible contents. All but the last of them have been set."""
         hashes = self.case.hashes(1)
         contents = [self.case.contents(self.space, hashes, number) for number in range(versions)]
         if versions > 1:
-            store = self._live if self._is_beside else reopened(self.case)
+            store = self._live if self._stays_open else reopen(self.case)
             store.open_space(self.space)
             for each in contents[:-1]:
                 self.case.must_set(store, self.space, each)
-            left_open(self.case, store)
+            keep_open_if_shared(self.case, store)
         return {page_hash: [each[page_hash] for each in contents] for page_hash in hashes}
 
-    def judge(self, victims: Mapping[str, Sequence[bytes]]) -> None:
-        """Hold the pages, after their writer was killed, against what they may be; and set them."""
-        with answering(self.case):
-            self._judge(victims)
+    def verify(self, pages: Mapping[str, Sequence[bytes]]) -> None:
+        """Check the pages after their writer was killed, and set them again."""
+        with must_keep_answering(self.case):
+            self._verify(pages)
 
-    def _judge(self, victims: Mapping[str, Sequence[bytes]]) -> None:
-        fresh = reopened(self.case)
+    def _verify(self, pages: Mapping[str, Sequence[bytes]]) -> None:
+        fresh = reopen(self.case)
         fresh.open_space(self.space)
-        for store in (fresh, self._live) if self._is_beside else (fresh,):
-            must_be_whole_or_absent(self.case, store, self.space, victims)
-            if self._must_stay:
-                old = {h: contents for h, contents in victims.items() if len(contents) > 1}
+        for store in (fresh, self._live) if self._stays_open else (fresh,):
+            must_be_intact_or_absent(self.case, store, self.space, pages)
+            if self._outlives_writer:
+                old = {h: contents for h, contents in pages.items() if len(contents) > 1}
                 self.case.must_hold(store, self.space, {**self._kept, **old})
-        must_take(self.case, fresh, self.space, victims)
-        fresh.delete(self.space, list(victims))  # the store may be small
+        must_accept(self.case, fresh, self.space, pages)
+        fresh.delete(self.space, list(pages))  # A small store needs the room.
         fresh.close()
 
 
-def reopened(case: Case, config: Mapping[str, object] | None = None) -> Probe:
-    """A new handle. What a dead process left must not keep it from being opened."""
+def reopen(case: Case, config: Mapping[str, object] | None = None) -> Probe:
+    """Open a new handle. Repeat while the locks of a dead process may keep the store from opening."""
     until_s = time.monotonic() + _LEASE_LIMIT_S
     while True:
         number = case.trace.began("from_config() after the kill")
@@ -129,8 +129,8 @@ def reopened(case: Case, config: Mapping[str, object] | None = None) -> Probe:
 
 
 @contextmanager
-def answering(case: Case) -> Generator[None, None, None]:
-    """A store that has no server must answer, whoever was killed."""
+def must_keep_answering(case: Case) -> Generator[None, None, None]:
+    """Raise `Violation` where a store without a server stops answering after a kill."""
     try:
         yield
     except ServerGone as error:
@@ -144,30 +144,30 @@ def answering(case: Case) -> Generator[None, None, None]:
         ) from error
 
 
-def must_be_whole_or_absent(
+def must_be_intact_or_absent(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]]
 ) -> None:
-    """A hit must be one of the contents given."""
-    must_be_whole(case, store, space, pages, store.get(space, list(pages)))
+    """Raise where a hit is none of the given contents."""
+    must_be_intact(case, store, space, pages, store.get(space, list(pages)))
 
 
-def fatal_lengths(case: Case, space: KeySpace) -> list[int]:
-    """Lengths of files at which to kill a writer: from the end of a file that is appended to."""
+def kill_lengths(case: Case, space: KeySpace) -> list[int]:
+    """Return file lengths at which to kill a writer, from the end of a file that is appended to."""
     nbytes = space.stored_nbytes
     near = [1, nbytes // 2, nbytes - 1, nbytes]
     if not case.quick:
         near += [0, 64, nbytes + 1, nbytes + 64, 4096]
-    end = Usage.of(case.scratch.path).longest_nbytes
+    end = DirectoryUsage.of(case.scratch.path).longest_nbytes
     is_appended_to = end > 2 * nbytes
     return [end + each for each in near] + [0, nbytes // 2] if is_appended_to else near
 
 
-def must_take(
+def must_accept(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]]
 ) -> None:
     """Set the last of the contents of each page, and read one of them back.
 
-    No lock that a dead process held may be in the way for ever.
+    The lock of a dead process may delay this, but not for ever.
     """
     latest = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     until_s = time.monotonic() + _LEASE_LIMIT_S

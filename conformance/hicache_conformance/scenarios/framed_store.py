@@ -10,6 +10,7 @@ from hicache_conformance.run.outcomes import NotVerified
 from hicache_conformance.tools.content.memory import PageMemory
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.counters import pages_counter
 from hicache_storage.page_store.frame import FramedPage, frame_nbytes
 from hicache_storage.page_store.results import Transfer, Verdict
 
@@ -21,30 +22,31 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 PAGE_STORE = "page_store"
-"""In `Subject.absent`: nothing puts a frame with a checksum around the pages of this store."""
+"""The name in `Subject.absent` of a store that is used without the frames of the page store."""
 _TIMEOUT_S = 60.0
-# Damaged pages are what is wanted here: nobody has to be warned of them on the terminal.
+# The checks damage pages on purpose, so the terminal shows no warnings of them.
 logging.getLogger("hicache_storage.page_store").addHandler(logging.NullHandler())
 
 
 def framed_space(case: Case, nbytes: int) -> KeySpace:
-    """A key space whose pages have `nbytes`, or as many as fit beside the header.
+    """Return a key space whose pages have `nbytes`, or as many as fit beside the header.
 
     Raises:
-        NotVerified: The store takes no page that is large enough for a header and a few bytes, or is
-            used without the page store.
+        NotVerified: The store takes no page with room for a header and a few bytes, or is used
+            without the
+            page store.
     """
     case.require_present(PAGE_STORE)
     claims = case.claims
     limit = claims.max_page_nbytes
-    room = nbytes if limit is None else min(nbytes, limit - frame_nbytes(claims.alignment))
-    if room < 32:
+    page_nbytes = nbytes if limit is None else min(nbytes, limit - frame_nbytes(claims.alignment))
+    if page_nbytes < 32:
         raise NotVerified("the store's pages are too small for the header of the page store")
-    return case.space(room)
+    return case.space(page_nbytes)
 
 
 class FramedStore:
-    """One key space of a storage, behind a page store with checksums. Closes both."""
+    """One key space of a storage, behind a page store with checksums. `close` closes both."""
 
     def __init__(self, case: Case, probe: Probe, space: KeySpace) -> None:
         self._case = case
@@ -53,10 +55,12 @@ class FramedStore:
         self._store = PageStore(probe.storage, PageStoreSettings(timeout_s=_TIMEOUT_S))
         self._store.open_space(space)
         self.stored_space = replace(space, frame_nbytes=self._store.frame_nbytes)
-        """The key space as the storage knows it."""
+        """The key space with the frame, as the storage knows it."""
 
     def save(self, payloads: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Save pages, all of which must be taken; what the storage was given for each."""
+        """Save pages, none of which may be refused. Return the bytes that the storage received of
+        each.
+        """
         pages = self._pages(len(payloads))
         for page, payload in zip(pages, payloads.values(), strict=True):
             page.payload.copy_from(payload)
@@ -73,7 +77,7 @@ class FramedStore:
         return dict(zip(payloads, stored, strict=True))
 
     def load(self, payloads: Mapping[str, bytes]) -> dict[str, Verdict]:
-        """The verdict on each page. One that is OK must hold its payload."""
+        """Return the verdict on each page. Raise where an OK page does not hold its payload."""
         pages = self._pages(len(payloads))
         verdicts = dict(zip(payloads, self._run("load", list(payloads), pages), strict=True))
         for (page_hash, payload), page in zip(payloads.items(), pages, strict=True):
@@ -82,11 +86,11 @@ class FramedStore:
                 raise self._case.wrong_bytes(self._probe, self._space, page_hash, data, [payload])
         return verdicts
 
-    def found_wrong(self) -> int:
-        """How many loaded pages the page store has counted as damaged."""
+    def corrupt_count(self) -> int:
+        """Return the number of loaded pages that the page store has counted as damaged."""
         counters = self._store.stats()
         wrong = (Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE)
-        return sum(counters.get(f"load_{verdict.value}", 0) for verdict in wrong)
+        return sum(counters.get(pages_counter("load", verdict), 0) for verdict in wrong)
 
     def close(self) -> None:
         self._store.close()

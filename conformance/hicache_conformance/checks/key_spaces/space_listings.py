@@ -1,4 +1,4 @@
-"""KV-104: spaces lists exactly the key spaces that there are; and listings outlast handles."""
+"""KV-104: spaces lists exactly the key spaces that exist, and listings outlast handles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hicache_conformance.checks import check
 from hicache_conformance.checks.key_spaces.listings import must_list, none_of
 from hicache_conformance.rules import Need
 from hicache_conformance.scenarios.key_space_neighbours import neighbours, rich_space
-from hicache_conformance.scenarios.planting import about, another_handle, fitting, set_in
+from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ _MANY_SPACES = 1050
 _OPENING_S = 8.0
 _MOST_SPACES = 100_000
 _KITS_OWN_TENANTS = ("alive", retention_baseline.TENANT)
-"""Of the key spaces that a `Case` opens on its own account."""
+"""The tenants of the key spaces that a `Case` opens for itself."""
 
 
 @check("KV-104")
@@ -36,10 +36,10 @@ def another_handle_lists_the_same(case: Case) -> None:
     spaces = _varied_spaces(case)
     hashes = case.hashes(3)
     for space in spaces:
-        set_in(case, store, space, *hashes)
+        open_and_set(case, store, space, *hashes)
     store.delete(spaces[0], hashes[:1])
     again = another_handle(case, store)
-    with about("by a handle that has opened none of them"):
+    with note("by a handle that has opened none of them"):
         must_list_spaces(case, again, spaces, hashes[1])
     for space in spaces:
         again.open_space(space)
@@ -53,7 +53,7 @@ def listings_survive_closing(case: Case) -> None:
     spaces = _varied_spaces(case)[:4]
     hashes = case.hashes(3)
     for space in spaces:
-        set_in(case, store, space, *hashes)
+        open_and_set(case, store, space, *hashes)
     store.close()
     again = case.open(label="reopened")
     must_list_spaces(case, again, spaces, hashes[0])
@@ -69,7 +69,7 @@ def every_key_space_is_listed_once(case: Case) -> None:
     spaces = _varied_spaces(case)
     (page_hash,) = case.hashes(1)
     for space in spaces:
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
         store.open_space(space)
     must_list_spaces(case, store, spaces, page_hash)
 
@@ -84,30 +84,30 @@ def many_key_spaces_are_listed(case: Case) -> None:
     spaces: list[KeySpace] = []
     while len(spaces) < many and time.monotonic() < until_s:
         spaces.append(case.space(fitting(case, 32), revision=f"{len(spaces)}"))
-        set_in(case, store, spaces[-1], page_hash)
+        open_and_set(case, store, spaces[-1], page_hash)
     case.evidence["key spaces"] = f"{len(spaces)} of {many}"
     must_list_spaces(case, store, spaces, page_hash)
     for space in (*spaces[:20], *spaces[-20:]):
-        with about(f"{len(spaces)} key spaces were opened"):
+        with note(f"{len(spaces)} key spaces were opened"):
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
 @check("KV-104")
 def key_spaces_are_listed_while_others_open(case: Case) -> None:
-    """A listing of key spaces bears that more of them are opened, and filled, meanwhile."""
+    """A listing of key spaces is complete although more of them are opened, and filled, meanwhile."""
     store = case.open()
     first = [case.space(fitting(case, 64), revision=f"first{number}") for number in range(12)]
     later = [replace(space, tenant="later") for space in first]
     (page_hash,) = case.hashes(1)
     for space in first:
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
     waiting = list(later)
     found: list[KeySpace] = []
     for space in islice(store.listing_spaces(), _MOST_SPACES):
         found.append(space)
         if waiting:
-            set_in(case, store, waiting.pop(), page_hash)
-    with about("others were opened and filled between two steps of the listing"):
+            open_and_set(case, store, waiting.pop(), page_hash)
+    with note("others were opened and filled between two steps of the listing"):
         _must_agree_on_spaces(case, store, found, first, page_hash, others=later)
     opened = [*first, *(space for space in later if space not in waiting)]
     must_list_spaces(case, store, opened, page_hash)
@@ -120,7 +120,7 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
     spaces = _varied_spaces(case)[:3]
     (page_hash,) = case.hashes(1)
     for space in spaces:
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
     store.clear(spaces[0])
     store.delete(spaces[1], [page_hash])
     for space in spaces[:2]:
@@ -129,7 +129,9 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
 
 
 def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
-    """Each of `spaces`, which hold a page of this hash, must be listed once, and no other of ours."""
+    """Raise where one of `spaces`, which hold this page, is not listed once, or another one is
+    listed.
+    """
     _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
 
 
@@ -157,15 +159,15 @@ def _must_agree_on_spaces(
 
 
 def _is_ours(case: Case, space: KeySpace) -> bool:
-    """Whether a listed key space can only come from this check, be it with a field that is wrong."""
+    """Return whether a listed key space can only come from this check, even with a wrong field."""
     token = case.scratch.prefix[:-1]
     return token in space.model.lower() and space.tenant not in _KITS_OWN_TENANTS
 
 
 def _varied_spaces(case: Case) -> list[KeySpace]:
-    """Key spaces that differ in every field, with letters that are not ASCII."""
+    """Return key spaces that differ in every field, with letters that are not ASCII."""
     whole = fitting(case, 96)
     home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
     name = f"{home.model}/模型 é"
     odd = replace(home, model=name, tenant="équipe/1", revision="v1.0 (main)")
-    return [home, odd, *(one.space for one in neighbours(home, brief=True))]
+    return [home, odd, *(one.space for one in neighbours(home, quick=True))]

@@ -1,8 +1,8 @@
 """Relays in a process of their own: a client that stops this interpreter does not stop them.
 
-Native clients of stores hold the interpreter's lock while they talk to their server, some for seconds. A
-proxy that is a thread beside them would never let them through. One such process serves all proxies of
-this one, and ends with it.
+Native clients of stores hold the interpreter's lock while they talk to their server, some for
+seconds. A proxy in a thread beside them could not run meanwhile. One such process serves all
+proxies of this process, and ends with it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.tools.network.relay import Relay
+from hicache_conformance.tools.processes.interpreter import start_interpreter
 
 if TYPE_CHECKING:
     from hicache_conformance.tools.network.flows import Counts, Mode
@@ -33,7 +33,7 @@ class HostedRelay:
         self._host = _host()
         self._number: int
         self.address: tuple[str, int]
-        self._number, self.address = self._host.ask("open", server)
+        self._number, self.address = self._host.call("open", server)
         self._lock = threading.Lock()
         self._last: Counts | None = None
 
@@ -42,31 +42,31 @@ class HostedRelay:
         return self._last is not None
 
     def behave(self, mode: Mode) -> None:
-        """From now on, behave like `mode`."""
-        self._host.ask("behave", self._number, mode)
+        """Take on `mode`."""
+        self._host.call("behave", self._number, mode)
 
     def drop_held(self) -> int:
-        """Forget what was received and not yet sent on; how many bytes that was."""
-        dropped: int = self._host.ask("drop_held", self._number)
+        """Drop the bytes that were received and not yet sent on. Return their number."""
+        dropped: int = self._host.call("drop_held", self._number)
         return dropped
 
     def held_nbytes(self) -> int:
-        """What was received and not yet sent on."""
+        """Return the number of bytes that were received and not yet sent on."""
         with self._lock:
-            held: int = 0 if self._last else self._host.ask("held_nbytes", self._number)
+            held: int = 0 if self._last else self._host.call("held_nbytes", self._number)
             return held
 
     def counts(self) -> Counts:
-        """What has happened so far; after `stop`, what had until then."""
+        """Return the counters. After `stop`, return their last values."""
         with self._lock:
-            counts: Counts = self._last or self._host.ask("counts", self._number)
+            counts: Counts = self._last or self._host.call("counts", self._number)
             return counts
 
     def stop(self) -> None:
-        """End it and everything that it serves. Idempotent."""
+        """End the relay and its connections. Idempotent."""
         with self._lock:
             if self._last is None:
-                self._last = self._host.ask("stop", self._number)
+                self._last = self._host.call("stop", self._number)
 
 
 class _Host:
@@ -76,20 +76,12 @@ class _Host:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._connection, theirs = Pipe()
-        paths = [path or str(Path.cwd()) for path in sys.path]
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            self._process = start_interpreter(__name__, theirs)
         atexit.register(self.close)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """What the other process answers, or raise what it raised."""
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method in the other process. Return its result, or raise its exception."""
         with self._lock:
             self._connection.send((method, *arguments))
             answer = self._connection.recv()
@@ -98,7 +90,7 @@ class _Host:
         return answer
 
     def close(self) -> None:
-        """End it. A forked child leaves it to its parent."""
+        """End the process. A forked child leaves it to its parent."""
         if self.pid == os.getpid():
             self._connection.close()
             try:
@@ -112,15 +104,15 @@ _starting = threading.Lock()
 
 
 def _host() -> _Host:
-    """The process that serves this one's proxies."""
+    """Return the process that serves the proxies of this process, and start it where there is none."""
     with _starting:
         if not _hosts or _hosts[-1].pid != os.getpid():
             _hosts.append(_Host())
         return _hosts[-1]
 
 
-class _Relays:
-    """The other process: what it is asked."""
+class _RelayServer:
+    """The methods that the parent calls, in the other process."""
 
     def __init__(self) -> None:
         self._relays: dict[int, Relay] = {}
@@ -134,19 +126,19 @@ class _Relays:
 
     def behave(self, number: int, mode: Mode) -> None:
         relay = self._relays[number]
-        relay.ask(lambda: relay.behave(mode))
+        relay.call_in_loop(lambda: relay.behave(mode))
 
     def drop_held(self, number: int) -> int:
         relay = self._relays[number]
-        return relay.ask(relay.drop_held)
+        return relay.call_in_loop(relay.drop_held)
 
     def held_nbytes(self, number: int) -> int:
         relay = self._relays[number]
-        return relay.ask(relay.held_nbytes)
+        return relay.call_in_loop(relay.held_nbytes)
 
     def counts(self, number: int) -> Counts:
         relay = self._relays[number]
-        return relay.ask(lambda: copy.deepcopy(relay.counts))
+        return relay.call_in_loop(lambda: copy.deepcopy(relay.counts))
 
     def stop(self, number: int) -> Counts:
         relay = self._relays.pop(number)
@@ -155,14 +147,14 @@ class _Relays:
 
 
 def main() -> None:
-    """Answer what the parent asks, until it is gone."""
-    connection, relays = Connection(int(sys.argv[1])), _Relays()
+    """Answer the calls of the parent until it is gone."""
+    connection, relays = Connection(int(sys.argv[1])), _RelayServer()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             method, *arguments = connection.recv()
             try:
                 answer = getattr(relays, method)(*arguments)
-            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+            except Exception as error:  # noqa: BLE001 - the parent raises it
                 answer = error
             connection.send(answer)
 
