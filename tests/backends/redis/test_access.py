@@ -1,4 +1,4 @@
-"""TLS of the redis backend: whose certificate is taken, what is sent in clear, what messages say."""
+"""TLS of the redis backend: accepted certificates, unencrypted bytes, error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redis_servers import (
     RespServer,
     TlsSentinelServer,
     config_of,
-    usual,
+    empty_reply,
 )
 from servers import RedisServer, TlsRedisServer
 
@@ -141,7 +141,7 @@ def _exit_well_if_there(storage: RedisStorage) -> None:
 
 class TestShutDown:
     def test_a_connection_that_is_ended_stays_encrypted(self, server: TlsRedisServer) -> None:
-        """The thread that uses it may be about to send: a password or a page, never in clear."""
+        """The thread that uses the connection may be about to send a password or a page."""
         settings = RedisSettings.parse("redis", config_of(server))
         deadline = Deadline(30)
         sock = DeadlineSocket(dial(settings.address, settings.access().context, deadline), deadline)
@@ -175,7 +175,7 @@ class TestSchemes:
 
 class TestSentinels:
     def test_nothing_goes_to_them_in_clear_where_the_url_asks_for_tls(self) -> None:
-        with RespServer(usual) as sentinel:
+        with RespServer(empty_reply) as sentinel:
             config = {
                 "url": "rediss://ignored",
                 "sentinels": [f"127.0.0.1:{sentinel.port}"],

@@ -1,18 +1,16 @@
-"""Redis servers that were the right ones once, redirections, and answers of which a part is missing."""
+"""Batches of the redis backend: failovers, redirections, and replies of which a part is missing."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
 from pages import blank, hash_of, page, space
 from redis.crc import key_slot
-from redis_servers import RespServer, array, bulk, client_of_one, slots, usual
+from redis_servers import Forwarder, RespServer, array, bulk, client_of_one, empty_reply, slots
 from servers import RedisServer
 
 from hicache_storage import StorageUnavailable
@@ -28,54 +26,7 @@ SPACE = space()
 HASHES = [hash_of(number) for number in range(200)]
 KEYS = SpaceKeys("hicache:", SPACE)
 HALF = 8192
-"""Slots."""
-
-
-class Service:
-    """An address that leads to one server, and later to another."""
-
-    def __init__(self, leads_to: int) -> None:
-        self.leads_to = leads_to
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets: list[socket.socket] = [self._listener]
-        self._threads: list[threading.Thread] = []
-
-    def __enter__(self) -> Self:
-        self._start(self._accept)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for one in self._sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-        for one in self._sockets:
-            one.close()
-
-    def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.leads_to))
-                self._sockets += (near, far)
-                self._start(_pump, near, far)
-                self._start(_pump, far, near)
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    for one in (source, target):
-        with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+"""The number of slots of each server."""
 
 
 class TestFailover:
@@ -83,12 +34,12 @@ class TestFailover:
         with (
             RedisServer(tmp_path / "first") as first,
             RedisServer(tmp_path / "second") as second,
-            Service(first.port) as service,
-            RedisStorage.from_config({"url": service.url}) as storage,
+            Forwarder(first.port) as forwarder,
+            RedisStorage.from_config({"url": forwarder.url}) as storage,
         ):
             assert [True] == storage.batch_set(SPACE, HASHES[:1], [page()])
             client_of_one(first).replicaof("127.0.0.1", second.port)
-            service.leads_to = second.port
+            forwarder.target_port = second.port
 
             assert [True] == storage.batch_set(SPACE, HASHES[1:2], [page()])
             assert 1 == client_of_one(second).exists(KEYS.page(HASHES[1]))
@@ -107,15 +58,17 @@ class TestFailover:
     def test_what_a_server_says_of_itself_ends_its_connections(self, word: str) -> None:
         error = b"-%b\r\n" % word.encode()
 
-        def first_says(command: list[bytes]) -> bytes:
+        def first_reply(command: list[bytes]) -> bytes:
             name = command[0]
-            return error if name in (b"GET", b"STRLEN", b"UNLINK", b"ZADD") else usual(command)
+            return (
+                error if name in (b"GET", b"STRLEN", b"UNLINK", b"ZADD") else empty_reply(command)
+            )
 
         with (
-            RespServer(usual) as first,
-            RespServer(usual) as second,
-            Service(first.port) as service,
-            RedisStorage.from_config({"url": service.url, "timeout_s": 5}) as storage,
+            RespServer(empty_reply) as first,
+            RespServer(empty_reply) as second,
+            Forwarder(first.port) as forwarder,
+            RedisStorage.from_config({"url": forwarder.url, "timeout_s": 5}) as storage,
         ):
             storage.open_space(SPACE)
             calls: list[Callable[[], Any]] = [
@@ -124,17 +77,20 @@ class TestFailover:
                 lambda: storage.batch_delete(SPACE, HASHES[:2]),
             ]
             for call in calls:
-                service.leads_to = first.port
-                first.answer = first_says
+                forwarder.target_port = first.port
+                first.answer = first_reply
                 storage._sessions.get().pools.at(storage._settings.address)._drop_idle()
                 with suppress(StorageUnavailable):
                     call()
-                service.leads_to = second.port
+                forwarder.target_port = second.port
                 call()
 
     def test_connections_in_use_are_left_too(self, tmp_path: Path) -> None:
-        """Those of an age with one that failed may lead to the same server."""
-        with RespServer(usual) as server, RedisStorage.from_config({"url": server.url}) as storage:
+        """Connections of the failed one's generation may lead to the same server."""
+        with (
+            RespServer(empty_reply) as server,
+            RedisStorage.from_config({"url": server.url}) as storage,
+        ):
             pool = storage._sessions.get().pools.at(storage._settings.address)
             with ExitStack() as stack:
                 stack.enter_context(pool.acquire(Deadline(5)))
@@ -143,12 +99,15 @@ class TestFailover:
             assert [] == pool._idle
 
     def test_a_damaged_page_costs_one_connection(self) -> None:
-        with RespServer(usual) as server, RedisStorage.from_config({"url": server.url}) as storage:
+        with (
+            RespServer(empty_reply) as server,
+            RedisStorage.from_config({"url": server.url}) as storage,
+        ):
             pool = storage._sessions.get().pools.at(storage._settings.address)
             with pool.acquire(Deadline(5)), pool.acquire(Deadline(5)):
-                """Two connections."""
+                """Make two connections."""
             server.answer = lambda command: (
-                bulk(b"short") if command[0] == b"GET" else usual(command)
+                bulk(b"short") if command[0] == b"GET" else empty_reply(command)
             )
             assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank()])
 
@@ -156,18 +115,18 @@ class TestFailover:
 
 
 class Cluster:
-    """Two servers with half of the slots each, which answer as a test says."""
+    """Two servers with half of the slots each. A test chooses their replies."""
 
     def __init__(self) -> None:
         self.first, self.second = RespServer(self._first), RespServer(self._second)
-        self.second_says: Callable[[list[bytes]], bytes | None] = self.usual
-        self.first_says: Callable[[list[bytes]], bytes | None] = self.usual
+        self.second_reply: Callable[[list[bytes]], bytes | None] = self.default_reply
+        self.first_reply: Callable[[list[bytes]], bytes | None] = self.default_reply
         self.members: dict[bytes, list[bytes]] = {}
         for page_hash in HASHES:
             members = self.members.setdefault(KEYS.index(page_hash[:2]), [])
             members.append(page_hash.encode())
 
-    def usual(self, command: list[bytes]) -> bytes | None:
+    def default_reply(self, command: list[bytes]) -> bytes | None:
         if command[0] == b"CLUSTER":
             return slots((0, HALF - 1, self.first.port), (HALF, 2 * HALF - 1, self.second.port))
         if command[0] == b"ZSCAN":
@@ -177,18 +136,18 @@ class Cluster:
             )
         if command[0] == b"STRLEN":
             return b":%d\r\n" % SPACE.stored_nbytes
-        return usual(command, is_cluster=True)
+        return empty_reply(command, is_cluster=True)
 
     def _first(self, command: list[bytes]) -> bytes | None:
-        return self.first_says(command)
+        return self.first_reply(command)
 
     def _second(self, command: list[bytes]) -> bytes | None:
-        return self.second_says(command)
+        return self.second_reply(command)
 
     def second_refuses(self, *names: bytes, with_: bytes = b"CLUSTERDOWN no") -> None:
-        """Let it answer some commands with an error."""
-        self.second_says = lambda command: (
-            b"-%b\r\n" % with_ if command[0] in names else self.usual(command)
+        """Make the second server answer some commands with an error."""
+        self.second_reply = lambda command: (
+            b"-%b\r\n" % with_ if command[0] in names else self.default_reply(command)
         )
 
 
@@ -230,7 +189,7 @@ class TestHalfAnswers:
     def test_a_listing_of_which_a_part_was_not_answered_raises(
         self, cluster: Cluster, storage: RedisStorage, name: bytes, error: bytes
     ) -> None:
-        """A length that never came is not that of a page that is not there."""
+        """A missing length is not the length of a missing page."""
         cluster.second_refuses(name, with_=error)
 
         with pytest.raises(StorageUnavailable):
@@ -239,8 +198,8 @@ class TestHalfAnswers:
     def test_a_listing_of_which_a_part_ended_in_the_middle_raises(
         self, cluster: Cluster, storage: RedisStorage
     ) -> None:
-        cluster.second_says = lambda command: (
-            b"gibberish\r\n" if command[0] == b"STRLEN" else cluster.usual(command)
+        cluster.second_reply = lambda command: (
+            b"gibberish\r\n" if command[0] == b"STRLEN" else cluster.default_reply(command)
         )
         with pytest.raises(StorageUnavailable):
             list(storage.scan(SPACE))
@@ -251,13 +210,13 @@ class TestHalfAnswers:
         facts = bulk(b"maxmemory_policy:allkeys-lru\r\ncluster_enabled:1\r\n")
         owners = [slots((0, 2 * HALF - 1, cluster.first.port))]
 
-        def says(command: list[bytes]) -> bytes | None:
+        def answer(command: list[bytes]) -> bytes | None:
             if command[0] == b"SCAN":
                 owners[:] = [slots((0, 2 * HALF - 1, cluster.second.port))]
-            told = {b"INFO": facts, b"CLUSTER": owners[0]}
-            return told.get(command[0]) or cluster.usual(command)
+            replies = {b"INFO": facts, b"CLUSTER": owners[0]}
+            return replies.get(command[0]) or cluster.default_reply(command)
 
-        cluster.first_says = cluster.second_says = says
+        cluster.first_reply = cluster.second_reply = answer
         storage._sessions.get().deployment.invalidate()
         with pytest.raises(StorageUnavailable, match="list again"):
             list(storage.scan(SPACE))
@@ -266,8 +225,8 @@ class TestHalfAnswers:
         self, cluster: Cluster, storage: RedisStorage
     ) -> None:
         part = slots((0, HALF - 1, cluster.first.port))
-        cluster.first_says = lambda command: (
-            part if command[0] == b"CLUSTER" else cluster.usual(command)
+        cluster.first_reply = lambda command: (
+            part if command[0] == b"CLUSTER" else cluster.default_reply(command)
         )
         storage._sessions.get().deployment.invalidate()
 
@@ -286,11 +245,11 @@ class TestRedirections:
     ) -> None:
         data = page().tobytes()
         target = f"{host}:{cluster.second.port}".encode()
-        cluster.first_says = lambda command: (
-            b"-ASK 1 %b\r\n" % target if command[0] == b"GET" else cluster.usual(command)
+        cluster.first_reply = lambda command: (
+            b"-ASK 1 %b\r\n" % target if command[0] == b"GET" else cluster.default_reply(command)
         )
-        cluster.second_says = lambda command: (
-            bulk(data) if command[0] == b"GET" else cluster.usual(command)
+        cluster.second_reply = lambda command: (
+            bulk(data) if command[0] == b"GET" else cluster.default_reply(command)
         )
         pages = [blank() for _ in HASHES]
 
@@ -303,7 +262,7 @@ class TestRedirections:
         self, cluster: Cluster, storage: RedisStorage, code: bytes, target: bytes
     ) -> None:
         cluster.second_refuses(b"GET", b"STRLEN", with_=b"%b 1 %b" % (code, target))
-        cluster.first_says = cluster.second_says
+        cluster.first_reply = cluster.second_reply
 
         with pytest.raises(StorageUnavailable):
             storage.batch_get(SPACE, HASHES, [blank() for _ in HASHES])
@@ -315,8 +274,13 @@ class TestRedirections:
     ) -> None:
         def sends_to(other: RespServer) -> Callable[[list[bytes]], bytes | None]:
             error = b"-ASK 1 127.0.0.1:%d\r\n" % other.port
-            return lambda command: error if command[0] == b"STRLEN" else cluster.usual(command)
+            return lambda command: (
+                error if command[0] == b"STRLEN" else cluster.default_reply(command)
+            )
 
-        cluster.first_says, cluster.second_says = sends_to(cluster.second), sends_to(cluster.first)
+        cluster.first_reply, cluster.second_reply = (
+            sends_to(cluster.second),
+            sends_to(cluster.first),
+        )
         with pytest.raises(StorageUnavailable, match="ASK"):
             storage.batch_exists(SPACE, HASHES[:3])
