@@ -10,6 +10,7 @@ from hicache_conformance.run.outcomes import NotVerified
 from hicache_conformance.tools.content.memory import PageMemory
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.counters import pages_counter
 from hicache_storage.page_store.frame import FramedPage, frame_nbytes
 from hicache_storage.page_store.results import Transfer, Verdict
 
@@ -89,7 +90,7 @@ class FramedStore:
         """Return the number of loaded pages that the page store has counted as damaged."""
         counters = self._store.stats()
         wrong = (Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE)
-        return sum(counters.get(f"load_{verdict.value}", 0) for verdict in wrong)
+        return sum(counters.get(pages_counter("load", verdict), 0) for verdict in wrong)
 
     def close(self) -> None:
         self._store.close()
