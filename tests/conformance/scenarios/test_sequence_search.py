@@ -1,4 +1,4 @@
-"""The search for sequences of calls: what it finds, how short it makes it, and what it leaves behind."""
+"""The search finds sequences of calls, shortens them, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def verdict_on(subject: type[Subject], seed: int = 0) -> CheckRecord:
 
 
 def found_in(storage_class: type[HiCacheStorage]) -> Violation:
-    """What a search without haste finds."""
+    """Return the finding of a search without haste."""
     with (
         Case(subject_of(storage_class)(), seed="found") as case,
         pytest.raises(Violation) as caught,
@@ -126,13 +126,13 @@ def test_time_that_is_up_ends_the_search() -> None:
     assert 0 == search.sequences
 
 
-# --- the twins ------------------------------------------------------------------------------------
+# --- the pair ------------------------------------------------------------------------------------
 
 
 def disagreement(storage_class: type[HiCacheStorage], *steps: Step) -> Violation:
-    """What the twins say of these steps."""
+    """Return the violation of these steps."""
     with Case(subject_of(storage_class)()) as case:
-        pair = ModelPair(case, "twins")
+        pair = ModelPair(case, "pair")
 
         def all_steps() -> None:
             for step in steps:
@@ -155,7 +155,7 @@ def test_a_step_that_raises_belongs_to_the_sequence() -> None:
 
 def test_a_refused_set_is_told() -> None:
     class Refuses(DictStore):
-        """A page that was deleted may never come back."""
+        """A store in which a deleted page can't be set again."""
 
         def _make_room(self, key: Hashable, nbytes: int) -> bool:
             return key not in self._deleted
