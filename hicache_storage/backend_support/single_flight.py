@@ -62,6 +62,13 @@ class SingleFlight(Generic[T]):
         flight = self.begin()
         return flight if wait([flight], limit_s).done else None
 
+    def wait(self, limit_s: float) -> None:
+        """Wait for the call in flight, if there is one, but no longer than `limit_s`."""
+        with self._lock:
+            flight = self._flight
+        if flight is not None:
+            wait([flight], limit_s)
+
     def _run(self, flight: Future[T]) -> None:
         try:
             answer = self._call()
