@@ -9,7 +9,7 @@ import stat
 import sys
 from contextlib import suppress
 
-# From linux/magic.h. On these, a rename and a write behave the same for every process that looks.
+# From linux/magic.h. A rename and a write on one of these look the same to every process.
 _LOCAL = frozenset(
     {
         0xEF53,  # ext2, ext3, ext4
@@ -26,7 +26,7 @@ _STATFS_NBYTES = 512
 
 
 def is_local(path: str) -> bool:
-    """Return True when `path` is known to be on this machine only; False also when that is unknown."""
+    """Return True if `path` is known to be on this machine only. Return False if it is unknown."""
     if not sys.platform.startswith("linux"):
         return False
     status = ctypes.create_string_buffer(_STATFS_NBYTES)

@@ -168,7 +168,7 @@ class Rebuild:
             StorageTimeout: The rebuild did not end by the deadline. It goes on.
             StorageUnavailable: The system has no thread for it. The next call begins it.
         """
-        flight = self._flight.ended(deadline.remaining_s())
+        flight = self._flight.wait(deadline.remaining_s())
         if flight is None:
             raise StorageTimeout(
                 f"hf3fs: the index is being made anew, for longer than {deadline.timeout_s:g} s: it is"
@@ -188,4 +188,4 @@ class Rebuild:
     def close(self) -> None:
         """Have the work end, and wait for it within a limit. Idempotent."""
         self._closed.set()
-        self._flight.wait(_CLOSE_S)
+        self._flight.wait_idle(_CLOSE_S)
