@@ -219,7 +219,7 @@ class AccessTimes:
         self._flushed_s = time.monotonic()
 
     def note(self, space_id: str, hashes: Iterable[str], deadline: Deadline) -> None:
-        """Note an access just now. The first page counts as the latest: a prefix loses its tail first."""
+        """Note an access just now. The first page counts as the latest: a prefix loses its tail."""
         now_ns = time.time_ns()
         with self._lock:
             for index, page_hash in enumerate(hashes):
