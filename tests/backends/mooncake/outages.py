@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 load_mooncake()
 master_module: Any = importlib.import_module("hicache_backends.mooncake.master")
-settings_of: Any = importlib.import_module("hicache_backends.mooncake.settings").settings_of
+parse_settings: Any = importlib.import_module("hicache_backends.mooncake.settings").parse_settings
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(8)]
@@ -58,7 +58,7 @@ def client_of(storage: HiCacheStorage) -> Any:
 
 
 def key_of(storage: HiCacheStorage, page_hash: str) -> str:
-    return f"{vars(storage)['_prefix']}{SPACE.id}/{page_hash}"
+    return str(vars(storage)["_layout"].page(SPACE.id, page_hash))
 
 
 class Instead:
@@ -161,7 +161,7 @@ class TestSizes:
 
     def test_a_removal_that_comes_too_late_is_not_made(self, store: HiCacheStorage) -> None:
         store.batch_set(SPACE, HASHES, pages())
-        remove: Any = importlib.import_module("hicache_backends.mooncake")._remove
+        remove: Any = importlib.import_module("hicache_backends.mooncake.objects").remove
         with pytest.raises(StorageTimeout):
             remove([key_of(store, A)], Deadline(0), client_of(store)._native)
 
@@ -222,7 +222,7 @@ class TestListing:
             thread.join(LIMIT_S)
 
 
-class TestSignOfLife:
+class TestProbe:
     def test_a_name_server_that_hangs_is_silence_in_time_and_one_thread(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -233,10 +233,10 @@ class TestSignOfLife:
             return []
 
         monkeypatch.setattr(socket, "getaddrinfo", hang)
-        settings = settings_of({"master_server_address": "hung.test:1"})
+        settings = parse_settings({"master_server_address": "hung.test:1"})
         for _ in range(3):
             began_s = time.monotonic()
-            assert master_module.sign_of_life(settings, 0.2) is master_module.Life.SILENT
+            assert master_module.probe_master(settings, 0.2) is master_module.MasterState.SILENT
             assert time.monotonic() - began_s < 1
         assert 1 == len([one for one in threading.enumerate() if "lookup" in one.name])
         gate.set()
@@ -246,9 +246,9 @@ class TestSignOfLife:
             address = silent.getsockname()
             found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)] * 20
             monkeypatch.setattr(socket, "getaddrinfo", always(found))
-            settings = settings_of({"master_server_address": "many.test:1"})
+            settings = parse_settings({"master_server_address": "many.test:1"})
             began_s = time.monotonic()
-            assert master_module.sign_of_life(settings, 0.3) is master_module.Life.SILENT
+            assert master_module.probe_master(settings, 0.3) is master_module.MasterState.SILENT
             assert time.monotonic() - began_s < 1.3
 
 

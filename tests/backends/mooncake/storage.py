@@ -34,7 +34,9 @@ load_mooncake()
 native_module: Any = importlib.import_module("mooncake.store")
 
 driver: Any = importlib.import_module("hicache_backends.mooncake.driver")
-orphans: Any = importlib.import_module("hicache_backends.mooncake.deferred_closes").DEFERRED_CLOSES
+deferred_closes: Any = importlib.import_module(
+    "hicache_backends.mooncake.lifecycle"
+).DEFERRED_CLOSES
 
 SPACE = space()
 A, B, C = hash_of(1), hash_of(2), hash_of(3)
@@ -73,7 +75,7 @@ def native_of(storage: HiCacheStorage) -> Any:
 
 
 def key_of(storage: HiCacheStorage, page_hash: str) -> str:
-    return f"{vars(storage)['_prefix']}{SPACE.id}/{page_hash}"
+    return str(vars(storage)["_layout"].page(SPACE.id, page_hash))
 
 
 def test_a_page_of_registered_memory_moves_without_a_copy(
@@ -291,7 +293,7 @@ def test_a_client_that_was_closed_without_its_master_leaves_when_that_is_back(
     storage.close()
     own_master.start()
 
-    wait_until(lambda: not orphans._waiting)
+    wait_until(lambda: not deferred_closes._waiting)
     assert segments_of(own_master) == []
 
 
@@ -321,7 +323,7 @@ def test_no_native_call_is_made_after_close(master: MooncakeMaster) -> None:
     with pytest.raises(StorageClosed):
         storage.batch_exists(SPACE, [A])
     with pytest.raises(StorageClosed):
-        client.ask(pytest.fail, 1)  # what the native client does now is a crash
+        client.call(pytest.fail, 1)  # what the native client does now is a crash
 
 
 def test_a_tenant_s_pages_are_not_listed(master: MooncakeMaster) -> None:
