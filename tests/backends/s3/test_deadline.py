@@ -13,7 +13,7 @@ import pytest
 from hicache_backends.s3 import S3Storage
 from hicache_backends.s3 import addresses as addresses_module
 from hicache_backends.s3.addresses import Addresses
-from hicache_backends.s3.connection import Connection, Request
+from hicache_backends.s3.connections import Connection, Request
 from pages import blank, hash_of, page, space
 from s3_kit import name_of
 from s3_script import SILENCE, SLOW_S, Answer, ScriptedS3, listing, reply, size
@@ -179,7 +179,7 @@ class TestNames:
         with S3Storage.from_config(config) as store:
             connections = vars(store)["_client"]._connections.get()
             connections._addresses._known = []
-            while (idle := connections.idle()) is not None:
+            while (idle := connections.take_idle()) is not None:
                 idle.close()
             names.clear()
 
@@ -196,21 +196,21 @@ class TestNames:
             thread.join(LIMIT_S)
         assert len(raised) == 1
 
-    def test_a_look_up_that_fails_keeps_the_old_address(
+    def test_a_lookup_that_fails_keeps_the_old_address(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(addresses_module, "_KEPT_S", 0.0)
         addresses = Addresses("localhost", 80)
-        assert addresses.await_known(LIMIT_S)
+        assert addresses.wait_until_known(LIMIT_S)
         known = addresses.next()
 
         def fail(*_: object, **__: object) -> None:
             raise socket.gaierror(socket.EAI_AGAIN, "temporary failure")
 
         monkeypatch.setattr(socket, "getaddrinfo", fail)
-        addresses.failed(known)
+        addresses.report_failure(known)
 
-        assert addresses.await_known(LIMIT_S)
+        assert addresses.wait_until_known(LIMIT_S)
         assert addresses.next().sockaddr[1] == 80
 
     def test_addresses_that_have_all_failed_are_asked_for_again(
@@ -224,10 +224,10 @@ class TestNames:
         monkeypatch.setattr(socket, "getaddrinfo", resolved)
         monkeypatch.setattr(addresses_module, "_RETRY_S", 0.0)
         addresses = Addresses("moved.test", 80)
-        assert addresses.await_known(LIMIT_S)
+        assert addresses.wait_until_known(LIMIT_S)
         found[:] = [(socket.AF_INET, 0, 0, "", ("127.0.0.2", 80))]
 
-        addresses.failed(addresses.next())
+        addresses.report_failure(addresses.next())
 
         wait_until(lambda: addresses.next().sockaddr == ("127.0.0.2", 80))
 
@@ -239,7 +239,7 @@ def test_a_fast_peer_does_not_keep_a_turn_for_itself() -> None:
         address = addresses_module.Address(socket.AF_INET, listener.getsockname())
         connection = Connection(address, None, "localhost")
         peer, _ = listener.accept()
-        wait_until(lambda: connection.go_on(4) is None and connection.is_connected)
+        wait_until(lambda: connection.handle_events(4) is None and connection.is_connected)
         connection.begin(Request(head=b"GET", into=[memoryview(target)], into_nbytes=len(target)))
         head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(target)
         sender = threading.Thread(target=peer.sendall, args=(head + bytes([7]) * len(target),))
@@ -247,10 +247,10 @@ def test_a_fast_peer_does_not_keep_a_turn_for_itself() -> None:
         turns = 0
         done: Any = None
         while done is None:
-            done = connection.go_on(1)
+            done = connection.handle_events(1)
             turns += 1
         sender.join(LIMIT_S)
         connection.close()
         peer.close()
     assert turns >= 64 // 4
-    assert done.landed
+    assert done.is_page_filled

@@ -15,7 +15,7 @@ import pytest
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import ClientError
 from hicache_backends.s3 import S3Storage
-from hicache_backends.s3.keyring import Keyring
+from hicache_backends.s3.credentials import CredentialCache
 from pages import blank, hash_of, space
 from s3_script import ScriptedS3, error
 from servers import wait_until
@@ -49,12 +49,12 @@ def refreshable(left_s: float, renew: Callable[[], dict[str, str]]) -> Any:
     return kind.create_from_metadata(granted(left_s, "AKIDOLD"), renew, "tests")
 
 
-def with_keys(credentials: Any, left_s: float) -> Keyring:
-    """A keyring that has the old keys, which now have so long to live."""
-    keyring = Keyring(lambda: credentials)
-    keyring.renew(Deadline(LIMIT_S))
+def with_keys(credentials: Any, left_s: float) -> CredentialCache:
+    """A cache that has the old keys, which now have so long to live."""
+    cache = CredentialCache(lambda: credentials)
+    cache.refresh(Deadline(LIMIT_S))
     credentials._expiry_time = after(left_s)
-    return keyring
+    return cache
 
 
 def raising(failure: Exception) -> Callable[[], dict[str, str]]:
@@ -77,37 +77,37 @@ FAILURES = [
 def test_a_renewal_that_fails_costs_nothing_while_the_keys_are_good(
     renew: Callable[[], dict[str, str]],
 ) -> None:
-    keyring = with_keys(refreshable(3600, renew), 300)
+    cache = with_keys(refreshable(3600, renew), 300)
 
-    keyring.renew(Deadline(LIMIT_S))
+    cache.refresh(Deadline(LIMIT_S))
 
-    assert keyring.keys is not None
-    assert keyring.keys.access_key == "AKIDOLD"
+    assert cache.keys is not None
+    assert cache.keys.access_key == "AKIDOLD"
 
 
 @pytest.mark.parametrize("renew", FAILURES)
 def test_a_renewal_that_fails_is_unavailable_once_the_keys_have_expired(
     renew: Callable[[], dict[str, str]],
 ) -> None:
-    keyring = with_keys(refreshable(3600, renew), -5)
+    cache = with_keys(refreshable(3600, renew), -5)
 
     with pytest.raises(StorageUnavailable, match="credentials were not renewed") as caught:
-        keyring.renew(Deadline(LIMIT_S))
+        cache.refresh(Deadline(LIMIT_S))
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_renewal_that_failed_is_tried_again_by_the_next_call() -> None:
     failures = [REFUSAL]
-    keyring = with_keys(
+    cache = with_keys(
         refreshable(3600, lambda: raising(failures.pop())() if failures else granted()), -5
     )
     with pytest.raises(StorageUnavailable):
-        keyring.renew(Deadline(LIMIT_S))
+        cache.refresh(Deadline(LIMIT_S))
 
-    keyring.renew(Deadline(LIMIT_S))
+    cache.refresh(Deadline(LIMIT_S))
 
-    assert keyring.keys is not None
-    assert keyring.keys.access_key == "AKIDNEW"
+    assert cache.keys is not None
+    assert cache.keys.access_key == "AKIDNEW"
 
 
 @pytest.mark.parametrize("left_s", [300, -5])
@@ -120,12 +120,12 @@ def test_one_renewal_is_in_flight_however_many_calls_there_are(left_s: float) ->
         gate.wait(LIMIT_S)
         return granted()
 
-    keyring = with_keys(refreshable(3600, renew), left_s)
+    cache = with_keys(refreshable(3600, renew), left_s)
     ended: list[BaseException | None] = []
 
     def call() -> None:
         try:
-            keyring.renew(Deadline(0.2))
+            cache.refresh(Deadline(0.2))
         except StorageTimeout as late:
             ended.append(late)
         else:
@@ -141,18 +141,18 @@ def test_one_renewal_is_in_flight_however_many_calls_there_are(left_s: float) ->
 
     assert len(begun) == len(running) == 1
     assert [left_s > 0] * 16 == [one is None for one in ended]
-    wait_until(lambda: keyring.keys is not None and keyring.keys.access_key == "AKIDNEW")
+    wait_until(lambda: cache.keys is not None and cache.keys.access_key == "AKIDNEW")
 
 
 def test_keys_that_the_store_refuses_are_found_anew() -> None:
     found = [Credentials("AKIDONE", "s"), Credentials("AKIDTWO", "s")]
-    keyring = Keyring(lambda: found.pop(0))
-    keyring.renew(Deadline(LIMIT_S))
+    cache = CredentialCache(lambda: found.pop(0))
+    cache.refresh(Deadline(LIMIT_S))
 
-    keyring.doubt()
-    keyring.renew(Deadline(LIMIT_S))
+    cache.invalidate()
+    cache.refresh(Deadline(LIMIT_S))
 
-    wait_until(lambda: keyring.keys is not None and keyring.keys.access_key == "AKIDTWO")
+    wait_until(lambda: cache.keys is not None and cache.keys.access_key == "AKIDTWO")
 
 
 @pytest.fixture
