@@ -245,10 +245,10 @@ field-sglang-known: $(SGLANG)/.field ## that the kit finds what is known to be w
 	@$(SGLANG)/bin/python -m pytest -q -W default conformance/field/tests/sglang_adapters.py conformance/field/tests/sglang_host_pool.py \
 	  conformance/field/tests/sglang_known.py
 
-field-records: ## keep the records of the last runs in docs/field, and write the table
+field-records: $(VENV)/.all ## keep the records of the last runs in docs/field, in short, and write the table
 	@for store in $(FIELD:field-%=%); do \
 	  for record in artifacts/field/$$store/*/result.json; do \
-	    if [ -e $$record ]; then cp $$record docs/field/$$store.json; fi; done; done
+	    if [ -e $$record ]; then $(BIN)/python -m hicache_conformance.report.summary $$record > docs/field/$$store.json; fi; done; done
 	@$(MAKE) --no-print-directory field-matrix
 
 field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
