@@ -16,7 +16,7 @@ import types
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from field.peer import PeerStorage, equal_part
+from field.adapter import AdaptedStorage, equal_part
 from hicache_storage.errors import BackendNotInstalled
 from hicache_storage.keys import namespace_seed
 from hicache_storage.settings import Field, Settings
@@ -42,7 +42,7 @@ class EngineSettings(Settings):
     """`--hicache-storage-backend-extra-config`, handed to the backend as it is."""
 
 
-class SGLangStorage(PeerStorage):
+class SGLangStorage(AdaptedStorage):
     """One of SGLang's backends. Each rank of each model has an instance of it, as in its engine."""
 
     distribution = "sglang"

@@ -6,9 +6,9 @@ import importlib
 import urllib.request
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.sglang import KV, EngineSettings, module, page_key, stand_in
-from field.sglang_host_pool import HalvedHostPool, HostPool, WholeHostPool
-from field.sglang_zero_copy import ZeroCopyStorage, pool_name
+from field.sglang.engine import KV, EngineSettings, module, page_key, stand_in
+from field.sglang.host_pool import HalvedHostPool, HostPool, WholeHostPool
+from field.sglang.zero_copy import ZeroCopyStorage, pool_name
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import Capabilities, Durability, Retention
 

@@ -22,16 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.peer import (
+from field.adapter import (
     CHECKS_NO_CONFIG,
     HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
     ONE_VERDICT_A_SET,
-    PeerStorage,
+    AdaptedStorage,
     verdicts_of_batch,
     verdicts_of_prefixes,
 )
-from field.sglang import (
+from field.sglang.engine import (
     BATCH_PAGES,
     KV,
     EngineSettings,
@@ -75,7 +75,7 @@ class SGLangHF3FSSettings(EngineSettings):
     """Answer a set with the flags that it returns, not as its engine reads them (`all`)."""
 
 
-class SGLangHF3FS(PeerStorage):
+class SGLangHF3FS(AdaptedStorage):
     """`sglang.srt.mem_cache.storage.hf3fs.storage_hf3fs.HiCacheHF3FS` with `Hf3fsMockClient`."""
 
     distribution = "sglang"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from field.lmcache_fs import LMCacheFs, LMCacheFsNative
+from field.lmcache.fs import LMCacheFs, LMCacheFsNative
 from hicache_conformance import StorageConformance
-from peer_files import InFiles
+from page_files import FileSubject
 
 
-class TestLMCacheFs(InFiles, StorageConformance):
+class TestLMCacheFs(FileSubject, StorageConformance):
     """`FSL2Adapter` by its defaults: no O_DIRECT, temporary files beside the others."""
 
     storage_class = files = LMCacheFs
     absent = LMCacheFs.absent
 
 
-class TestLMCacheFsNative(InFiles, StorageConformance):
+class TestLMCacheFsNative(FileSubject, StorageConformance):
     """`LMCacheFSClient` by its defaults: four threads, no O_DIRECT, no read-ahead."""
 
     storage_class = files = LMCacheFsNative

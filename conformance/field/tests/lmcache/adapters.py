@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from field.lmcache_fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
-from field.lmcache_resp import LMCacheResp
+from field.lmcache.fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
+from field.lmcache.resp import LMCacheResp
 from servers import RedisServer
 
 from hicache_storage import KeySpace, Page, UnsupportedOperation
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from field.lmcache import LMCacheStorage
+    from field.lmcache.engine import LMCacheStorage
 
 SPACE = KeySpace(
     model="org/m",

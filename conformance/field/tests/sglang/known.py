@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from field.sglang_file import SGLangFile
-from field.sglang_hf3fs import SGLangHF3FS
+from field.sglang.file import SGLangFile
+from field.sglang.hf3fs import SGLangHF3FS
 from hicache_conformance.checks import all_checks
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from botocore.exceptions import ClientError
-from field.sglang_seaweedfs import SGLangSeaweedFS
+from field.sglang.seaweedfs import SGLangSeaweedFS
 from hicache_conformance import Scratch, StorageConformance
 from s3_kit import BUCKET, make_ready, plain_client
 from servers import Ministack, S3Server

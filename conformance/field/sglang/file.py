@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.peer import (
+from field.adapter import (
     CHECKS_NO_CONFIG,
     CUTS_EQUALLY,
     HANDS_PAGES_OVER_BARE,
@@ -22,7 +22,7 @@ from field.peer import (
     verdicts_of_batch,
     verdicts_of_prefixes,
 )
-from field.sglang import (
+from field.sglang.engine import (
     BATCH_PAGES,
     KV,
     EngineSettings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from field.lmcache import (
+from field.lmcache.engine import (
     LMCacheSettings,
     LMCacheStorage,
     redis_key,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import redis
-from field.lmcache_resp import LMCacheResp
+from field.lmcache.resp import LMCacheResp
 from hicache_conformance import Scratch, StorageConformance
 from servers import RedisServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from field.lmcache_fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
-from field.lmcache_resp import LMCacheResp
+from field.lmcache.fs import LMCacheFiles, LMCacheFs, LMCacheFsNative
+from field.lmcache.resp import LMCacheResp
 from hicache_conformance.checks import all_checks
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.peer import DELETES_NOTHING
-from field.sglang import KV, EngineSettings, module, page_key, stand_in
-from field.sglang_host_pool import HostPool
-from field.sglang_zero_copy import Rank, ZeroCopyStorage, pool_name
+from field.adapter import DELETES_NOTHING
+from field.sglang.engine import KV, EngineSettings, module, page_key, stand_in
+from field.sglang.host_pool import HostPool
+from field.sglang.zero_copy import Rank, ZeroCopyStorage, pool_name
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:

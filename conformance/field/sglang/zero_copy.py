@@ -11,7 +11,7 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from field.peer import (
+from field.adapter import (
     CHECKS_NO_CONFIG,
     CUTS_EQUALLY,
     DELETES_NOTHING,
@@ -19,14 +19,14 @@ from field.peer import (
     LISTS_NOTHING,
     verdicts_of_prefixes,
 )
-from field.sglang import (
+from field.sglang.engine import (
     BATCH_PAGES,
     KV,
     SGLangStorage,
     module,
     page_keys,
 )
-from field.sglang_host_pool import HostPool, host_pool
+from field.sglang.host_pool import HostPool, host_pool
 from hicache_storage.storage import Capabilities, Durability, Retention
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-from field.sglang_mooncake import SGLangMooncake
+from field.sglang.mooncake import SGLangMooncake
 from hicache_conformance import Scratch, StorageConformance
 from servers import MooncakeMaster, MooncakeNode, load_mooncake
 

@@ -23,7 +23,7 @@ class _Files(Protocol):
     def close(self) -> None: ...
 
 
-class InFiles(Subject):
+class FileSubject(Subject):
     """A directory a test, its files as back doors."""
 
     files: ClassVar[type[_Files]]

@@ -17,16 +17,16 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from field.lmcache_tasks import Tasks
-from field.peer import (
+from field.adapter import (
     CHECKS_NO_CONFIG,
     CLEARS_NOTHING,
     CUTS_EQUALLY,
     HANDS_PAGES_OVER_BARE,
     LISTS_NOTHING,
-    PeerStorage,
+    AdaptedStorage,
     equal_part,
 )
+from field.lmcache.tasks import Tasks
 from hicache_storage.errors import (
     BackendNotInstalled,
     StorageUnavailable,
@@ -55,7 +55,7 @@ class LMCacheSettings(Settings):
     """More fields of `--l2-adapter`, handed to the adapter as they are."""
 
 
-class LMCacheStorage(PeerStorage):
+class LMCacheStorage(AdaptedStorage):
     """One of LMCache's L2 adapters: one instance for all models and ranks, as in its server."""
 
     distribution = "lmcache"

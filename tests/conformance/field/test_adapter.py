@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from field.peer import verdicts_of_batch, verdicts_of_prefixes
+from field.adapter import verdicts_of_batch, verdicts_of_prefixes
 
 from hicache_storage.errors import UnsupportedOperation
 

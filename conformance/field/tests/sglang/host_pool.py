@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from field.sglang_host_pool import SLOTS, host_pool
+from field.sglang.host_pool import SLOTS, host_pool
 
 from hicache_storage.page import Page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from field.sglang_nixl import SGLangNixl
+from field.sglang.nixl import SGLangNixl
 from hicache_conformance import Scratch, StorageConformance
 
 if TYPE_CHECKING:

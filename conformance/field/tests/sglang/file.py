@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from field.sglang_file import SGLangFile
+from field.sglang.file import SGLangFile
 from hicache_conformance import StorageConformance
-from peer_files import InFiles
+from page_files import FileSubject
 
 
-class TestSGLangFile(InFiles, StorageConformance):
+class TestSGLangFile(FileSubject, StorageConformance):
     """`HiCacheFile` without its evictor and its metadata cache: its defaults."""
 
     storage_class = files = SGLangFile

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from field.peer import verdicts_of_prefixes
-from field.sglang import KV, EngineSettings, module, page_key
-from field.sglang_zero_copy import ZeroCopyStorage, pool_name
+from field.adapter import verdicts_of_prefixes
+from field.sglang.engine import KV, EngineSettings, module, page_key
+from field.sglang.zero_copy import ZeroCopyStorage, pool_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

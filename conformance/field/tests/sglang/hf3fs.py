@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from field.sglang_hf3fs import SGLangHF3FS
+from field.sglang.hf3fs import SGLangHF3FS
 from hicache_conformance import Scratch, StorageConformance
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from field.sglang import (
+from field.sglang.engine import (
     EngineSettings,
     page_key,
     pool_keys,
     storage_config,
 )
-from field.sglang_file import SGLangFile
-from field.sglang_hf3fs import SGLangHF3FS
+from field.sglang.file import SGLangFile
+from field.sglang.hf3fs import SGLangHF3FS
 
 from hicache_storage import KeySpace, Page, Shard
 from hicache_storage.errors import UnsupportedOperation

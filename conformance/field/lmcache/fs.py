@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.lmcache import (
+from field.lmcache.engine import (
     LMCacheSettings,
     LMCacheStorage,
     file_name,

@@ -22,10 +22,10 @@ CHECKS_NO_CONFIG = {"from_config": "its engine checks its config, and here the a
 HANDS_PAGES_OVER_BARE = {"page_store": "its engine puts no checksum around pages"}
 CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
 ONE_VERDICT_A_SET = {"batch_set": "it gives one verdict for a batch, not one a page"}
-"""Entries for `PeerStorage.absent`."""
+"""Entries for `AdaptedStorage.absent`."""
 
 
-class PeerStorage(HiCacheStorage):
+class AdaptedStorage(HiCacheStorage):
     """A store of another engine. What its interface has not raises UnsupportedOperation.
 
     What it raises itself out of a call is passed on as it is: its engine would meet it as well.
