@@ -1,4 +1,4 @@
-"""Our own stores for the benchmarks: any backend, called directly, and below the page store."""
+"""This project's stores: any backend, called directly, and under the page store."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ TIMEOUT_S = 600.0
 
 
 class OurStorage(Store):
-    """The backend, called directly on this thread: a page is one segment, stored bare."""
+    """A backend, called directly on this thread. A page is one segment without a frame."""
 
     def __init__(
-        self, storage: HiCacheStorage, source: Memory, landing: Memory, *, detail: str = ""
+        self, storage: HiCacheStorage, source: Memory, destination: Memory, *, detail: str = ""
     ) -> None:
-        super().__init__(source, landing)
+        super().__init__(source, destination)
         self._of = type(storage).__name__
         self.name = f"ours: {self._of}{detail}"
         self._storage = storage
         self._space = key_space(source.page_nbytes)
         self._storage.open_space(self._space)
         self._sources = [Page(view) for view in source.views]
-        self._targets = [Page(view) for view in landing.views]
+        self._targets = [Page(view) for view in destination.views]
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
         super().prepare_set(hashes)
-        self._storage.open_space(self._space)  # a store that was emptied has lost its manifest
+        self._storage.open_space(self._space)  # an emptied store has lost its manifest
 
     def set(self) -> None:
         if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
@@ -55,18 +55,18 @@ class OurStorage(Store):
 
 
 class OurPageStore(Store):
-    """The page store over the backend: frames, verdicts, as many threads as it has by default."""
+    """The page store over a backend, with frames, verdicts and its default number of threads."""
 
     def __init__(
         self,
         storage: HiCacheStorage,
         source: Memory,
-        landing: Memory,
+        destination: Memory,
         *,
         checksum: Literal["xxh3", "none"] = "xxh3",
         detail: str = "",
     ) -> None:
-        super().__init__(source, landing)
+        super().__init__(source, destination)
         self.name = f"ours: page store, {checksum}{detail}"
         self._storage = storage
         chosen = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
@@ -74,7 +74,7 @@ class OurPageStore(Store):
         self._space = key_space(source.page_nbytes)
         self._store.open_space(self._space)
         self._sources = self._framed(source)
-        self._targets = self._framed(landing)
+        self._targets = self._framed(destination)
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
         super().prepare_set(hashes)
@@ -105,32 +105,32 @@ def in_directory(
     backend: str,
     directory: Path,
     source: Memory,
-    landing: Memory,
+    destination: Memory,
     *,
     detail: str = "",
     **settings: Any,
 ) -> OurStorage:
-    """`OurStorage` on a backend that keeps its pages in a directory."""
-    return OurStorage(_opened(backend, directory, settings), source, landing, detail=detail)
+    """Return an `OurStorage` on a backend that keeps pages in a directory."""
+    return OurStorage(_opened(backend, directory, settings), source, destination, detail=detail)
 
 
 def pages_in_directory(
     backend: str,
     directory: Path,
     source: Memory,
-    landing: Memory,
+    destination: Memory,
     *,
     checksum: Literal["xxh3", "none"],
     detail: str = "",
     **settings: Any,
 ) -> OurPageStore:
-    """`OurPageStore` over a backend that keeps its pages in a directory."""
+    """Return an `OurPageStore` over a backend that keeps pages in a directory."""
     storage = _opened(backend, directory, settings)
-    return OurPageStore(storage, source, landing, checksum=checksum, detail=detail)
+    return OurPageStore(storage, source, destination, checksum=checksum, detail=detail)
 
 
 def key_space(page_nbytes: int) -> KeySpace:
-    """Of some MHA model whose pages have this size."""
+    """Return the key space of an MHA model with pages of this size."""
     return KeySpace(
         model="benchmarks/model",
         dtype="bfloat16",

@@ -1,4 +1,4 @@
-"""The ways between L2 and L3 that `controller.py` compares: same pages, of a target and a draft."""
+"""The candidates of `controller.py`: transfers of the same target and draft pages between L2 and L3."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ LAYERS = {"kv": 32, "draft": 1}
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
-class Ground:
-    """What all ways share: L2, a storage in memory, and pages with known bytes.
+class Workload:
+    """The shared data of all candidates: L2, a storage in memory, and pages with known bytes.
 
-    L2 has twice as many slots as there are pages, and every slot is filled, so that a way which saves
-    need not fill any.
+    L2 has twice as many slots as pages, and every slot is filled, so that a save needs no fill.
     """
 
     def __init__(self, page_nbytes: int, pages: int) -> None:
@@ -54,15 +53,15 @@ class Ground:
         self.pools = [_pool(name, page_nbytes, 2 * pages) for name in LAYERS]
         self._random = np.random.default_rng(page_nbytes)
         self.sources = [self._bytes(pages * pool.space.page_nbytes) for pool in self.pools]
-        self.landings = [np.ones_like(source) for source in self.sources]
+        self.destinations = [np.ones_like(source) for source in self.sources]
 
     @property
     def request_nbytes(self) -> int:
-        """Bytes of all pages in both pools."""
+        """The number of bytes of all pages in both pools."""
         return sum(len(source) for source in self.sources)
 
     def hosts(self) -> list[npt.NDArray[np.uint8]]:
-        """L2's memory of as many pages as there are, flat: K and V of each pool."""
+        """Return L2's memory of one request as flat arrays: K and V of each pool."""
         tokens = self.pages * PAGE_TOKENS
         return [
             plane[:tokens].reshape(-1).view(np.uint8)
@@ -89,21 +88,21 @@ class Ground:
             self.storage.clear(space)
 
     def fill_hosts(self) -> None:
-        """Other bytes in every slot."""
+        """Fill every slot with other bytes."""
         for pool in self.pools:
             memory = np.frombuffer(pool.host.buffers[0], np.uint8)
             memory[:] = self._bytes(len(memory))
 
-    def spoil(self) -> None:
-        """Overwrite where pages land, so that only a transfer can make it right again."""
+    def overwrite(self) -> None:
+        """Overwrite every destination, so that only a transfer can restore the contents."""
         for pool in self.pools:
             for memory in pool.host.buffers:
                 np.frombuffer(memory, np.uint8)[:] = 0xA5
-        for landing in self.landings:
-            landing[:] = 0xA5
+        for destination in self.destinations:
+            destination[:] = 0xA5
 
     def transfers(self, slots: Sequence[Sequence[int]]) -> list[Transfer]:
-        """All pages of all pools, in these slots."""
+        """Return the transfers of all pages of all pools in these slots."""
         return [
             transfer
             for pool, taken in zip(self.pools, slots, strict=True)
@@ -111,7 +110,7 @@ class Ground:
         ]
 
     def check_hosts(self, slots: Sequence[Sequence[int]]) -> bool:
-        """Whether `slots` hold the source pages."""
+        """Return True where `slots` hold the source pages."""
         for pool, source, taken in zip(self.pools, self.sources, slots, strict=True):
             rows = source.reshape(self.pages, -1)
             if len(taken) != self.pages:
@@ -124,7 +123,7 @@ class Ground:
         return True
 
     def check_storage(self, slots: Sequence[Sequence[int]]) -> bool:
-        """Whether the storage has what `slots` hold."""
+        """Return True where the storage has the contents of `slots`."""
         return all(
             self._stored(pool, page_hash) == pool.host.page(slot).tobytes()
             for pool, taken in zip(self.pools, slots, strict=True)
@@ -133,69 +132,71 @@ class Ground:
 
     def _stored(self, pool: CachePool, page_hash: str) -> bytes:
         space = framed(pool.space)
-        landing = bytearray(space.stored_nbytes)
-        found = self.storage.batch_get(space, [page_hash], [Page(landing)])
-        return bytes(landing[FRAME_NBYTES:]) if found == [True] else b""
+        destination = bytearray(space.stored_nbytes)
+        found = self.storage.batch_get(space, [page_hash], [Page(destination)])
+        return bytes(destination[FRAME_NBYTES:]) if found == [True] else b""
 
     def _bytes(self, nbytes: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(bytearray(self._random.bytes(nbytes)), np.uint8)
 
 
-class Way(abc.ABC):
-    """One way to bring all pages of a request from L3 to L2 and back."""
+class TransferMethod(abc.ABC):
+    """One implementation that moves all pages of a request from L3 to L2 and back."""
 
     name: str
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
-        self.slots: list[list[int]] = [list(range(ground.pages)) for _ in ground.pools]
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.slots: list[list[int]] = [list(range(workload.pages)) for _ in workload.pools]
 
     @abc.abstractmethod
     def load(self) -> None:
-        """L3 → L2, into `slots`. Timed."""
+        """Move the pages from L3 to L2, into `slots`. Timed."""
 
     @abc.abstractmethod
     def save(self) -> None:
-        """L2 → L3, from `slots`. Timed."""
+        """Move the pages from L2 to L3, from `slots`. Timed."""
 
     def loaded(self) -> bool:
-        """Whether `load` brought everything."""
-        return self.ground.check_hosts(self.slots)
+        """Return True where `load` moved everything."""
+        return self.workload.check_hosts(self.slots)
 
     def saved(self) -> bool:
-        """Whether `save` stored everything."""
-        return self.ground.check_storage(self.slots)
+        """Return True where `save` stored everything."""
+        return self.workload.check_storage(self.slots)
 
-    def forget(self) -> None:  # noqa: B027 - most remember nothing
-        """Let go of the pages in L2."""
+    def forget(self) -> None:  # noqa: B027 - most methods keep no page
+        """Drop the pages in L2."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """End threads."""
+    def close(self) -> None:  # noqa: B027 - most methods have no thread
+        """Stop threads."""
 
 
-class Memcpy(Way):
-    """The same bytes, from memory to memory: one copy a thread and plane."""
+class Memcpy(TransferMethod):
+    """Plain copies of the same bytes: one copy for each thread and plane."""
 
-    def __init__(self, ground: Ground, threads: int) -> None:
-        super().__init__(ground)
+    def __init__(self, workload: Workload, threads: int) -> None:
+        super().__init__(workload)
         self.name = f"memcpy, {threads} thread{'s' * (threads > 1)}"
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads)
-        self._hosts = ground.hosts()
-        self._sources = [half for source in ground.sources for half in np.split(source, 2)]
-        self._landings = [half for landing in ground.landings for half in np.split(landing, 2)]
+        self._hosts = workload.hosts()
+        self._sources = [half for source in workload.sources for half in np.split(source, 2)]
+        self._destinations = [
+            half for destination in workload.destinations for half in np.split(destination, 2)
+        ]
 
     def load(self) -> None:
         self._copy(self._hosts, self._sources)
 
     def save(self) -> None:
-        self._copy(self._landings, self._hosts)
+        self._copy(self._destinations, self._hosts)
 
     def loaded(self) -> bool:
         return all(map(np.array_equal, self._hosts, self._sources))
 
     def saved(self) -> bool:
-        return all(map(np.array_equal, self._landings, self._hosts))
+        return all(map(np.array_equal, self._destinations, self._hosts))
 
     def close(self) -> None:
         self._executor.shutdown()
@@ -210,37 +211,37 @@ class Memcpy(Way):
         list(self._executor.map(part, range(self._threads)))
 
 
-class Backend(Way):
-    """The storage's own two calls on one thread, with pages that lie ready."""
+class Backend(TransferMethod):
+    """The two calls of the storage on one thread, with prepared pages."""
 
     name = "memory backend"
 
-    def __init__(self, ground: Ground) -> None:
-        super().__init__(ground)
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
         self._calls = [
             (framed(pool.space), [pool.host.framed_page(slot).stored for slot in slots])
-            for pool, slots in zip(ground.pools, self.slots, strict=True)
+            for pool, slots in zip(workload.pools, self.slots, strict=True)
         ]
 
     def load(self) -> None:
         for space, pages in self._calls:
-            self.ground.storage.batch_get(space, self.ground.hashes, pages)
+            self.workload.storage.batch_get(space, self.workload.hashes, pages)
 
     def save(self) -> None:
         for space, pages in self._calls:
-            self.ground.storage.batch_set(space, self.ground.hashes, pages)
+            self.workload.storage.batch_set(space, self.workload.hashes, pages)
 
 
-class Store(Way):
-    """Below frames and verdicts, with framed pages that lie ready."""
+class Store(TransferMethod):
+    """The page store, with prepared framed pages."""
 
-    def __init__(self, ground: Ground, checksum: Literal["xxh3", "none"]) -> None:
-        super().__init__(ground)
+    def __init__(self, workload: Workload, checksum: Literal["xxh3", "none"]) -> None:
+        super().__init__(workload)
         self.name = f"page store, {checksum}"
-        self.store = page_store(ground, checksum)
-        for pool in ground.pools:
+        self.store = page_store(workload, checksum)
+        for pool in workload.pools:
             self.store.open_space(pool.space)
-        self._transfers = ground.transfers(self.slots)
+        self._transfers = workload.transfers(self.slots)
 
     def load(self) -> None:
         _whole(self.store.load(self._transfers))
@@ -252,23 +253,23 @@ class Store(Way):
         self.store.close()
 
 
-class Controller(Way):
-    """What an engine does: prefetch, wait, take the lease; reserve, commit, wait for the write queue."""
+class Controller(TransferMethod):
+    """The calls of an engine: prefetch, wait, take the lease; reserve, commit, drain the write queue."""
 
-    def __init__(self, ground: Ground, checksum: Literal["xxh3", "none"]) -> None:
-        super().__init__(ground)
+    def __init__(self, workload: Workload, checksum: Literal["xxh3", "none"]) -> None:
+        super().__init__(workload)
         self.name = f"controller, {checksum}"
-        self._store = page_store(ground, checksum)
+        self._store = page_store(workload, checksum)
         settings = ControllerSettings(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
-        self.controller = CacheController(self._store, ground.pools, settings)
+        self.controller = CacheController(self._store, workload.pools, settings)
         self.controller.start()
 
     def load(self) -> None:
-        with self.controller.prefetch("request", self.ground.hashes).result() as lease:
+        with self.controller.prefetch("request", self.workload.hashes).result() as lease:
             self.slots = lease.slots
 
     def save(self) -> None:
-        reservation = self.controller.reserve(self.ground.hashes)
+        reservation = self.controller.reserve(self.workload.hashes)
         self.slots = reservation.slots
         self.controller.commit(reservation)
         self.controller.drain(TIMEOUT_S)
@@ -281,20 +282,20 @@ class Controller(Way):
         self._store.close()
 
 
-def page_store(ground: Ground, checksum: Literal["xxh3", "none"]) -> PageStore:
-    return PageStore(ground.storage, PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S))
+def page_store(workload: Workload, checksum: Literal["xxh3", "none"]) -> PageStore:
+    return PageStore(workload.storage, PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S))
 
 
 def framed(space: KeySpace) -> KeySpace:
-    """`space` as the page store opens it."""
+    """Return the key space that the page store opens for `space`."""
     return replace(space, frame_nbytes=FRAME_NBYTES)
 
 
 def reuse_freed_memory() -> None:
-    """Let malloc keep what is freed.
+    """Let malloc keep freed memory.
 
-    The memory backend makes a new object for every page it is given. With malloc's defaults each of them
-    is fresh memory from the kernel, and its page faults would be most of what is measured.
+    The memory backend makes a new object for every page. With malloc's defaults each object is
+    fresh memory from the kernel, and its page faults would dominate the measurement.
     """
     libc = ctypes.CDLL(None)
     for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 1 << 30), (_M_ARENA_MAX, 1)):
@@ -303,7 +304,7 @@ def reuse_freed_memory() -> None:
 
 
 def _pool(name: str, page_nbytes: int, slots: int) -> CachePool:
-    """A pool whose target page has `page_nbytes` bytes; 32 layers of target go with one of draft."""
+    """Return a pool for target pages of `page_nbytes`. A draft has 1 layer, the target 32."""
     dim = page_nbytes // (LAYERS["kv"] * PAGE_TOKENS * 4)
     shape = PageShape.mha(
         page_tokens=PAGE_TOKENS, layers=LAYERS[name], heads=1, head_dim=dim, dtype="bfloat16"

@@ -1,4 +1,4 @@
-"""The machine's own limits: calls of the kernel over plain files, and nothing else."""
+"""The limits of the machine: system calls on plain files, and nothing else."""
 # ruff: noqa: PTH104, PTH108 - the calls themselves are what is measured
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
 class PlainFiles(Store):
-    """open, preadv, close; open, pwritev, close, rename. One directory, names made beforehand."""
+    """Files in one directory: open, pwritev, close, rename for a set; open, preadv, close for a get."""
 
     name = "write+rename"
 
-    def __init__(self, directory: Path, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, directory: Path, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self.directory = str(directory)
         self.temporary = f"{directory}/temporary"
         self.paths: list[str] = []
-        self.reads = [[view] for view in landing.views]
+        self.reads = [[view] for view in destination.views]
         self.writes = [[view] for view in source.views]
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
@@ -56,13 +56,13 @@ class PlainFiles(Store):
 
 
 class OpenedFiles(PlainFiles):
-    """The same, for tables of gets."""
+    """`PlainFiles` under the name for tables of gets."""
 
     name = "open+preadv+close"
 
 
 class SyncedFiles(PlainFiles):
-    """The same with each file synced before its rename, and the directory after all of them."""
+    """`PlainFiles` with each file synced before its rename, and the directory after all of them."""
 
     name = "write+fsync+rename"
 
@@ -80,19 +80,19 @@ class SyncedFiles(PlainFiles):
 
 
 class OpenFiles(PlainFiles):
-    """preadv on descriptors that are open already, on one or more threads."""
+    """Files read by preadv on open descriptors, on one or more threads."""
 
     def __init__(
-        self, directory: Path, source: Memory, landing: Memory, *, threads: int = 1
+        self, directory: Path, source: Memory, destination: Memory, *, threads: int = 1
     ) -> None:
-        super().__init__(directory, source, landing)
+        super().__init__(directory, source, destination)
         self.name = "preadv" if threads == 1 else f"preadv, {threads} threads"
         self._descriptors: list[int] = []
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads)
 
     def get(self) -> None:
-        if not self._descriptors:  # in the first round, which does not count
+        if not self._descriptors:  # this happens in the warm-up round
             self._descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in self.paths]
         if self._threads == 1:
             self._read(slice(None))
@@ -114,15 +114,15 @@ class OpenFiles(PlainFiles):
 
 
 class Memcpy(Store):
-    """No file at all: from one memory to the other."""
+    """Copies from memory to memory, without a file."""
 
     name = "memcpy"
 
-    def __init__(self, _: Path, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, _: Path, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
 
     def set(self) -> None:
-        for target, source in zip(self.landing.views, self.source.views, strict=True):
+        for target, source in zip(self.destination.views, self.source.views, strict=True):
             target[:] = source
 
     def get(self) -> None:
@@ -130,14 +130,14 @@ class Memcpy(Store):
 
 
 class UnlinkedRing(PlainFiles):
-    """At capacity: the oldest file is unlinked and a new one created."""
+    """A full store that unlinks the oldest file and creates a new one."""
 
     name = "unlink+write+rename"
 
     def __init__(
-        self, directory: Path, source: Memory, landing: Memory, *, capacity_pages: int
+        self, directory: Path, source: Memory, destination: Memory, *, capacity_pages: int
     ) -> None:
-        super().__init__(directory, source, landing)
+        super().__init__(directory, source, destination)
         self._slots: list[str | None] = [None] * capacity_pages
         self._turns = cycle(range(capacity_pages))
 
@@ -158,7 +158,7 @@ class UnlinkedRing(PlainFiles):
 
 
 class RecycledRing(UnlinkedRing):
-    """At capacity: the oldest file is renamed away, overwritten in place, renamed back."""
+    """A full store that renames the oldest file, overwrites it in place, and renames it again."""
 
     name = "rename+overwrite+rename"
 
