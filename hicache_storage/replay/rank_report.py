@@ -6,6 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import HiCacheError
+from hicache_storage.page_store.counters import pages_counter
+from hicache_storage.page_store.results import Verdict
 from hicache_storage.replay.report import Flow, unsaved_pages
 
 if TYPE_CHECKING:
@@ -49,8 +51,8 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "swap": _swap([part["swap"] for part in parts]),
         "ranks": {
             "size": len(parts),
-            "written_pages": [_moved("save_ok", part) for part in parts],
-            "loaded_pages": [_moved("load_ok", part) for part in parts],
+            "written_pages": [_moved(pages_counter("save", Verdict.OK), part) for part in parts],
+            "loaded_pages": [_moved(pages_counter("load", Verdict.OK), part) for part in parts],
         },
     }
 

@@ -89,7 +89,7 @@ class _Lookups:
             if lookup is None:
                 find = partial(socket.getaddrinfo, *master, type=socket.SOCK_STREAM)
                 lookup = self._by_master[master] = SingleFlight("hicache-master-lookup", find)
-        ended = lookup.ended(deadline.remaining_s())
+        ended = lookup.wait(deadline.remaining_s())
         return None if ended is None else ended.result()
 
     def forget(self) -> None:

@@ -57,7 +57,7 @@ class Addresses:
         """
         if self._known:
             return True
-        lookup = self._lookup.ended(limit_s)
+        lookup = self._lookup.wait(limit_s)
         if lookup is None:
             return False
         if lookup.exception() is not None:

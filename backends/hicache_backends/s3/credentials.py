@@ -62,7 +62,7 @@ class CredentialCache:
         if self._are_valid_for(_EXPIRY_MARGIN_S):
             self._refresh_in_background()
             return
-        refreshed = self._refreshing.ended(deadline.remaining_s())
+        refreshed = self._refreshing.wait(deadline.remaining_s())
         if refreshed is None:
             raise StorageTimeout(
                 f"s3: the credentials were not renewed in time ({deadline.timeout_s:g} s):"
