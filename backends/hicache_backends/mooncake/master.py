@@ -12,16 +12,19 @@ import struct
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
-    from hicache_backends.mooncake.client import Client
+    from collections.abc import Callable
+
     from hicache_backends.mooncake.settings import MooncakeSettings
 
+RunOnThread: TypeAlias = "Callable[[Callable[[], tuple[int, str]], Deadline], tuple[int, str]]"
+"""Runs work on a thread that is abandoned at the deadline; see `Client.run_on_thread`."""
 _PROBE = struct.pack("<BBBBIIII", 21, 0, 0, 0, 1, 0, 0, 0)
 """A call, in the format of the RPC port, of a function that no master has. A live master refuses it."""
 
@@ -103,7 +106,7 @@ forget_lookups = _LOOKUPS.forget
 
 
 def list_keys(
-    client: Client, settings: MooncakeSettings, prefix: str, deadline: Deadline
+    settings: MooncakeSettings, prefix: str, deadline: Deadline, *, run_on_thread: RunOnThread
 ) -> list[str]:
     """Return every key of the cluster that begins with `prefix`, from the master's HTTP port.
 
@@ -131,7 +134,7 @@ def list_keys(
             connection.close()
 
     try:
-        status, text = client.run_on_thread(read, deadline)
+        status, text = run_on_thread(read, deadline)
     except TimeoutError:
         for sock in opened:  # to shut the socket down ends the thread
             with suppress(OSError):

@@ -150,7 +150,7 @@ class MooncakeStorage(HiCacheStorage):
         self.ensure_open()
         deadline = self._deadline()
         found: list[KeySpace] = []
-        for key in list_keys(self._client, self._settings, self._layout.prefix, deadline):
+        for key in self._list_keys(self._layout.prefix, deadline):
             space_id = self._layout.space_id(key)
             if space_id is not None:
                 data = self._client.call(partial(read_small, key), deadline)
@@ -230,12 +230,15 @@ class MooncakeStorage(HiCacheStorage):
         root = self._layout.root(space.id)
         return [root + page_hash for page_hash in hashes]
 
+    def _list_keys(self, prefix: str, deadline: Deadline) -> list[str]:
+        run_on_thread = self._client.run_on_thread
+        return list_keys(self._settings, prefix, deadline, run_on_thread=run_on_thread)
+
     def _list_pages(self, space: KeySpace, deadline: Deadline) -> dict[str, str]:
         """Return key and hash of each listed page. The list comes over HTTP, which leases no page."""
         root = self._layout.root(space.id)
         hashes = {
-            key: self._layout.page_hash(space.id, key)
-            for key in list_keys(self._client, self._settings, root, deadline)
+            key: self._layout.page_hash(space.id, key) for key in self._list_keys(root, deadline)
         }
         return {key: page_hash for key, page_hash in hashes.items() if page_hash is not None}
 

@@ -144,7 +144,8 @@ def _json(value: Any, depth: int, indent: str = "") -> str:
         ]
         left, right = "{}"
     else:
-        items = [_json(one, depth - 1, inner) for one in cast("list[Any]", value)]
+        elements: list[Any] = value
+        items = [_json(one, depth - 1, inner) for one in elements]
         left, right = "[]"
     lines = ",\n".join(f"{inner}{item}" for item in items)
     return f"{left}\n{lines}\n{indent}{right}"
