@@ -148,4 +148,4 @@ def _opened(backend: str, directory: Path, settings: dict[str, Any]) -> HiCacheS
 def _expect_ok(verdicts: Sequence[Verdict]) -> None:
     for number, verdict in enumerate(verdicts):
         if verdict is not Verdict.OK:
-            raise RuntimeError(f"the page store said {verdict.value} of page {number}")
+            raise RuntimeError(f"the page store returned {verdict.value} of page {number}")

@@ -269,7 +269,7 @@ class OurPageStore(S3Store):
     def _expect_ok(self, verdicts: Sequence[Verdict]) -> None:
         wrong = list(itertools.filterfalse(Verdict.OK.__eq__, verdicts))
         if wrong:
-            raise RuntimeError(f"the page store said {wrong[0].value}: {self._storage.stats()}")
+            raise RuntimeError(f"the page store returned {wrong[0].value}: {self._storage.stats()}")
 
 
 def _storage(store: S3Store) -> S3Storage:

@@ -1,4 +1,4 @@
-"""What the adapters of all peers share: a store that was written for another interface than ours."""
+"""The base of all adapters: a store that was written for another interface than ours."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-LISTS_NOTHING = {
+NO_LISTING = {
     "spaces": "it lists no key spaces",
     "scan": "it lists no pages",
 }
-DELETES_NOTHING = {"batch_delete": "it deletes no single page"}
-CLEARS_NOTHING = {"clear": "it removes no pages by key space"}
-CHECKS_NO_CONFIG = {"from_config": "its engine checks its config, and here the adapter"}
-HANDS_PAGES_OVER_BARE = {"page_store": "its engine puts no checksum around pages"}
-CUTS_EQUALLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
-ONE_VERDICT_A_SET = {"batch_set": "it gives one verdict for a batch, not one a page"}
+NO_DELETE = {"batch_delete": "it deletes no single page"}
+NO_CLEAR = {"clear": "it removes no pages by key space"}
+NO_CONFIG_CHECK = {"from_config": "its engine checks its config, and here the adapter"}
+NO_CHECKSUM = {"page_store": "its engine puts no checksum around pages"}
+EQUAL_PARTS_ONLY = {"open_space": "its engine cuts layers and heads into equal parts, this is none"}
+ONE_RESULT_A_BATCH = {"batch_set": "it gives one verdict for a batch, not one a page"}
 """Entries for `AdaptedStorage.absent`."""
 
 
 class AdaptedStorage(HiCacheStorage):
-    """A store of another engine. What its interface has not raises UnsupportedOperation.
+    """A store of another engine. An operation that its interface lacks raises UnsupportedOperation.
 
-    What it raises itself out of a call is passed on as it is: its engine would meet it as well.
+    An exception of the store is passed on unchanged, because its engine would meet it as well.
     """
 
     distribution: ClassVar[str]
-    """The peer's own, whose version the record tells."""
+    """The store's own distribution. The record names its version."""
     absent: ClassVar[Mapping[str, str]]
-    """What its interface has not: the `Subject.absent` of those who judge it."""
+    """The operations that the interface lacks, each with the reason: `Subject.absent` of its tests."""
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:  # noqa: ARG002 - not done
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} deletes no single page")
 
 
-def verdicts_of_prefixes(ask: Callable[[list[str]], int], keys: Sequence[str]) -> list[bool]:
-    """Whether each page is there, from a store that only tells how many leading ones are.
+def results_from_prefix_counts(ask: Callable[[list[str]], int], keys: Sequence[str]) -> list[bool]:
+    """Return whether each page exists, from a store that only counts the leading pages that exist.
 
-    One call where all are present; after a miss each of the rest is asked for by itself.
+    One call suffices where all exist. After a miss each further page takes a call of its own.
     """
     wanted = list(keys)
     leading = ask(wanted) if wanted else 0
@@ -52,11 +52,11 @@ def verdicts_of_prefixes(ask: Callable[[list[str]], int], keys: Sequence[str]) -
     return [*[True] * leading, *[False] * (leading < len(wanted)), *rest]
 
 
-def verdicts_of_batch(stored: bool, count: int) -> list[bool]:  # noqa: FBT001 - the peer's own verdict
-    """One verdict a page, from a store that gives one for a whole batch.
+def results_from_batch_flag(stored: bool, count: int) -> list[bool]:  # noqa: FBT001 - the peer's own verdict
+    """Return one result a page, from a store that gives one for a whole batch.
 
     Raises:
-        UnsupportedOperation: It says that the batch failed, and not which of its pages did.
+        UnsupportedOperation: The store refused the batch, and does not report which pages.
     """
     if stored or count <= 1:
         return [stored] * count
@@ -66,15 +66,15 @@ def verdicts_of_batch(stored: bool, count: int) -> list[bool]:  # noqa: FBT001 -
 
 
 def equal_part(part: tuple[int, int], total: int, what: str) -> tuple[int, int]:
-    """Which part of how many equal ones `part` is, as ranks hold them: its number, and how many.
+    """Return the number of this part among equal parts, and the number of parts, as ranks hold them.
 
     Raises:
-        UnsupportedOperation: It is none.
+        UnsupportedOperation: `part` is not one of equal parts.
     """
     start, end = part
     width = end - start
     if total % width or start % width or end > total:
         raise UnsupportedOperation(
-            f"{what} {start} to {end} of {total} are none of equal parts, as ranks hold them"
+            f"{what} {start} to {end} of {total} are not one of equal parts, as ranks hold them"
         )
     return start // width, total // width

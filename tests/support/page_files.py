@@ -1,4 +1,4 @@
-"""Pages of another engine's store that are files: for the kit's back doors."""
+"""Back doors of the kit to pages that another engine's store keeps as files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Files(Protocol):
 
 
 class FileSubject(Subject):
-    """A directory a test, its files as back doors."""
+    """A subject with a directory for each test and its files as back doors."""
 
     files: ClassVar[type[_Files]]
-    """The adapter, which knows the file of a page."""
+    """The adapter class, which returns the file of a page."""
 
     def config(self, scratch: Scratch) -> dict[str, str]:
         self.fields = {"path": str(scratch.path)}

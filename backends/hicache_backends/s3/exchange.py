@@ -35,7 +35,7 @@ _CHECK_S = 0.2
 
 
 class Loss(enum.Enum):
-    """The way in which a reply was lost."""
+    """The kind of a lost reply."""
 
     UNREACHABLE = "unreachable"
     """No connection was made."""

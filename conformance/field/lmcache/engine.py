@@ -1,13 +1,13 @@
-"""LMCache's L2 adapters, as the storage manager of its MP mode uses them.
+"""LMCache's L2 adapters, called as the storage manager of its MP mode calls them.
 
-They take tasks and signal by eventfds that some are done. As in its prefetch controller, only that is
-loaded which a lookup found: the last `batch_exists`, or one that `batch_get` makes where there was none.
-A page is stored by a task of its own, since the result is a task's: one after the other, since its L1
-never has two objects of one key to store.
+An L2 adapter takes tasks, and signals by eventfds that some are done. As in LMCache's prefetch
+controller, only pages that a lookup found are loaded: the last `batch_exists`, or a lookup that
+`batch_get` makes. Each page is stored by a task of its own, because a task has one result. The
+tasks run one after the other, because LMCache's L1 never stores two objects of one key at once.
 
-Of a key space its engine passes on: the tokens of a page (in the chunk hash), model, the place of the
-shard (as one rank of all), pool (as the number of an object group) and tenant (as `cache_salt`). It
-passes on neither dtype nor layout nor revision.
+LMCache's engine passes on these fields of a key space: the tokens of a page (in the chunk hash),
+the model, the place of the shard (as one rank of all), the pool (as the number of an object group)
+and the tenant (as `cache_salt`). It passes on neither dtype nor layout nor revision.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from field.adapter import (
-    CHECKS_NO_CONFIG,
-    CLEARS_NOTHING,
-    CUTS_EQUALLY,
-    HANDS_PAGES_OVER_BARE,
-    LISTS_NOTHING,
+    EQUAL_PARTS_ONLY,
+    NO_CHECKSUM,
+    NO_CLEAR,
+    NO_CONFIG_CHECK,
+    NO_LISTING,
     AdaptedStorage,
     equal_part,
 )
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 POOLS = ("kv", "draft", "draft_indexer", "draft_swa", "indexer", "mamba", "swa")
-"""What an engine registers as object groups, in this order: 0, 1, 2, ..."""
+"""The pools that an engine registers as object groups, in this order: 0, 1, 2, ..."""
 _ADAPTERS = "lmcache.v1.distributed.l2_adapters"
 
 
 class LMCacheSettings(Settings):
-    """What the engine is, of which the shards of key spaces are ranks; and what is its adapter's own."""
+    """The engine, of which the shards of key spaces are ranks, and the config of its adapter."""
 
     total_heads: int = Field(default=16, ge=1)
     """KV heads of the model: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
     total_layers: int = Field(default=32, ge=1)
     l2_adapter: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """More fields of `--l2-adapter`, handed to the adapter as they are."""
+    """Further fields of `--l2-adapter`, passed to the adapter unchanged."""
 
 
 class LMCacheStorage(AdaptedStorage):
@@ -60,11 +60,11 @@ class LMCacheStorage(AdaptedStorage):
 
     distribution = "lmcache"
     absent: ClassVar[Mapping[str, str]] = {
-        **CHECKS_NO_CONFIG,
-        **CLEARS_NOTHING,
-        **HANDS_PAGES_OVER_BARE,
-        **CUTS_EQUALLY,
-        **LISTS_NOTHING,
+        **NO_CONFIG_CHECK,
+        **NO_CLEAR,
+        **NO_CHECKSUM,
+        **EQUAL_PARTS_ONLY,
+        **NO_LISTING,
     }
 
     def __init__(self, settings: LMCacheSettings, kind: str, fields: Mapping[str, Any]) -> None:
@@ -72,10 +72,10 @@ class LMCacheStorage(AdaptedStorage):
         try:
             self._adapter = _l2_adapter(kind, {**settings.l2_adapter, **fields})
             self._tasks = Tasks(self._adapter)
-        except (OSError, RuntimeError) as error:  # its server would not start
+        except (OSError, RuntimeError) as error:  # LMCache's server would not start either
             raise StorageUnavailable(f"the adapter {kind!r} can't be made: {error}") from error
         self._found: set[Any] = set()
-        """What a lookup found and no load has asked for since."""
+        """Keys that a lookup found and no load has used since."""
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
@@ -119,21 +119,21 @@ class LMCacheStorage(AdaptedStorage):
         return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Its eviction's `delete`. It has no result: True says that it returned."""
+        """Call the `delete` of LMCache's eviction. It has no result: True means that it returned."""
         self.ensure_open()
         self._adapter.delete(self.object_keys(space, hashes))
         return [True] * len(hashes)
 
     def close(self) -> None:
-        """As the storage manager stops: its controllers first, then the adapter."""
+        """Stop the tasks first, then the adapter, as the storage manager does."""
         if not self._closed:
             super().close()
-            if not self.is_forked_copy:  # the event descriptors are its parent's, too
+            if not self.is_forked_copy:  # the parent uses the same event descriptors
                 self._tasks.close()
                 self._adapter.close()
 
     def object_keys(self, space: KeySpace, hashes: Sequence[str]) -> list[Any]:
-        """LMCache's `ObjectKey` of each page."""
+        """Return LMCache's `ObjectKey` of each page."""
         object_key = _module("lmcache.v1.distributed.api").ObjectKey
         rank, size = _rank(space.shard, self._engine)
         return [
@@ -148,9 +148,9 @@ class LMCacheStorage(AdaptedStorage):
         ]
 
     def _look_up(self, keys: list[Any]) -> list[bool]:
-        """Which of the pages are there. Its controllers submit no empty task.
+        """Return whether each page exists. LMCache's controllers submit no empty task.
 
-        The locks are given back at once: in these adapters nothing asks for them.
+        The locks are released at once: these adapters do not use them.
         """
         if not keys:
             return []
@@ -163,28 +163,28 @@ class LMCacheStorage(AdaptedStorage):
 
 
 def file_name(key: Any) -> str:
-    """The name of a page's file, in `fs` and in `fs_native`."""
+    """Return the name of a page's file, in `fs` and in `fs_native`."""
     name: str = _module(f"{_ADAPTERS}.fs_l2_adapter")._object_key_to_filename(key)  # noqa: SLF001 - it has no public one
     return name
 
 
 def redis_key(key: Any) -> str:
-    """The key of a page in a Redis."""
+    """Return the key of a page in Redis."""
     adapter = _module(f"{_ADAPTERS}.native_connector_l2_adapter")
     name: str = adapter._object_key_to_string(key)  # noqa: SLF001 - it has no public one
     return name
 
 
 def _chunk_hash(space: KeySpace, page_hash: str) -> bytes:
-    """The hash of a chunk covers its tokens and those before: another chunk size, another hash."""
+    """Return the hash of a chunk. It covers the chunk size, the tokens and those before them."""
     return hashlib.sha256(f"{space.page_tokens}|{page_hash}".encode()).digest()
 
 
 def _rank(shard: Shard, engine: LMCacheSettings) -> tuple[int, int]:
-    """The rank that holds a shard, and of how many: its `kv_worker_id` and `kv_world_size`.
+    """Return the rank that holds a shard, and the number of ranks: `kv_worker_id` and `kv_world_size`.
 
-    Stages of the pipeline, in them tensor-parallel ranks (one where heads are replicated), in them
-    ranks of the context.
+    Ranks are numbered by pipeline stage, then by tensor-parallel rank (one where heads are
+    replicated), then by context rank.
     """
     stage, stages = equal_part(shard.layers, engine.total_layers, "layers")
     part, parts = equal_part(shard.heads, engine.total_heads, "heads") if shard.heads else (0, 1)
@@ -193,14 +193,14 @@ def _rank(shard: Shard, engine: LMCacheSettings) -> tuple[int, int]:
 
 
 def _l2_adapter(kind: str, fields: Mapping[str, Any]) -> Any:
-    """What `--l2-adapter '{"type": KIND, ...}'` makes."""
+    """Return the adapter of `--l2-adapter '{"type": KIND, ...}'`."""
     registry = _module(f"{_ADAPTERS}.config")
     config = registry.get_l2_adapter_config_class(kind).from_dict({"type": kind, **fields})
     return _module(_ADAPTERS).create_l2_adapter(config)
 
 
 def _memory_object(page: Page) -> Any:
-    """A page as an object of its L1: over the page's memory, or over a copy where that is read-only."""
+    """Return a page as an object of LMCache's L1, over its memory or over a copy of read-only memory."""
     torch = _module("torch")
     memory = _module("lmcache.v1.memory_management")
     (segment,) = page.segments
@@ -212,14 +212,14 @@ def _memory_object(page: Page) -> Any:
 
 
 def _module(name: str) -> Any:
-    """A module of LMCache, or torch. Importing it reports no usage.
+    """Return a module of LMCache, or torch, without a usage report.
 
     Raises:
-        BackendNotInstalled: It is not here.
+        BackendNotInstalled: The module is not installed.
     """
     os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
     try:
-        importlib.import_module("torch")  # its native libraries are linked against it
+        importlib.import_module("torch")  # LMCache's native libraries are linked against it
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise BackendNotInstalled(

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class LMCacheFilesSettings(LMCacheSettings):
-    """Where it keeps files."""
+    """The config of the adapters, with the place of the files."""
 
     path: str
-    """`base_path` of its config."""
+    """`base_path` of the adapter's config."""
 
 
 class LMCacheFiles(LMCacheStorage):
-    """What both have in common."""
+    """The base of both file adapters."""
 
     kind: ClassVar[str]
 
@@ -40,7 +40,7 @@ class LMCacheFiles(LMCacheStorage):
         return cls(LMCacheFilesSettings.parse(f"lmcache_{cls.kind}", config))
 
     def path_of(self, space: KeySpace, page_hash: str) -> Path:
-        """The file of a page: for back doors."""
+        """Return the file of a page: for back doors."""
         (key,) = self.object_keys(space, [page_hash])
         return self._directory / file_name(key)
 

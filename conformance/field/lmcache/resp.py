@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class LMCacheRespSettings(LMCacheSettings):
-    """Where its server is."""
+    """The config of the adapter, with the address of its server."""
 
     host: str
     port: int
 
 
 class LMCacheResp(LMCacheStorage):
-    """Its `LMCacheRedisClient`, wrapped by `NativeConnectorL2Adapter`; eight threads by default."""
+    """`LMCacheRedisClient`, wrapped by `NativeConnectorL2Adapter`; eight threads by default."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -43,6 +43,6 @@ class LMCacheResp(LMCacheStorage):
         return cls(LMCacheRespSettings.parse("lmcache_resp", config))
 
     def key_of(self, space: KeySpace, page_hash: str) -> str:
-        """The key of a page in the server: for back doors."""
+        """Return the key of a page in the server: for back doors."""
         (key,) = self.object_keys(space, [page_hash])
         return redis_key(key)

@@ -1,4 +1,4 @@
-"""The waiting side of an L2 adapter of LMCache: who submits a task gets a future of its result."""
+"""The waiting side of an L2 adapter of LMCache: each submitted task has a future."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _STORE, _LOOK_UP, _LOAD = range(3)
 
 
 class Tasks:
-    """One thread waits on the eventfds of an adapter, as its controllers do. Thread-safe.
+    """One thread that waits on the eventfds of an adapter, as LMCache's controllers do. Thread-safe.
 
-    The objects of a task are held until it is done. There is no time limit: LMCache has none.
+    The objects of a task are held until the task is done. There is no time limit, as in LMCache.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -37,25 +37,28 @@ class Tasks:
         self._thread.start()
 
     def store(self, keys: list[Any], objects: list[Any]) -> Future[list[bool]]:
-        """One verdict, of the whole task."""
+        """Store objects; the future has one result for the whole task."""
         return self._submitted(
             _STORE, lambda: self._adapter.submit_store_task(keys, objects), objects
         )
 
     def look_up(self, keys: list[Any]) -> Future[list[bool]]:
-        """Whether each is there; what is there is locked until `submit_unlock`."""
+        """Look keys up; the future has a result for each.
+
+        Found keys are locked until `submit_unlock`.
+        """
         return self._submitted(
             _LOOK_UP, lambda: self._adapter.submit_lookup_and_lock_task(keys, {}), keys
         )
 
     def load(self, keys: list[Any], objects: list[Any]) -> Future[list[bool]]:
-        """Whether each was read into its object."""
+        """Read into the objects; the future has a result for each."""
         return self._submitted(
             _LOAD, lambda: self._adapter.submit_load_task(keys, objects), objects
         )
 
     def close(self) -> None:
-        """End the thread. Who still waits gets StorageClosed, as does who submits from now on."""
+        """End the thread. Waiting and later tasks fail with StorageClosed."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._stop)
@@ -71,7 +74,7 @@ class Tasks:
         self, kind: int, submit: Callable[[], int], objects: Sequence[Any]
     ) -> Future[list[bool]]:
         future: Future[list[bool]] = Future()
-        with self._lock:  # not before it is known may its result be looked for
+        with self._lock:  # the thread must not look for the result before the task is registered
             if self._closed:
                 raise StorageClosed("the adapter was closed: it takes no more tasks")
             self._waiting[kind, submit()] = future, objects

@@ -1,8 +1,8 @@
-"""SGLang's in-tree backends: their modules out of its wheel, and what its engine would tell them.
+"""The engine side of SGLang's in-tree backends: their modules, configs and keys.
 
-Of a key space SGLang's engine passes on: model, the places of the shard (as ranks and sizes of tensor,
-pipeline and context parallelism), pool, and in the page hash the tenant and the tokens of a page. It
-passes on neither dtype nor layout nor revision.
+SGLang's engine passes on these fields of a key space: the model, the place of the shard (as ranks
+and sizes of tensor, pipeline and context parallelism), the pool, and in the page hash the tenant
+and the tokens of a page. It passes on neither dtype nor layout nor revision.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace, Shard
 
 BATCH_PAGES = 128
-"""So many pages SGLang's controller hands over in one call: `STORAGE_BATCH_SIZE`."""
+"""The number of pages that SGLang's controller passes in one call: `STORAGE_BATCH_SIZE`."""
 KV = "kv"
 _LOADING = threading.Lock()
 
 
 class EngineSettings(Settings):
-    """What the engine is, of which the shards of key spaces are ranks; and what is its backend's own."""
+    """The engine, of which the shards of key spaces are ranks, and the config of its backend."""
 
     total_heads: int = Field(default=16, ge=1)
     """KV heads of the model: a shard of `n` is one of `total_heads / n` tensor-parallel ranks."""
     total_layers: int = Field(default=32, ge=1)
     extra_config: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """`--hicache-storage-backend-extra-config`, handed to the backend as it is."""
+    """`--hicache-storage-backend-extra-config`, passed to the backend unchanged."""
 
 
 class SGLangStorage(AdaptedStorage):
-    """One of SGLang's backends. Each rank of each model has an instance of it, as in its engine."""
+    """One of SGLang's backends, with one instance for each rank of each model, as in its engine."""
 
     distribution = "sglang"
 
@@ -51,49 +51,49 @@ class SGLangStorage(AdaptedStorage):
         self._engine = settings
         self._ranks: dict[tuple[str, Shard, bool, int], Any] = {}
         self._replicated: set[str] = set()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
         self.rank(space)
 
     def rank(self, space: KeySpace) -> Any:
-        """The backend's instance at the rank that holds this shard; started at its first use.
+        """Return the backend's instance at the rank that holds this shard. The first use starts it.
 
-        A model is MLA to its engine (`is_mla_model`) where its KV pool has no heads, whatever its other
-        pools have.
+        A model is MLA for its engine (`is_mla_model`) where its KV pool has no heads, whatever its
+        other pools have.
         """
         self.ensure_open()
-        with self._starting:
+        with self._lock:
             if space.pool == KV and space.shard.heads is None:
                 self._replicated.add(space.model)
-            beside = space.pool != KV and space.model in self._replicated
-            place = (space.model, space.shard, beside, self.apart(space))
+            is_draft_of_mla = space.pool != KV and space.model in self._replicated
+            place = (space.model, space.shard, is_draft_of_mla, self.engine_key(space))
             if place not in self._ranks:
                 config = storage_config(space, self._engine)
-                config.is_mla_model |= beside
-                self._ranks[place] = self.begin(space, config)
+                config.is_mla_model |= is_draft_of_mla
+                self._ranks[place] = self.make_rank(space, config)
             return self._ranks[place]
 
-    def apart(self, space: KeySpace) -> int:  # noqa: ARG002 - nothing, here
-        """What else of a key space takes an engine of its own."""
+    def engine_key(self, space: KeySpace) -> int:  # noqa: ARG002 - unused by this default
+        """Return what further separates engines, besides model and shard."""
         return 0
 
-    def begin(self, space: KeySpace, config: Any) -> Any:  # noqa: ARG002 - for who has a host pool
-        """What `rank` gives for a rank that is new: the instance, alone here."""
-        return self.start(config)
+    def make_rank(self, space: KeySpace, config: Any) -> Any:  # noqa: ARG002 - unused by this default
+        """Return the rank of a new instance: here the instance alone."""
+        return self.make_backend(config)
 
-    def start(self, config: Any) -> Any:
-        """A new instance of the backend; `config` is SGLang's `HiCacheStorageConfig`."""
-        raise NotImplementedError(f"{type(self).__name__} has no start(self, config)")
+    def make_backend(self, config: Any) -> Any:
+        """Return a new instance of the backend. `config` is SGLang's `HiCacheStorageConfig`."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_backend(self, config)")
 
     def ranks(self) -> list[Any]:
-        """Every instance that was started."""
-        with self._starting:
+        """Return every instance that was started."""
+        with self._lock:
             return list(self._ranks.values())
 
     def close(self) -> None:
-        """As the controller detaches a backend: `close` where it has one."""
+        """Close each instance that has a `close`, as the controller does when it detaches a backend."""
         if not self._closed:
             super().close()
             for rank in [] if self.is_forked_copy else self.ranks():
@@ -102,7 +102,7 @@ class SGLangStorage(AdaptedStorage):
 
 
 def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
-    """SGLang's `HiCacheStorageConfig` of the rank that holds the shard of `space`.
+    """Return SGLang's `HiCacheStorageConfig` of the rank that holds the shard of `space`.
 
     Raises:
         UnsupportedOperation: No equal cut of the model's layers and heads has this shard.
@@ -129,27 +129,28 @@ def storage_config(space: KeySpace, engine: EngineSettings) -> Any:
 
 
 def page_key(space: KeySpace, page_hash: str) -> str:
-    """The page hash that SGLang's engine would make: tenant and tokens of a page are in it."""
+    """Return the page hash that SGLang's engine would make. It covers tenant and tokens of a page."""
     seed = namespace_seed(cache_salt=space.tenant) if space.tenant else ""
     return hashlib.sha256(f"{seed}|{space.page_tokens}|{page_hash}".encode()).hexdigest()
 
 
 def page_keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    """The same of many."""
+    """Return the page hashes that SGLang's engine would make."""
     return [page_key(space, page_hash) for page_hash in hashes]
 
 
 def pool_keys(space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    """What its v2 interface names pages of a pool: `hash`, and `hash.pool` beside the KV pool."""
+    """Return the names of pages in the v2 interface: `hash` in the KV pool, `hash.pool` in others."""
     end = "" if space.pool == KV else f".{space.pool}"
     return [key + end for key in page_keys(space, hashes)]
 
 
 def module(name: str) -> Any:
-    """`sglang.srt.NAME` out of the wheel, without what `sglang` itself imports.
+    """Return `sglang.srt.NAME` of the wheel, without the imports of `sglang` itself.
 
-    `sglang` is an empty package that points into the wheel (its own loads a front-end language and
-    patches transformers), `triton` an empty module where it is not installed: storage uses no kernel.
+    `sglang` becomes an empty package that points into the wheel, because the real one loads a
+    front-end language and patches transformers. `triton` becomes an empty module where it is not
+    installed; storage uses no kernel.
 
     Raises:
         BackendNotInstalled: There is no wheel.
@@ -160,7 +161,7 @@ def module(name: str) -> Any:
 
 
 def _find_wheel() -> None:
-    """Put `sglang` and `triton` in place; once a process."""
+    """Make `sglang` and `triton` importable, once a process."""
     if "sglang" not in sys.modules:
         try:
             found = metadata.distribution("sglang").locate_file("sglang")
@@ -176,10 +177,11 @@ def _find_wheel() -> None:
             sys.modules["triton"] = types.ModuleType("triton")
 
 
-def stand_in(unused: Mapping[str, Mapping[str, type]]) -> None:
-    """Put other classes in place of some of SGLang's that a backend imports and does not construct.
+def replace_classes(unused: Mapping[str, Mapping[str, type]]) -> None:
+    """Replace classes of SGLang that a backend imports and does not construct.
 
-    For those whose modules import half of an engine, and that are named in annotations, or told apart.
+    Their modules would import half of an engine. A backend names the classes in annotations, or in
+    `isinstance`.
     """
     module("environ")
     for name, classes in unused.items():

@@ -1,9 +1,9 @@
 """SGLang's `HiCacheFile`: a file a page in one flat directory.
 
-KV pages go the way of `_generic_page_get` and `_generic_page_set` of its cache controller: a fresh flat
-page for each to be read into, and one verdict for a batch that is set. Pages of other pools are read
-and written one by one under `hash.pool`, as its `batch_get_v2` and `batch_set_v2` do. A page is deleted
-as its evictor deletes one.
+KV pages take the path of `_generic_page_get` and `_generic_page_set` of the cache controller: a get
+reads each page into a fresh flat tensor, and a set has one result a batch. Pages of other pools are
+read and written one by one under `hash.pool`, as `batch_get_v2` and `batch_set_v2` do. A page is
+deleted as the evictor deletes one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from field.adapter import (
-    CHECKS_NO_CONFIG,
-    CUTS_EQUALLY,
-    HANDS_PAGES_OVER_BARE,
-    LISTS_NOTHING,
-    ONE_VERDICT_A_SET,
-    verdicts_of_batch,
-    verdicts_of_prefixes,
+    EQUAL_PARTS_ONLY,
+    NO_CHECKSUM,
+    NO_CONFIG_CHECK,
+    NO_LISTING,
+    ONE_RESULT_A_BATCH,
+    results_from_batch_flag,
+    results_from_prefix_counts,
 )
 from field.sglang.engine import (
     BATCH_PAGES,
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 
 
 class SGLangFileSettings(EngineSettings):
-    """Where it keeps files."""
+    """The config of the adapter, with the place of the files."""
 
     path: str
-    """`file_storage_path` of its config."""
+    """`file_storage_path` of the backend's config."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """`max_size` of its config, for its evictor."""
+    """`max_size` of the backend's config, for its evictor."""
     strided: bool = False
-    """Read into tensors that are not contiguous, which its engine never does."""
+    """Read into tensors that are not contiguous, which the engine never does."""
 
 
 class SGLangFile(SGLangStorage):
     """`sglang.srt.mem_cache.hicache_storage.HiCacheFile`."""
 
     absent: ClassVar[Mapping[str, str]] = {
-        **CHECKS_NO_CONFIG,
-        **HANDS_PAGES_OVER_BARE,
-        **LISTS_NOTHING,
-        **ONE_VERDICT_A_SET,
-        **CUTS_EQUALLY,
+        **NO_CONFIG_CHECK,
+        **NO_CHECKSUM,
+        **NO_LISTING,
+        **ONE_RESULT_A_BATCH,
+        **EQUAL_PARTS_ONLY,
     }
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -83,13 +83,15 @@ class SGLangFile(SGLangStorage):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(SGLangFileSettings.parse("sglang_file", config))
 
-    def start(self, config: Any) -> Any:
-        os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)  # it wins over the config
+    def make_backend(self, config: Any) -> Any:
+        os.environ.pop(
+            "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None
+        )  # it takes precedence over the config
         return module("mem_cache.hicache_storage").HiCacheFile(config, self._directory)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         rank = self.rank(space)
-        return verdicts_of_prefixes(rank.batch_exists, pool_keys(space, hashes))
+        return results_from_prefix_counts(rank.batch_exists, pool_keys(space, hashes))
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -111,11 +113,11 @@ class SGLangFile(SGLangStorage):
         rank = self.rank(space)
         keys, values = pool_keys(space, hashes), [_tensor(page) for page in pages]
         if space.pool == KV:
-            return verdicts_of_batch(rank.batch_set(keys, values), len(keys))
+            return results_from_batch_flag(rank.batch_set(keys, values), len(keys))
         return [rank.set(key, value) for key, value in zip(keys, values, strict=True)]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """What its evictor does to a file that it has chosen: it has no delete that takes a key."""
+        """Delete files as the evictor does. The backend has no delete that takes a key."""
         rank = self.rank(space)
         for page_hash in hashes:
             path = self.path_of(space, page_hash)
@@ -126,16 +128,19 @@ class SGLangFile(SGLangStorage):
         return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
-        """Its own `clear`, at this rank. It does not count; the adapter counts the files that went."""
+        """Call the backend's `clear` at this rank.
+
+        The result is the number of files that disappeared.
+        """
         rank = self.rank(space)
         before = self._files()
         rank.clear()
         return before - self._files()
 
     def path_of(self, space: KeySpace, page_hash: str) -> Path:
-        """The file of a page, by its own naming: for back doors."""
+        """Return the file of a page, named by the backend: for back doors."""
         (key,) = pool_keys(space, [page_hash])
-        name = self.rank(space)._get_suffixed_key(key)  # noqa: SLF001 - it has no public one
+        name = self.rank(space)._get_suffixed_key(key)  # noqa: SLF001 - there is no public method
         return Path(self._directory, f"{name}.bin")
 
     def _files(self) -> int:
@@ -143,7 +148,7 @@ class SGLangFile(SGLangStorage):
 
 
 def _tensor(page: Page) -> Any:
-    """A page as a flat tensor: over its memory, as the engine's are; a copy where that is read-only."""
+    """Return a page as a flat tensor over its memory, or over a copy of read-only memory."""
     (segment,) = page.segments
     memory = bytearray(segment) if segment.readonly else segment
     return _torch().frombuffer(memory, dtype=_torch().uint8)

@@ -1,13 +1,13 @@
 """SGLang's `HiCacheHF3FS` over its own mock client: slots in a plain file, metadata in the process.
 
-KV pages go through `batch_get_v1` and `batch_set_v1`, those of other pools through `batch_get_v2` and
-`batch_set_v2`, to and from a host pool that holds the pages of the call. A layout of "page_first" is
-its zero-copy way (K and V of an MHA page in a slot each), any other its way over flat pages; a page that
-has no halves goes the second way.
+KV pages go through `batch_get_v1` and `batch_set_v1`, pages of other pools through `batch_get_v2`
+and `batch_set_v2`, to and from a host pool that holds the pages of the call. The layout
+"page_first" takes its zero-copy path, with K and V of an MHA page in a slot each. Other layouts
+take its path over flat pages, and so does a page without halves.
 
-Its engine has one model, one dtype, layout, revision and page size: a key space that differs in one of
-these is another server of the same configuration, with metadata of its own. Only the page size has a
-file of its own, as its docs advise for servers whose slots differ.
+An engine has one model, one dtype, layout, revision and page size. A key space that differs in one
+of these is another server of the same configuration, with its own metadata. Only another page size
+has its own file, as the backend's documentation advises for servers with different slots.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from field.adapter import (
-    CHECKS_NO_CONFIG,
-    HANDS_PAGES_OVER_BARE,
-    LISTS_NOTHING,
-    ONE_VERDICT_A_SET,
+    NO_CHECKSUM,
+    NO_CONFIG_CHECK,
+    NO_LISTING,
+    ONE_RESULT_A_BATCH,
     AdaptedStorage,
-    verdicts_of_batch,
-    verdicts_of_prefixes,
+    results_from_batch_flag,
+    results_from_prefix_counts,
 )
 from field.sglang.engine import (
     BATCH_PAGES,
@@ -37,7 +37,7 @@ from field.sglang.engine import (
     EngineSettings,
     module,
     page_keys,
-    stand_in,
+    replace_classes,
     storage_config,
 )
 from hicache_storage.errors import UnsupportedOperation
@@ -51,28 +51,28 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 _PACKAGE = "mem_cache.storage.hf3fs"
-_FOR_ANNOTATIONS = {
+_UNUSED_CLASSES = {
     "mem_cache.pool_host": {"HostKVCache": type("HostKVCache", (), {})},
     "observability.metrics_collector": {"StorageMetrics": type("StorageMetrics", (), {})},
 }
 _CONFIG_PATH = "SGLANG_HICACHE_HF3FS_CONFIG_PATH"
 _STARTING = threading.Lock()
-"""It takes its config from an environment variable."""
+"""The lock for starts: the backend reads its config from an environment variable."""
 
 
 class SGLangHF3FSSettings(EngineSettings):
-    """Its config file, for every server."""
+    """The config file of the backend, for every server."""
 
     path: str
     """The directory of `file_path_prefix`."""
     slots: int = Field(default=12_000, ge=1)
-    """Slots of a page each; `file_size` is so many times the slot."""
+    """Number of slots, of one page each. `file_size` is this number times the slot size."""
     capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """In place of `slots`: `file_size`."""
+    """`file_size`, instead of `slots`."""
     numjobs: int = Field(default=4, ge=1)
     entries: int = Field(default=8, ge=1)
-    flags_as_told: bool = False
-    """Answer a set with the flags that it returns, not as its engine reads them (`all`)."""
+    page_flags: bool = False
+    """Return the flags of a set for each page, instead of `all` of them as the engine does."""
 
 
 class SGLangHF3FS(AdaptedStorage):
@@ -80,10 +80,10 @@ class SGLangHF3FS(AdaptedStorage):
 
     distribution = "sglang"
     absent: ClassVar[Mapping[str, str]] = {
-        **CHECKS_NO_CONFIG,
-        **HANDS_PAGES_OVER_BARE,
-        **LISTS_NOTHING,
-        **ONE_VERDICT_A_SET,
+        **NO_CONFIG_CHECK,
+        **NO_CHECKSUM,
+        **NO_LISTING,
+        **ONE_RESULT_A_BATCH,
         "open_space": "its engine cuts layers and heads into equal parts, and without a metadata server"
         " it refuses MLA models",
     }
@@ -119,16 +119,16 @@ class SGLangHF3FS(AdaptedStorage):
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         flags = self._rank(space).set(page_keys(space, hashes), pages)
-        if self._settings.flags_as_told or space.pool != KV:
+        if self._settings.page_flags or space.pool != KV:
             return flags
-        return verdicts_of_batch(all(flags), len(hashes))
+        return results_from_batch_flag(all(flags), len(hashes))
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self._rank(space).delete(page_keys(space, hashes))
         return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
-        """Its own `clear`, at this rank. It does not count; the adapter counts the keys that went."""
+        """Call the backend's `clear` at this rank. The result is the number of keys that disappeared."""
         return self._rank(space).clear()
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class _Rank:
 
     def exists(self, keys: list[str]) -> list[bool]:
         if self.pool == KV:
-            return verdicts_of_prefixes(self.backend.batch_exists, keys)
+            return results_from_prefix_counts(self.backend.batch_exists, keys)
         found: list[bool] = self._metadata("exists", self._stored(keys))
         return found
 
@@ -179,11 +179,11 @@ class _Rank:
             return self._v2(self.backend.batch_set_v2, keys, indices)
 
     def delete(self, keys: list[str]) -> None:
-        """By the metadata: what its own `delete` calls, which its engine does not."""
+        """Delete by the metadata, as the backend's `delete` does, which its engine never calls."""
         self._metadata("delete_keys", self._stored(keys))
 
     def clear(self) -> int:
-        kept = self.backend.metadata_client._get_metadata(  # noqa: SLF001 - it has no count
+        kept = self.backend.metadata_client._get_metadata(  # noqa: SLF001 - there is no public count
             self.backend.rank, self.pool
         )
         before = len(kept.key_to_index) // (2 if self._has_halves else 1)
@@ -195,7 +195,7 @@ class _Rank:
         return self.pool == KV and self.backend.mha_zero_copy
 
     def _stored(self, keys: list[str]) -> list[str]:
-        """The keys of its metadata."""
+        """Return the keys in the backend's metadata."""
         backend = self.backend
         if self._has_halves:
             names: list[str] = backend._get_mha_zero_copy_keys(keys)  # noqa: SLF001
@@ -217,7 +217,7 @@ class _Rank:
 
 
 class _HostPool:
-    """What the backend asks of SGLang's host pool; a page of the pool is a page of one call."""
+    """The part of SGLang's host pool that the backend uses. A page of the pool is a page of one call."""
 
     page_size = 1
 
@@ -234,7 +234,7 @@ class _HostPool:
 
     @contextmanager
     def filled_with(self, pages: Sequence[Page]) -> Generator[Any]:
-        """The host indices of these pages, for one call."""
+        """Yield the host indices of these pages for one call."""
         numbers = [next(self._numbers) for _ in pages]
         self._pages.update(zip(numbers, pages, strict=True))
         try:
@@ -247,7 +247,7 @@ class _HostPool:
         return self._page_nbytes
 
     def get_ksize_per_token(self) -> int:
-        """As `MHATokenToKVPoolHost` has it: of K alone; of all where there is no V."""
+        """Return the size of K, as `MHATokenToKVPoolHost` does; the whole size where there is no V."""
         return self._page_nbytes // self._parts
 
     def get_data_page(self, index: Any, *, flat: bool) -> Any:
@@ -264,10 +264,10 @@ class _HostPool:
 
 
 def _started(space: KeySpace, settings: SGLangHF3FSSettings, host: _HostPool) -> Any:
-    """The backend as `backend_factory.py` makes it, from its config file.
+    """Return the backend as `backend_factory.py` makes it, from its config file.
 
     Raises:
-        UnsupportedOperation: It refuses MLA models where the metadata are in the process.
+        UnsupportedOperation: The backend refuses MLA models with metadata in the process.
     """
     engine = storage_config(space, settings)
     engine.extra_config["use_mock_hf3fs_client"] = True
@@ -294,15 +294,16 @@ def _started(space: KeySpace, settings: SGLangHF3FSSettings, host: _HostPool) ->
 
 
 def _hf3fs() -> Any:
-    stand_in(_FOR_ANNOTATIONS)
+    replace_classes(_UNUSED_CLASSES)
     return module(f"{_PACKAGE}.storage_hf3fs")
 
 
 @contextmanager
 def _off_main_thread() -> Generator[None]:
-    """Its constructor sets signal handlers, which only a main thread may: its engine calls it there.
+    """Leave out the backend's signal handlers on another thread than the main one.
 
-    Elsewhere the handlers are left out, or no check that runs in a thread could open it.
+    Its constructor sets signal handlers, which only the main thread may do. The engine calls it
+    there, but checks of the kit also open it on other threads.
     """
     if threading.current_thread() is threading.main_thread():
         yield
@@ -316,7 +317,7 @@ def _off_main_thread() -> Generator[None]:
 
 
 def _set_nothing(*_: object) -> None:
-    """In place of `signal.signal`."""
+    """Replace `signal.signal`."""
 
 
 def _torch() -> Any:

@@ -1,7 +1,8 @@
-"""Host memory as SGLang's zero-copy backends know it: a host pool in the layout `page_first`.
+"""A host pool in the layout `page_first`, for SGLang's zero-copy backends.
 
-It answers what they ask of `MHATokenToKVPoolHost`, whose pages are a K and a V half in two buffers, or
-of `MLATokenToKVPoolHost`, whose pages are in one. An index is a page here, as if a page were a token.
+It has the methods that they call on `MHATokenToKVPoolHost`, whose pages are a K and a V half in two
+buffers, or on `MLATokenToKVPoolHost`, whose pages are in one buffer. An index is a page here, as if
+a page were a token.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 SLOTS = 512
 _NO_RESERVE = 0x4000
-"""MAP_NORESERVE of Linux: of large pages only a few slots are ever touched."""
+"""MAP_NORESERVE of Linux: only a few slots of large pages are ever touched."""
 
 
 class HostPool:
-    """Slots for pages of one size. `lend`, `fill` and `read` are the adapter's, all else SGLang's."""
+    """Slots for pages of one size.
+
+    The adapter calls `take_slots`, `fill` and `read`; SGLang calls the rest.
+    """
 
     layout = "page_first"
     page_size = 1
@@ -41,8 +45,8 @@ class HostPool:
         self._returned = threading.Condition()
 
     @contextmanager
-    def lend(self, count: int) -> Generator[list[int]]:
-        """The indices of `count` slots that nobody else has; waits until they are there."""
+    def take_slots(self, count: int) -> Generator[list[int]]:
+        """Yield the indices of `count` free slots, and wait until there are so many."""
         with self._returned:
             self._returned.wait_for(lambda: len(self._free) >= count)
             slots = [self._free.pop() for _ in range(count)]
@@ -57,55 +61,57 @@ class HostPool:
         """Copy a page into its slot."""
         data = page.tobytes().ljust(sum(self.part_nbytes), b"\0")
         done = 0
-        for address, nbytes in self._places(slot):
+        for address, nbytes in self._parts_of(slot):
             self._memory[address : address + nbytes] = data[done : done + nbytes]
             done += nbytes
 
     def read(self, slot: int, page: Page) -> None:
-        """Copy a slot out into its page."""
-        parts = [self._memory[start : start + nbytes] for start, nbytes in self._places(slot)]
+        """Copy a slot into its page."""
+        parts = [self._memory[start : start + nbytes] for start, nbytes in self._parts_of(slot)]
         page.copy_from(b"".join(parts)[: self._page_nbytes])
 
     def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
-        """Address and size of every buffer of every page, in page order."""
+        """Return address and size of every buffer of every page, in page order."""
         base = self.kv_buffer.data_ptr()
-        places = [place for index in indices.tolist() for place in self._places(index)]
+        places = [place for index in indices.tolist() for place in self._parts_of(index)]
         return [base + start for start, _ in places], [nbytes for _, nbytes in places]
 
     def get_hybrid_pool_buffer(self) -> list[Any]:
-        """The buffers, to be registered."""
+        """Return the buffers to register."""
         return [
             self.kv_buffer[start : start + SLOTS * nbytes]
             for start, nbytes in zip(self._starts, self.part_nbytes, strict=True)
         ]
 
-    def get_data_page(self, index: int, flat: bool = True) -> Any:  # noqa: FBT001, FBT002, ARG002 - theirs
-        """A page as one flat tensor: a view where it lies in one piece, a copy where in two."""
-        pieces = [self.kv_buffer[start : start + size] for start, size in self._places(int(index))]
+    def get_data_page(self, index: int, flat: bool = True) -> Any:  # noqa: FBT001, FBT002, ARG002 - SGLang's signature
+        """Return a page as one flat tensor: a view of a page in one buffer, a copy of one in two."""
+        pieces = [
+            self.kv_buffer[start : start + size] for start, size in self._parts_of(int(index))
+        ]
         return pieces[0] if len(pieces) == 1 else _torch().cat(pieces)
 
     def get_dummy_flat_data_page(self) -> Any:
-        """Room for a flat page."""
+        """Return memory for a flat page."""
         return _torch().zeros(sum(self.part_nbytes), dtype=_torch().uint8)
 
     def set_from_flat_data_page(self, index: int, data_page: Any) -> None:
         """Copy a flat page into a slot."""
         done = 0
-        for start, nbytes in self._places(int(index)):
+        for start, nbytes in self._parts_of(int(index)):
             self.kv_buffer[start : start + nbytes] = data_page[done : done + nbytes]
             done += nbytes
 
     def get_ksize_per_token(self) -> int:
-        """Bytes of the K half."""
+        """Return the size of the K half."""
         return self.part_nbytes[0]
 
     def is_stride_page_aligned(self, page_size_bytes: int = 4096) -> bool:
-        """Whether every buffer of every page begins at a multiple of `page_size_bytes`."""
+        """Return True where every buffer of every page begins at a multiple of `page_size_bytes`."""
         places = (self.kv_buffer.data_ptr(), *self._starts, *self.part_nbytes)
         return all(place % page_size_bytes == 0 for place in places)
 
-    def _places(self, slot: int) -> list[tuple[int, int]]:
-        """Offset and size of each part of a slot."""
+    def _parts_of(self, slot: int) -> list[tuple[int, int]]:
+        """Return offset and size of each part of a slot."""
         return [
             (start + slot * nbytes, nbytes)
             for start, nbytes in zip(self._starts, self.part_nbytes, strict=True)
@@ -113,14 +119,14 @@ class HostPool:
 
 
 class WholeHostPool(HostPool):
-    """A page in one piece, as of MLA."""
+    """Pages in one buffer, as of MLA."""
 
     def __init__(self, page_nbytes: int) -> None:
         super().__init__(page_nbytes, (page_nbytes,))
 
 
 class HalvedHostPool(HostPool):
-    """K and V apart. No half is empty: a page of one byte lies in two, as SGLang's has two buffers."""
+    """Pages with K and V in two buffers, none of which is empty, even for a page of one byte."""
 
     def __init__(self, page_nbytes: int) -> None:
         k_nbytes = max(1, page_nbytes // 2)
@@ -136,7 +142,7 @@ class HalvedHostPool(HostPool):
 
 
 class StateHostPool(HostPool):
-    """The state of Mamba: one temporal part and one of convolution, of which none is empty."""
+    """The state of Mamba: a temporal part and a convolution part, none of which is empty."""
 
     def __init__(self, page_nbytes: int) -> None:
         temporal_nbytes = max(1, page_nbytes // 2)
@@ -148,7 +154,7 @@ class StateHostPool(HostPool):
 
 
 def host_pool(page_nbytes: int, *, pool: str = "kv", replicated: bool) -> HostPool:
-    """What holds pages of this size: replicated ones are of MLA, whose page is one buffer."""
+    """Return a host pool for pages of this size. Replicated pages are those of MLA."""
     if pool == "mamba":
         return StateHostPool(page_nbytes)
     return WholeHostPool(page_nbytes) if replicated else HalvedHostPool(page_nbytes)

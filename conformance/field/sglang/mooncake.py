@@ -6,7 +6,7 @@ import importlib
 import urllib.request
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.sglang.engine import KV, EngineSettings, module, page_key, stand_in
+from field.sglang.engine import KV, EngineSettings, module, page_key, replace_classes
 from field.sglang.host_pool import HalvedHostPool, HostPool, WholeHostPool
 from field.sglang.zero_copy import ZeroCopyStorage, pool_name
 from hicache_storage.errors import UnsupportedOperation
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Unused:
-    """What is constructed only with metrics, or for a device."""
+    """The replacement of a class that is constructed only with metrics, or for a device."""
 
 
 _POOLS: dict[str, dict[str, type]] = {
@@ -30,14 +30,15 @@ _POOLS: dict[str, dict[str, type]] = {
     "mem_cache.pool_host.mla": {"MLATokenToKVPoolHost": WholeHostPool},
     "observability.metrics_collector": {"StorageMetrics": _Unused},
 }
-"""It tells the pools of MHA from those of MLA by their classes."""
+"""Replaced classes. The backend tells pools of MHA from pools of MLA by their classes."""
 
 
 class SGLangMooncake(ZeroCopyStorage):
     """`sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore`.
 
-    `extra_config` has its fields: `master_server_address`, `protocol`, `global_segment_size`, ... Pages
-    outlive an engine that lends no memory (a `global_segment_size` of 0) on a cluster where others do.
+    `extra_config` has its fields: `master_server_address`, `protocol`, `global_segment_size`, ...
+    Pages outlive an engine that lends no memory (a `global_segment_size` of 0) on a cluster where
+    other processes do.
     """
 
     absent: ClassVar[Mapping[str, str]] = {
@@ -69,18 +70,18 @@ class SGLangMooncake(ZeroCopyStorage):
             )
         super().open_space(space)
 
-    def start(self, config: Any) -> Any:
-        stand_in(_POOLS)
+    def make_backend(self, config: Any) -> Any:
+        replace_classes(_POOLS)
         return module("mem_cache.storage.mooncake_store.mooncake_store").MooncakeStore(config)
 
-    def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
+    def sidecar_exists(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
         names, buffers = _sidecar_names(backend, space, keys)
-        found: list[int] = backend._batch_exist(names)  # noqa: SLF001 - as its v2 does
+        found: list[int] = backend._batch_exist(names)  # noqa: SLF001 - its v2 interface calls it, too
         there = [state == 1 for state in found]
         return [all(there[i : i + buffers]) for i in range(0, len(there), buffers)]
 
     def clear(self, space: KeySpace) -> int:
-        """Its own `clear`, at this rank. It does not count; the adapter asks the master for its keys."""
+        """Call the backend's `clear` at this rank. The result comes from the master's list of keys."""
         rank = self.rank(space)
         before = _objects(rank.backend)
         rank.backend.clear()
@@ -88,12 +89,12 @@ class SGLangMooncake(ZeroCopyStorage):
         return (before - _objects(rank.backend)) // len(names)
 
     def objects_of(self, space: KeySpace, page_hash: str) -> list[tuple[str, int]]:
-        """The names of a page's objects and the bytes of each, by its own naming: for back doors."""
+        """Return name and size of each object of a page, named by the backend: for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         pool = rank.pool(space)
         if space.pool == KV:
-            with pool.lend(1) as slots:
-                names, _, _ = rank.backend._batch_preprocess(  # noqa: SLF001 - it has no public one
+            with pool.take_slots(1) as slots:
+                names, _, _ = rank.backend._batch_preprocess(  # noqa: SLF001 - there is no public method
                     rank.backend._tag_keys([key]),  # noqa: SLF001
                     _torch().tensor(slots),
                 )
@@ -104,7 +105,7 @@ class SGLangMooncake(ZeroCopyStorage):
 
 
 def _objects(backend: Any) -> int:
-    """How many objects of this model, and tag, the cluster has."""
+    """Return the number of objects with this model and tag in the cluster."""
     host = backend.config.master_server_address.partition(":")[0]
     url = f"http://{host}:{backend.config.master_metrics_port}/get_all_keys"
     with urllib.request.urlopen(url) as answer:
@@ -113,7 +114,7 @@ def _objects(backend: Any) -> int:
 
 
 def _sidecar_names(backend: Any, space: KeySpace, keys: Sequence[str]) -> tuple[list[str], int]:
-    """The names of the objects of pages beside KV, and how many each page has."""
+    """Return the names of the objects of pages outside the KV pool, and the number for each page."""
     transfer = module("mem_cache.hicache_storage").PoolTransfer(name=pool_name(space))
     names, buffers = backend._get_hybrid_page_component_keys(list(keys), transfer)  # noqa: SLF001
     return backend._tag_keys(names), buffers  # noqa: SLF001

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from field.adapter import DELETES_NOTHING
-from field.sglang.engine import KV, EngineSettings, module, page_key, stand_in
+from field.adapter import NO_DELETE
+from field.sglang.engine import KV, EngineSettings, module, page_key, replace_classes
 from field.sglang.host_pool import HostPool
 from field.sglang.zero_copy import Rank, ZeroCopyStorage, pool_name
 from hicache_storage.storage import Retention
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-_FOR_ANNOTATIONS = {"mem_cache.pool_host": {"HostKVCache": HostPool}}
+_UNUSED_CLASSES = {"mem_cache.pool_host": {"HostKVCache": HostPool}}
 
 
 class SGLangNixlSettings(EngineSettings):
-    """Where it keeps files."""
+    """The config of the adapter, with the place of the files."""
 
     path: str
-    """Of its environment, `SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR`."""
+    """The directory, in place of `SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR`."""
 
 
 class SGLangNixl(ZeroCopyStorage):
@@ -33,7 +33,7 @@ class SGLangNixl(ZeroCopyStorage):
     absent: ClassVar[Mapping[str, str]] = {
         operation: why
         for operation, why in ZeroCopyStorage.absent.items()
-        if operation not in DELETES_NOTHING
+        if operation not in NO_DELETE
     }
 
     def __init__(self, settings: SGLangNixlSettings) -> None:
@@ -46,18 +46,20 @@ class SGLangNixl(ZeroCopyStorage):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(SGLangNixlSettings.parse("sglang_nixl", config))
 
-    def start(self, config: Any) -> Any:
-        os.environ.pop("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", None)  # it wins over the argument
-        stand_in(_FOR_ANNOTATIONS)
+    def make_backend(self, config: Any) -> Any:
+        os.environ.pop(
+            "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR", None
+        )  # it takes precedence over the argument
+        replace_classes(_UNUSED_CLASSES)
         return module("mem_cache.storage.nixl.hicache_nixl").HiCacheNixl(config, self._directory)
 
-    def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
+    def sidecar_exists(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
         names, buffers = _sidecar_names(backend, space, keys)
-        found: list[bool] = backend._query_keys_exist(names)  # noqa: SLF001 - as its v2 does
+        found: list[bool] = backend._query_keys_exist(names)  # noqa: SLF001 - its v2 interface calls it, too
         return [all(found[i : i + buffers]) for i in range(0, len(found), buffers)]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """What its cleaner does to the files of a page that it has chosen: no delete takes a key."""
+        """Delete the files of a page as the cleaner does. The backend has no delete that takes a key."""
         unlink = module("mem_cache.storage.nixl.nixl_cleaner")._safe_unlink  # noqa: SLF001
         paths = [path for each in hashes for path, _ in self.paths_of(space, each)]
         for path in paths:
@@ -65,14 +67,17 @@ class SGLangNixl(ZeroCopyStorage):
         return [True] * len(hashes)
 
     def clear(self, space: KeySpace) -> int:
-        """Its own `clear`, at this rank. It does not count; the adapter counts the files that went."""
+        """Call the backend's `clear` at this rank.
+
+        The result is the number of files that disappeared.
+        """
         rank = self.rank(space)
         before = self._files()
         rank.backend.clear()
         return (before - self._files()) // _buffers(rank, space)
 
     def paths_of(self, space: KeySpace, page_hash: str) -> list[tuple[Path, int]]:
-        """A page's files and how many bytes each has, by its own naming: for back doors."""
+        """Return path and size of each file of a page, named by the backend: for back doors."""
         rank, key = self.rank(space), page_key(space, page_hash)
         backend = rank.backend
         names = (
@@ -86,12 +91,12 @@ class SGLangNixl(ZeroCopyStorage):
 
 
 def _buffers(rank: Rank, space: KeySpace) -> int:
-    """How many files a page has."""
+    """Return the number of files of a page."""
     return len(rank.pool(space).part_nbytes)
 
 
 def _names(backend: Any, key: str) -> list[str]:
-    """Of a KV page's files."""
+    """Return the names of a KV page's files."""
     if backend.is_zero_copy:
         names: list[str] = backend._get_key_list_from_meta([key])  # noqa: SLF001 - it has no public one
         return names
@@ -99,7 +104,7 @@ def _names(backend: Any, key: str) -> list[str]:
 
 
 def _sidecar_names(backend: Any, space: KeySpace, keys: Sequence[str]) -> tuple[list[str], int]:
-    """The names of other pages' files, and how many each page has."""
+    """Return the names of the files of pages outside the KV pool, and the number for each page."""
     name = pool_name(space)
     context = backend._hybrid_pool_ctx[name]  # noqa: SLF001 - it has no public one
     buffers = backend._get_hybrid_key_multiplier(name, context.host_pool)  # noqa: SLF001

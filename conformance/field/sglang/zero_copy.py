@@ -1,8 +1,9 @@
-"""What the adapters of SGLang's zero-copy backends share.
+"""The base of the adapters of SGLang's zero-copy backends.
 
-KV pages go the way of `_page_get_zero_copy` and `_page_set_zero_copy` of its cache controller
-(`batch_get_v1`, `batch_set_v1`), pages of other pools that of its sidecar pools (`batch_get_v2`,
-`batch_set_v2`). The host pool, that of the engine otherwise, is a bounce buffer here.
+KV pages take the path of `_page_get_zero_copy` and `_page_set_zero_copy` of the cache controller
+(`batch_get_v1`, `batch_set_v1`), pages of other pools the path of its sidecar pools
+(`batch_get_v2`, `batch_set_v2`). The host pool, in an engine the engine's own, is a bounce buffer
+here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from field.adapter import (
-    CHECKS_NO_CONFIG,
-    CUTS_EQUALLY,
-    DELETES_NOTHING,
-    HANDS_PAGES_OVER_BARE,
-    LISTS_NOTHING,
-    verdicts_of_prefixes,
+    EQUAL_PARTS_ONLY,
+    NO_CHECKSUM,
+    NO_CONFIG_CHECK,
+    NO_DELETE,
+    NO_LISTING,
+    results_from_prefix_counts,
 )
 from field.sglang.engine import (
     BATCH_PAGES,
@@ -42,12 +43,12 @@ class Rank:
     def __init__(self, backend: Any, space: KeySpace) -> None:
         self.backend = backend
         self._pools = {KV: _pool_for(space)}
-        self._telling = threading.Lock()
+        self._lock = threading.Lock()
         backend.register_mem_pool_host(self._pools[KV])
 
     def pool(self, space: KeySpace) -> HostPool:
-        """The host pool of these pages; those beside KV are told of when they are first used."""
-        with self._telling:
+        """Return the host pool of these pages. A pool other than KV is registered at its first use."""
+        with self._lock:
             if space.pool not in self._pools:
                 pool = _pool_for(space)
                 self.backend.register_mem_host_pool_v2(pool, pool_name(space))
@@ -55,20 +56,20 @@ class Rank:
             return self._pools[space.pool]
 
     def close(self) -> None:
-        """As the controller detaches a backend: `close` where it has one."""
+        """Close the backend if it has a `close`, as the controller does when it detaches a backend."""
         if hasattr(self.backend, "close"):
             self.backend.close()
 
 
 class ZeroCopyStorage(SGLangStorage):
-    """A backend that reads and writes the engine's host pool. Its `rank` gives a `Rank`."""
+    """A backend that reads and writes the engine's host pool. Its `rank` returns a `Rank`."""
 
     absent: ClassVar[Mapping[str, str]] = {
-        **CHECKS_NO_CONFIG,
-        **CUTS_EQUALLY,
-        **DELETES_NOTHING,
-        **HANDS_PAGES_OVER_BARE,
-        **LISTS_NOTHING,
+        **NO_CONFIG_CHECK,
+        **EQUAL_PARTS_ONLY,
+        **NO_DELETE,
+        **NO_CHECKSUM,
+        **NO_LISTING,
     }
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -78,43 +79,43 @@ class ZeroCopyStorage(SGLangStorage):
         max_batch=BATCH_PAGES,
     )
 
-    def apart(self, space: KeySpace) -> int:
-        """The size of a page, of which an engine has one."""
+    def engine_key(self, space: KeySpace) -> int:
+        """Return the size of a page, of which an engine has one."""
         return space.stored_nbytes
 
     def close(self) -> None:
-        """As the controller detaches a backend: closed, it is forgotten; the calls that run go on."""
+        """Close and forget the backends, as the controller detaches them. Running calls go on."""
         super().close()
-        with self._starting:
+        with self._lock:
             self._ranks.clear()
 
-    def begin(self, space: KeySpace, config: Any) -> Rank:
-        return Rank(self.start(config), space)
+    def make_rank(self, space: KeySpace, config: Any) -> Rank:
+        return Rank(self.make_backend(config), space)
 
-    def present(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
-        """Whether pages of a pool beside KV are there.
+    def sidecar_exists(self, backend: Any, space: KeySpace, keys: Sequence[str]) -> list[bool]:
+        """Return whether each page of a pool other than KV exists.
 
-        `batch_exists_v2` tells it only of pages that have their KV page as well. So what it asks about
-        the pool is asked, without that.
+        `batch_exists_v2` reports this only for pages whose KV page exists as well. So the adapter
+        makes its query for the pool without that condition.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no present(self, backend, space, keys)"
+            f"{type(self).__name__} has no sidecar_exists(self, backend, space, keys)"
         )
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         rank, keys = self.rank(space), page_keys(space, hashes)
         if space.pool == KV:
-            return verdicts_of_prefixes(rank.backend.batch_exists, keys)
+            return results_from_prefix_counts(rank.backend.batch_exists, keys)
         rank.pool(space)
-        return self.present(rank.backend, space, keys)
+        return self.sidecar_exists(rank.backend, space, keys)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         rank = self.rank(space)
         pool = rank.pool(space)
-        with pool.lend(len(pages)) as slots:
-            found = _transferred(rank.backend, "get", space, page_keys(space, hashes), slots)
+        with pool.take_slots(len(pages)) as slots:
+            found = _transfer(rank.backend, "get", space, page_keys(space, hashes), slots)
             for hit, slot, page in zip(found, slots, pages, strict=False):
                 if hit:
                     pool.read(slot, page)
@@ -125,10 +126,10 @@ class ZeroCopyStorage(SGLangStorage):
     ) -> list[bool]:
         rank = self.rank(space)
         pool = rank.pool(space)
-        with pool.lend(len(pages)) as slots:
+        with pool.take_slots(len(pages)) as slots:
             for slot, page in zip(slots, pages, strict=True):
                 pool.fill(slot, page)
-            return _transferred(rank.backend, "set", space, page_keys(space, hashes), slots)
+            return _transfer(rank.backend, "set", space, page_keys(space, hashes), slots)
 
 
 def _pool_for(space: KeySpace) -> HostPool:
@@ -137,15 +138,15 @@ def _pool_for(space: KeySpace) -> HostPool:
 
 
 def pool_name(space: KeySpace) -> Any:
-    """The pool as SGLang names it: one of its `PoolName`, or text."""
+    """Return SGLang's name of the pool: a `PoolName`, or text."""
     names = module("mem_cache.hicache_storage").PoolName
     return names(space.pool) if space.pool in {one.value for one in names} else space.pool
 
 
-def _transferred(
+def _transfer(
     backend: Any, verb: str, space: KeySpace, keys: list[str], slots: list[int]
 ) -> list[bool]:
-    """What `batch_{verb}_v1` or `_v2` says of each page."""
+    """Return the results of `batch_{verb}_v1` or `_v2` for each page."""
     torch: Any = importlib.import_module("torch")
     indices = torch.tensor(slots, dtype=torch.int64)
     if space.pool == KV:

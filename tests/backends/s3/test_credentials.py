@@ -1,4 +1,4 @@
-"""Keys are found, renewed and replaced beside the calls, and no failure of that reaches a user raw."""
+"""Credentials are found, refreshed and replaced beside the calls; their errors are translated."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def granted(left_s: float = 3600, key: str = "AKIDNEW") -> dict[str, str]:
 
 
 def refreshable(left_s: float, renew: Callable[[], dict[str, str]]) -> Any:
-    """Credentials with so long to live."""
+    """Return credentials that expire after `lifetime_s`."""
     kind: Any = RefreshableCredentials
     return kind.create_from_metadata(granted(left_s, "AKIDOLD"), renew, "tests")
 
 
 def with_keys(credentials: Any, left_s: float) -> CredentialCache:
-    """A cache that has the old keys, which now have so long to live."""
+    """Return a cache with the old keys, which now expire after `left_s`."""
     cache = CredentialCache(lambda: credentials)
     cache.refresh(Deadline(LIMIT_S))
     credentials._expiry_time = after(left_s)
@@ -192,7 +192,7 @@ def test_a_file_that_was_replaced_is_read_once_the_store_refuses_the_old_keys(
 
         def asks_with_the_new_ones() -> bool:
             store.batch_get(space(), [hash_of(1)], [blank()])
-            return b"Credential=AKIDTWO/" in server.asked[-1].head
+            return b"Credential=AKIDTWO/" in server.requests[-1].head
 
         wait_until(asks_with_the_new_ones)
     assert no_keys.parent == tmp_path
@@ -237,7 +237,7 @@ def test_a_half_pair_of_keys_names_what_is_missing(
 def test_a_forked_child_finds_keys_of_its_own_while_its_parent_renews(
     server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """botocore's lock is held in the parent; nobody would ever release it in the child."""
+    """The parent holds botocore's lock, which nobody would ever release in the child."""
     begun, gate = threading.Event(), threading.Event()
 
     def renew() -> dict[str, str]:
@@ -263,5 +263,5 @@ def test_a_forked_child_finds_keys_of_its_own_while_its_parent_renews(
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert b"Credential=AKIDCHILD/" in server.asked[-1].head
+        assert b"Credential=AKIDCHILD/" in server.requests[-1].head
         gate.set()

@@ -1,4 +1,4 @@
-"""What each answer of a store means for a page, and how it is counted."""
+"""The result and the counters for each answer of a store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server() -> Iterator[ScriptedS3]:
 
 
 def storage(server: ScriptedS3, *answers: Answer, **fields: Any) -> S3Storage:
-    """A store whose next requests for objects are answered so."""
+    """Open a store on a server with these answers for objects."""
     opened = S3Storage.from_config(server.config(**fields))
     server.script.extend(answers)
     return opened
@@ -184,7 +184,7 @@ class TestListing:
                 list(store.scan(space()))
 
     def test_names_beside_the_prefix_are_nobodys_pages(self, server: ScriptedS3) -> None:
-        """A store may ignore the prefix that it was asked for."""
+        """A store may ignore the prefix of the request."""
         foreign = [name_of(space(), hash_of(0)).partition("/")[2], f"other/{NAMES[1]}"]
         with storage(server) as store:
             server.of_bucket = listing(*foreign, nbytes=NBYTES)
@@ -262,18 +262,18 @@ class TestGet:
 
             assert store.batch_get(space(), hashes, targets) == [True, False, True]
 
-    def test_500_is_asked_again(self, server: ScriptedS3) -> None:
+    def test_500_is_tried_again(self, server: ScriptedS3) -> None:
         with storage(server, FAULT, HIT) as store:
             assert got(store) == RIGHT.tobytes()
             assert counters(store) == {"server_errors": 1, "retries": 1}
 
-    def test_503_is_asked_again_as_often_as_allowed(self, server: ScriptedS3) -> None:
+    def test_503_is_tried_again_as_often_as_allowed(self, server: ScriptedS3) -> None:
         with storage(server, *[SLOW_DOWN] * 3, HIT) as store:
             with pytest.raises(StorageUnavailable, match="503 SlowDown"):
                 got(store)
             assert counters(store) == {"slow_downs": 3, "retries": 2, "failed": 1}
 
-    def test_a_reset_is_asked_again(self, server: ScriptedS3) -> None:
+    def test_a_reset_is_tried_again(self, server: ScriptedS3) -> None:
         with storage(server, RESET, HIT) as store:
             assert got(store) == RIGHT.tobytes()
             assert counters(store) == {"reconnects": 1}
@@ -283,7 +283,7 @@ class TestGet:
             assert got(store) == RIGHT.tobytes()
             assert counters(store) == {"reconnects": 1, "resets": 1, "retries": 1}
 
-    def test_a_truncated_body_is_asked_again(self, server: ScriptedS3) -> None:
+    def test_a_truncated_body_is_tried_again(self, server: ScriptedS3) -> None:
         cut = Answer(HIT.data[:-1], "end")
         with storage(server, cut, HIT) as store:
             assert got(store) == RIGHT.tobytes()
@@ -355,9 +355,9 @@ class TestSet:
     def test_a_small_page_takes_one_conditional_put(self, server: ScriptedS3) -> None:
         with storage(server, OK) as store:
             assert set_(store)
-        (asked,) = server.asked
-        assert (asked.method, asked.body) == ("PUT", RIGHT.tobytes())
-        assert b"if-none-match: *" in asked.head
+        (request,) = server.requests
+        assert (request.method, request.body) == ("PUT", RIGHT.tobytes())
+        assert b"if-none-match: *" in request.head
 
     def test_412_is_present_if_the_size_is_right(self, server: ScriptedS3) -> None:
         with storage(server, error(412, "PreconditionFailed"), size(NBYTES)) as store:
@@ -369,7 +369,7 @@ class TestSet:
             assert set_(store)
             assert counters(store) == {"replaced": 1}
         assert ["PUT", "HEAD", "PUT"] == server.methods
-        assert b"if-none-match" not in server.asked[-1].head
+        assert b"if-none-match" not in server.requests[-1].head
 
     def test_a_large_page_is_looked_up_first(self, server: ScriptedS3) -> None:
         with storage(server, size(NBYTES), head_first_nbytes=NBYTES) as store:
@@ -379,15 +379,15 @@ class TestSet:
     def test_a_large_page_of_another_size_is_replaced(self, server: ScriptedS3) -> None:
         with storage(server, size(NBYTES + 1), OK, head_first_nbytes=NBYTES) as store:
             assert set_(store)
-        assert b"if-none-match" not in server.asked[-1].head
+        assert b"if-none-match" not in server.requests[-1].head
 
     def test_501_of_the_condition_is_remembered(self, server: ScriptedS3) -> None:
         with storage(server, error(501, "NotImplemented"), OK, OK) as store:
             assert set_(store)
             assert set_(store)
-        assert [True, False, False] == [b"if-none-match" in one.head for one in server.asked]
+        assert [True, False, False] == [b"if-none-match" in one.head for one in server.requests]
 
-    def test_409_is_asked_again(self, server: ScriptedS3) -> None:
+    def test_409_is_tried_again(self, server: ScriptedS3) -> None:
         with storage(server, error(409, "ConditionalRequestConflict"), OK) as store:
             assert set_(store)
             assert counters(store) == {"conflicts": 1, "retries": 1}
@@ -423,7 +423,7 @@ class TestSet:
             assert counters(store) == {"refused_no_space": 1}
 
     def test_507_after_a_gateway_gave_up_is_no_refusal(self, server: ScriptedS3) -> None:
-        """The store may still be at work on the first attempt: False would be a promise."""
+        """The store may still execute the first attempt: False would be a promise."""
         answers = [
             error(504, "GatewayTimeout"),
             error(507, "InsufficientStorage"),
@@ -438,8 +438,10 @@ class TestSet:
             assert counters(store) == {"refused_no_space": 1}
 
     def test_a_lost_reply_is_no_refusal(self, server: ScriptedS3) -> None:
-        """The server has read the whole page: it may show later, so that False would be a lie."""
-        lost = [END] * 4  # the first one ends an idle connection, which is no attempt
+        """The server has read the whole page, which may appear later: False would be a promise."""
+        lost = [
+            END
+        ] * 4  # the first one ends an idle connection, which does not count as an attempt
         with (
             storage(server, OK, *lost, Answer(b"HTTP/1.1 404 Not Found\r\n\r\n")) as store,
             pytest.raises(StorageUnavailable, match="closed the connection"),
@@ -479,12 +481,12 @@ class TestChecksum:
             assert counters(store) == {"wrong_checksum": 1}
         assert ["GET", "DELETE"] == server.methods
 
-    def test_it_is_asked_for_and_sent(self, server: ScriptedS3) -> None:
+    def test_it_is_requested_and_sent(self, server: ScriptedS3) -> None:
         with storage(server, OK, HIT, checksum="crc32") as store:
             assert set_(store)
             assert got(store) == RIGHT.tobytes()
-        assert b"x-amz-checksum-crc32: " in server.asked[0].head
-        assert b"x-amz-checksum-mode: ENABLED" in server.asked[1].head
+        assert b"x-amz-checksum-crc32: " in server.requests[0].head
+        assert b"x-amz-checksum-mode: ENABLED" in server.requests[1].head
 
 
 class TestHeaders:
@@ -498,7 +500,7 @@ class TestHeaders:
         with storage(server, OK, HIT, **fields) as store:
             set_(store)
             got(store)
-        put, get = (asked.head.decode() for asked in server.asked)
+        put, get = (request.head.decode() for request in server.requests)
         for line in (
             "x-amz-storage-class: STANDARD_IA",
             "x-amz-server-side-encryption: aws:kms",
@@ -515,14 +517,14 @@ class TestHeaders:
         del config["access_key_id"], config["secret_access_key"]
         with S3Storage.from_config(config) as store:
             assert got(store) is None
-        assert b"authorization" not in server.asked[0].head
+        assert b"authorization" not in server.requests[0].head
 
     def test_payloads_are_not_signed_on_loopback(self, server: ScriptedS3) -> None:
         with storage(server, OK) as store:
             set_(store)
-        assert b"x-amz-content-sha256: UNSIGNED-PAYLOAD" in server.asked[0].head
+        assert b"x-amz-content-sha256: UNSIGNED-PAYLOAD" in server.requests[0].head
 
     def test_payloads_are_signed_on_demand(self, server: ScriptedS3) -> None:
         with storage(server, OK, sign_payload=True) as store:
             set_(store)
-        assert b"UNSIGNED-PAYLOAD" not in server.asked[0].head
+        assert b"UNSIGNED-PAYLOAD" not in server.requests[0].head

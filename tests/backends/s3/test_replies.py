@@ -1,4 +1,4 @@
-"""Replies are read whole, into the page or not at all, however the bytes are cut."""
+"""Replies are read whole, into the page or not at all, however the bytes are split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = bytes(range(256)) * 8
 
 
 def reader_of(target: bytearray | None = None, *, has_body: bool = True) -> ReplyReader:
-    """For a page in three segments, or for none."""
+    """Return a reader for a page in three segments, or for no page."""
     view = memoryview(target or b"")
     cuts = (0, 1, len(view) // 2, len(view))
     into = [view[start:end] for start, end in pairwise(cuts)] if target else []
@@ -29,7 +29,7 @@ def reader_of(target: bytearray | None = None, *, has_body: bool = True) -> Repl
 
 
 def feed(reader: ReplyReader, data: bytes, step: int = 1 << 20) -> int:
-    """What a socket would do; how much of `data` was asked for."""
+    """Receive `data` as a socket would; return the number of bytes that the reader took."""
     at = 0
     while at < len(data) and reader.reply is None:
         buffers = reader.buffers()[0]
@@ -201,14 +201,14 @@ def test_a_server_that_sends_nothing_but_interim_replies_is_malformed() -> None:
 
 
 def test_small_chunks_take_time_in_proportion_to_their_number() -> None:
-    """Every byte is looked at a few times, not once for each packet that came before it."""
+    """The reader examines every byte a few times, and not once for each later packet."""
     body = b"1\r\nx\r\n" * 100_000
     reader = reader_of()
 
     feed(reader, b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n", 1 << 10)
     feed(reader, body, 1 << 10)
 
-    assert len(reader._body) < 1 << 10  # what was decoded is not gone through again
+    assert len(reader._body) < 1 << 10  # decoded bytes are not parsed again
     feed(reader, b"0\r\n\r\n")
     assert reader.reply is not None
     assert b"x" * 100_000 == reader.reply.body

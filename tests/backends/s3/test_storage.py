@@ -1,4 +1,4 @@
-"""`s3` on servers that are really there: what the kit does not ask."""
+"""`s3` on real servers: facts that the kit does not check."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 def opened(server: S3Server, prefix: str, **fields: Any) -> S3Storage:
-    """A store with the usual key space open."""
+    """Return a store with the usual key space open."""
     storage = S3Storage.from_config(config_of(server, prefix, **fields))
     storage.open_space(space())
     return storage
 
 
 def round_trip(storage: S3Storage) -> bool:
-    """Whether a page is set and read back."""
+    """Return True where a page is set and read back."""
     storage.open_space(space())
     target = blank()
     return (
@@ -130,7 +130,7 @@ class TestBucket:
 
 
 class TestCredentials:
-    """rclone checks signatures."""
+    """Credentials on rclone, which checks signatures."""
 
     def without_keys(self, rclone: Rclone, prefix: str, **fields: Any) -> dict[str, Any]:
         config = config_of(rclone, prefix, **fields)
@@ -262,7 +262,7 @@ class TestCost:
         nbytes = 16 << 20
         big = space(page_nbytes=nbytes)
         source, target = page(nbytes), blank(nbytes)
-        # Its time for a page grows with the square of the size; the fact is not how long it takes.
+        # The server's time grows with the square of the page size, and is not tested here.
         with opened(ministack, prefix, timeout_s=100.0) as storage:
             storage.batch_exists(big, HASHES[:1])
             tracemalloc.start()

@@ -1,4 +1,4 @@
-"""How LMCache's adapters are presented: keys, round trips, tasks. Run by `make field-lmcache-fs`."""
+"""The adapters of LMCache: keys, round trips, tasks."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def key_of(store: LMCacheStorage, **changes: Any) -> Any:
 
 class TestLMCacheStorage:
     def test_gives_back_what_was_set(self, store: LMCacheStorage) -> None:
-        page, landing = Page(bytearray(b"x" * 1000)), Page(bytearray(1000))
+        page, target = Page(bytearray(b"x" * 1000)), Page(bytearray(1000))
 
         assert store.batch_set(SPACE, [HASH], [page]) == [True]
         assert store.batch_exists(SPACE, [HASH]) == [True]
-        assert store.batch_get(SPACE, [HASH], [landing]) == [True]
-        assert landing.tobytes() == page.tobytes()
+        assert store.batch_get(SPACE, [HASH], [target]) == [True]
+        assert target.tobytes() == page.tobytes()
 
     def test_answers_each_page_of_a_batch(self, store: LMCacheStorage) -> None:
         there, absent = HASH, "cd" * 32

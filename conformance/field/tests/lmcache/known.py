@@ -25,42 +25,42 @@ pytestmark = pytest.mark.timeout(400)
 CALL_LIMIT_S = 10.0
 
 
-class InFiles(Subject):
+class FileStore(Subject):
     absent = LMCacheFiles.absent
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
         return {"path": str(scratch.path)}
 
 
-class Fs(InFiles):
+class Fs(FileStore):
     storage_class = LMCacheFs
 
 
-class FsNative(InFiles):
+class FsNative(FileStore):
     storage_class = LMCacheFsNative
 
 
 class Resp(Subject):
     storage_class = LMCacheResp
     absent = LMCacheResp.absent
-    of_the_test: ClassVar[RedisServer]
+    test_server: ClassVar[RedisServer]
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
-        return {"host": "127.0.0.1", "port": self.of_the_test.port}
+        return {"host": "127.0.0.1", "port": self.test_server.port}
 
     def server(self) -> AbstractContextManager[Server]:
-        return RedisServer(self.of_the_test.directory / "own", port=self.of_the_test.port)
+        return RedisServer(self.test_server.directory / "own", port=self.test_server.port)
 
 
 @pytest.fixture
 def _redis(tmp_path: Path) -> Generator[None, None, None]:
-    with RedisServer(tmp_path) as Resp.of_the_test:
+    with RedisServer(tmp_path) as Resp.test_server:
         yield
 
 
 @pytest.mark.parametrize("subject", [Fs, FsNative])
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "text"),
     [
         ("KV-003:a_page_of_another_size_is_no_hit", "batch_exists is True"),
         ("KV-101:a_page_is_not_seen_from_a_neighbour", "differs in dtype only"),
@@ -72,13 +72,13 @@ def _redis(tmp_path: Path) -> Generator[None, None, None]:
         ("KV-404:a_flipped_bit_is_no_hit_without_the_page_store", "never set"),
     ],
 )
-def test_a_known_defect_of_files_is_found(subject: type[Subject], name: str, words: str) -> None:
-    _must_be_found(subject, name, words)
+def test_a_known_defect_of_files_is_found(subject: type[Subject], name: str, text: str) -> None:
+    _expect_failure(subject, name, text)
 
 
 @pytest.mark.usefixtures("_redis")
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "text"),
     [
         ("KV-101:a_page_is_not_seen_from_a_neighbour", "differs in dtype only"),
         ("KV-106:ranks_of_a_sharded_pool_share_nothing", "set by other ranks"),
@@ -86,14 +86,14 @@ def test_a_known_defect_of_files_is_found(subject: type[Subject], name: str, wor
         ("KV-503:a_page_deleted_between_exists_and_get_is_a_miss", "did not return"),
     ],
 )
-def test_a_known_defect_of_resp_is_found(name: str, words: str) -> None:
-    _must_be_found(Resp, name, words)
+def test_a_known_defect_of_resp_is_found(name: str, text: str) -> None:
+    _expect_failure(Resp, name, text)
 
 
-def _must_be_found(subject: type[Subject], name: str, words: str) -> None:
+def _expect_failure(subject: type[Subject], name: str, text: str) -> None:
     (check,) = [one for one in all_checks() if one.name == name]
 
     record = run_check(subject, check, RunOptions(call_limit_s=CALL_LIMIT_S))
 
     assert Outcome.FAILED is record.outcome, record.message
-    assert words in f"{record.message} {record.got} {record.expected}", record
+    assert text in f"{record.message} {record.got} {record.expected}", record

@@ -25,27 +25,27 @@ class TestLMCacheResp(StorageConformance):
     absent = LMCacheResp.absent
     running: ClassVar[dict[str, RedisServer]]
     fields: dict[str, Any]
-    rooms: ClassVar[Path]
+    directories: ClassVar[Path]
     stack: ClassVar[ExitStack]
 
     @pytest.fixture(autouse=True)
     def _servers(self, tmp_path: Path) -> Generator[None, None, None]:
         cls = type(self)
-        cls.rooms, cls.running = tmp_path, {}
+        cls.directories, cls.running = tmp_path, {}
         with ExitStack() as cls.stack:
             yield
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         if not hasattr(self, "own"):
             if scratch.prefix not in self.running:
-                made = RedisServer(self.rooms / scratch.prefix)
+                made = RedisServer(self.directories / scratch.prefix)
                 self.running[scratch.prefix] = self.stack.enter_context(made)
             self.fields = {"host": "127.0.0.1", "port": self.running[scratch.prefix].port}
         return self.fields
 
     @contextmanager
     def server(self) -> Generator[RedisServer, None, None]:
-        with RedisServer(self.rooms / "own") as self.own:
+        with RedisServer(self.directories / "own") as self.own:
             self.fields = {"host": "127.0.0.1", "port": self.own.port}
             yield self.own
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TestSGLangHF3FS(StorageConformance):
-    """`HiCacheHF3FS` with `Hf3fsMockClient` and metadata in the process: its way for one machine."""
+    """`HiCacheHF3FS` with `Hf3fsMockClient` and metadata in the process, its mode for one machine."""
 
     storage_class = SGLangHF3FS
     absent = SGLangHF3FS.absent

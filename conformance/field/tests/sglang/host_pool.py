@@ -1,4 +1,4 @@
-"""The host pool that SGLang's zero-copy backends are given, held against what they do with it."""
+"""The host pool of SGLang's zero-copy backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = bytes(range(1, 10))
 def test_a_page_comes_out_as_it_went_in(nbytes: int, replicated: bool) -> None:  # noqa: FBT001
     pool = host_pool(nbytes, replicated=replicated)
     data, found = (PAGE * nbytes)[:nbytes], Page(bytearray(nbytes))
-    with pool.lend(2) as (_, slot):
+    with pool.take_slots(2) as (_, slot):
         pool.fill(slot, Page(data))
         pool.read(slot, found)
 
@@ -60,12 +60,12 @@ def test_slots_are_lent_to_one_at_a_time() -> None:
     pool = host_pool(9, replicated=True)
     got: list[Any] = []
 
-    def lend() -> None:
-        with pool.lend(1) as slots:
+    def take_slots_in_thread() -> None:
+        with pool.take_slots(1) as slots:
             got.extend(slots)
 
-    waiting = threading.Thread(target=lend)
-    with pool.lend(SLOTS - 1) as most, pool.lend(1) as last:
+    waiting = threading.Thread(target=take_slots_in_thread)
+    with pool.take_slots(SLOTS - 1) as most, pool.take_slots(1) as last:
         waiting.start()
         lent = {*most, *last}
     waiting.join(10)

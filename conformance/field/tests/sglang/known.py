@@ -1,6 +1,6 @@
-"""Each known defect of SGLang's backends that shows through their interface is found by a check.
+"""A check finds each known defect of SGLang's backends that shows through their interface.
 
-The table in docs/field-report.md names them; `make field-known` runs this.
+docs/field-report.md lists the defects; `make field-known` runs this.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # killed writers take their time
 
 
-class Peer(Subject):
+class InDirectory(Subject):
     fields: ClassVar[Mapping[str, Any]] = {}
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
         return {"path": str(scratch.path), **self.fields}
 
 
-class File(Peer):
+class File(InDirectory):
     storage_class = SGLangFile
     absent = SGLangFile.absent
 
@@ -43,17 +43,17 @@ class FileIntoStridedMemory(File):
     fields = {"strided": True}  # noqa: RUF012 - as above
 
 
-class HF3FS(Peer):
+class HF3FS(InDirectory):
     storage_class = SGLangHF3FS
     absent = SGLangHF3FS.absent
 
 
-class HF3FSAsTold(HF3FS):
-    fields = {"flags_as_told": True}  # noqa: RUF012 - as above
+class HF3FSWithFlags(HF3FS):
+    fields = {"page_flags": True}  # noqa: RUF012 - as above
 
 
 @pytest.mark.parametrize(
-    ("subject", "name", "words"),
+    ("subject", "name", "text"),
     [
         (File, "KV-003:a_page_of_another_size_is_no_hit", "batch_exists is True"),
         (File, "KV-101:a_page_is_not_seen_from_a_neighbour", "differs in dtype only"),
@@ -78,13 +78,13 @@ class HF3FSAsTold(HF3FS):
         (HF3FS, "KV-306:it_leaves_the_process_as_it_was", "signal"),
         (HF3FS, "KV-307:a_batch_that_does_not_fit_is_judged_page_by_page", "KeyError"),
         (HF3FS, "KV-307:a_page_twice_in_a_batch_takes_room_once", ""),
-        (HF3FSAsTold, "KV-201:a_batch_gives_one_bool_a_page", "one bool a hash"),
+        (HF3FSWithFlags, "KV-201:a_batch_gives_one_bool_a_page", "one bool a hash"),
     ],
 )
-def test_a_known_defect_is_found(subject: type[Subject], name: str, words: str) -> None:
+def test_a_known_defect_is_found(subject: type[Subject], name: str, text: str) -> None:
     (check,) = [one for one in all_checks() if one.name == name]
 
     record = run_check(subject, check, RunOptions())
 
     assert Outcome.FAILED is record.outcome
-    assert words in f"{record.message} {record.got} {record.expected}"
+    assert text in f"{record.message} {record.got} {record.expected}"

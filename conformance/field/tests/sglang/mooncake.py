@@ -37,13 +37,13 @@ class TestSGLangMooncake(StorageConformance):
     absent = SGLangMooncake.absent
     shared_master: ClassVar[MooncakeMaster]
     admin: ClassVar[Any]
-    rooms: ClassVar[pytest.TempPathFactory]
+    directories: ClassVar[pytest.TempPathFactory]
     own_master: MooncakeMaster | None = None
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-        cls.rooms = tmp_path_factory
+        cls.directories = tmp_path_factory
         with cls.cluster() as cls.shared_master:
             cls.admin = _native.MooncakeDistributedStore()
             address = f"127.0.0.1:{cls.shared_master.port}"
@@ -55,10 +55,10 @@ class TestSGLangMooncake(StorageConformance):
     @classmethod
     @contextmanager
     def cluster(cls) -> Generator[MooncakeMaster, None, None]:
-        """A master and its node."""
+        """Run a master with its node."""
         options = (_DEFAULT_LEASE, *_FORGETS_THE_DEAD)
         with (
-            MooncakeMaster(cls.rooms.mktemp("master"), *options) as master,
+            MooncakeMaster(cls.directories.mktemp("master"), *options) as master,
             MooncakeNode(master, "1gb"),
         ):
             yield master
@@ -84,7 +84,10 @@ class TestSGLangMooncake(StorageConformance):
         return b"".join(there) if all(there) else None
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """The first object has what is its, the last one all that is left; an empty one can't be."""
+        """Replace each object by its part of `data`, the last one by the rest.
+
+        An object can't be empty.
+        """
         with SGLangMooncake.from_config(self.fields) as store:
             objects = store.objects_of(space, page_hash)
         for name, nbytes in objects:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class TestSGLangNixl(StorageConformance):
     """`HiCacheNixl` with NIXL's POSIX plugin.
 
-    Not with O_DIRECT, its default, which takes pages of whole blocks only; nor with its cleaner, which
-    watches how full the disk is that the tests happen to run on.
+    O_DIRECT, its default, is off, because it takes only pages of whole blocks. Its cleaner is off,
+    because it depends on the free space of the test machine's disk.
     """
 
     storage_class = SGLangNixl
@@ -34,7 +34,7 @@ class TestSGLangNixl(StorageConformance):
         return b"".join(there) if there else None
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """The first file has what is its, the last one all that is left."""
+        """Replace each file by its part of `data`, the last one by the rest."""
         with SGLangNixl.from_config(self.fields) as store:
             files = store.paths_of(space, page_hash)
         for path, nbytes in files:

@@ -1,6 +1,6 @@
-"""The kit on SGLang's S3 backend, as it is in its wheel: `make field-sglang-seaweedfs`.
+"""The kit on SGLang's S3 backend of its wheel: `make field-sglang-seaweedfs`.
 
-Its server is ministack, which has S3's semantics.
+The server is ministack, which has S3's semantics.
 """
 
 from __future__ import annotations
