@@ -73,22 +73,9 @@ class CacheController:
         self.cache = HostCache(pools, write_back=self._enqueue if self._writes_back else None)
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
-        pool_set = self.cache.pool_set
-        shorten = self.settings.partial_hits is PartialHits.SHORTEN
-        hit_pools = pool_set.all_pools if shorten else pool_set.required
-        self.consensus = Consensus(ranks, self._counters, pool_set, hit_pools)
+        self._context = self._make_context(ranks)
+        self.consensus = self._context.consensus
         """The agreement with the other ranks on this engine's requests."""
-        self._context = PrefetchContext(
-            cache=self.cache,
-            settings=self.settings,
-            counters=self._counters,
-            consensus=self.consensus,
-            explanations=self._explanations,
-            quota=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
-            attached=lambda: self._attached,
-            offer=self._offer,
-            hit_pools=hit_pools,
-        )
         self._prefetch_worker = PrefetchWorker(self._context)
         self._attached: AttachedStore | None = None
         self._busy_detached: list[AttachedStore] = []
@@ -278,6 +265,22 @@ class CacheController:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _make_context(self, ranks: Ranks) -> PrefetchContext:
+        pool_set = self.cache.pool_set
+        shorten = self.settings.partial_hits is PartialHits.SHORTEN
+        hit_pools = pool_set.all_pools if shorten else pool_set.required
+        return PrefetchContext(
+            cache=self.cache,
+            settings=self.settings,
+            counters=self._counters,
+            consensus=Consensus(ranks, self._counters, pool_set, hit_pools),
+            explanations=self._explanations,
+            quota=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
+            attached=lambda: self._attached,
+            offer=self._offer,
+            hit_pools=hit_pools,
+        )
 
     def _open(self, store: PageStore) -> AttachedStore:
         return AttachedStore(store, self.cache, self.settings, self._counters)
