@@ -70,8 +70,8 @@ _HANG_S = 12.0
 _SETTINGS: dict[str, type[int | float]] = {"seed": int, "delay_s": float, "hang_s": float}
 
 
-def struck(storages: Iterable[FaultyStorage]) -> dict[str, int]:
-    """How often which fault has happened, by the names that a plan has for them."""
+def fault_counts(storages: Iterable[FaultyStorage]) -> dict[str, int]:
+    """Return how often each fault has happened, under the names that a plan uses."""
     counts: dict[str, int] = {}
     for storage in storages:
         for (operation, fault), times in sorted(

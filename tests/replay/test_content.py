@@ -85,5 +85,5 @@ def test_one_byte_pages_work() -> None:
 
 
 def test_a_page_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="1000 bytes is meant, not 999"):
+    with pytest.raises(ValueError, match="must have 1000 bytes, not 999"):
         _content().matches(hash_of(1), blank(999))

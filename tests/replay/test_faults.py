@@ -10,7 +10,7 @@ from hicache_conformance import Fault, Odds, Strike
 from pages import hash_of, space
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
-from hicache_storage.replay.faults import FaultPlan, struck
+from hicache_storage.replay.faults import FaultPlan, fault_counts
 
 HASHES = [hash_of(1)]
 
@@ -101,4 +101,4 @@ def test_what_has_struck_is_counted_over_all_storages() -> None:
         storage.batch_exists(space(), HASHES)
     storages[0].batch_delete(space(), HASHES)
 
-    assert {"exists:miss": 2, "delete:lie": 1} == struck(storages)
+    assert {"exists:miss": 2, "delete:lie": 1} == fault_counts(storages)
