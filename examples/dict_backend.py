@@ -1,4 +1,4 @@
-"""A complete backend: pages in a dict. It is the README's example, and runs as it stands."""
+"""A complete backend: pages in a dict."""
 
 from __future__ import annotations
 
