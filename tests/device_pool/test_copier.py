@@ -50,7 +50,7 @@ def hook(
     before: Callable[[int], object],
     names: Sequence[str] = ("upload", "download"),
 ) -> None:
-    """Call `before` with a running number ahead of each plane that is moved on a CPU."""
+    """Call `before` with a running number before each copy of a plane on a CPU."""
     numbers = itertools.count()
     for name in names:
         original: Any = getattr(HostStream, name)
@@ -209,7 +209,7 @@ def test_loads_and_stores_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyP
 def test_a_failure_reaches_everyone_who_waits(
     failing: int, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every plane of every layer of both pools: nobody waits for a layer that will not come."""
+    """The copy fails at each plane of each layer of both pools. Every waiting thread is released."""
     target, draft = make_pool(MHA), make_pool(DRAFT)
     waiting = threading.Barrier(5)
 
@@ -253,10 +253,10 @@ def test_a_failure_reaches_everyone_who_waits(
 
 
 class _Lost:
-    """A mark that the device does not come to."""
+    """An event that the device never reaches."""
 
-    def precede_caller(self) -> None:
-        """Nobody asks."""
+    def block_caller_stream(self) -> None:
+        """Do nothing: no test calls it."""
 
     def synchronize(self) -> None:
         raise RuntimeError("an illegal memory access was encountered")
@@ -266,13 +266,13 @@ class _Lost:
 def test_layers_that_a_lost_device_never_copied_are_not_taken_for_settled(
     direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices fail late: all copies were queued without an error."""
+    """A device can fail late, after all copies were queued without an error."""
     pool = make_pool(MHA)
 
     def lost(_: HostStream) -> _Lost:
         return _Lost()
 
-    monkeypatch.setattr(HostStream, "mark", lost)
+    monkeypatch.setattr(HostStream, "record_event", lost)
 
     with LayerCopier([pool.layered]) as copier:
         transfer = copier.load([[0]], [1]) if direction == "load" else copier.store([1], [[0]])
@@ -344,7 +344,7 @@ def test_a_transfer_that_waits_for_another_can_be_cancelled(
 
 @pytest.mark.parametrize("spare", [1, 2, 4])
 def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
-    """Of any stride: K beside V, a scale beside both."""
+    """The strides may be any: K beside V, or a scale beside both."""
     pool = make_pool(MHA)
     tokens, heads, dim = pool.planes[0][0].shape
     planes = [
@@ -370,7 +370,7 @@ def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
 
 
 def test_tensors_made_in_inference_mode_can_be_loaded_into() -> None:
-    """As engines make them; elsewhere torch refuses to write them."""
+    """Engines make such tensors. Torch refuses to write them outside of inference mode."""
     with torch.inference_mode():
         pool = make_pool(MHA)
     pool.fill_host(0, seed=15)
@@ -432,7 +432,7 @@ def test_closing_leaves_no_thread() -> None:
 
 @pytest.mark.parametrize("direction", ["load", "store"])
 def test_what_cannot_be_is_refused_before_anything_moves(direction: str) -> None:
-    """`test_routes` has all that is refused."""
+    """test_slot_mapping.py has all refused slots."""
     target, draft = make_pool(MHA), make_pool(DRAFT)
 
     with LayerCopier([target.layered, draft.layered]) as copier:

@@ -33,7 +33,7 @@ def draft() -> Pool:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Loads on a CPU go on when it is set."""
+    """Make loads on a CPU wait for an event, and return it."""
     go_on = threading.Event()
     original = HostStream.upload
 
@@ -46,7 +46,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def settled(transfer: LayerTransfer) -> None:
-    """Wait for the end of a transfer and of all that hangs on it."""
+    """Wait for the end of a transfer and of its callbacks."""
     done = threading.Event()
 
     def tell(_: Future[None]) -> None:
@@ -192,7 +192,7 @@ def test_a_closed_pool_moves_nothing(target: Pool) -> None:
 def test_requests_that_come_and_go_at_once_see_their_own_pages_and_leak_no_slot(
     target: Pool, draft: Pool
 ) -> None:
-    """Many threads over few slots; some change their minds in the middle of a load."""
+    """Many threads share few slots. Some cancel in the middle of a load."""
     for slot in range(6):
         target.fill_host(slot, seed=slot)
         draft.fill_host(slot, seed=10 + slot)
@@ -224,7 +224,7 @@ def test_requests_that_come_and_go_at_once_see_their_own_pages_and_leak_no_slot(
             thread.start()
         for thread in threads:
             thread.join(TIMEOUT_S * 4)
-        settled(pool.load([[], []], []))  # behind all others
+        settled(pool.load([[], []], []))  # it runs after all others
 
         assert not wrong
         assert 4 == pool.free_slots

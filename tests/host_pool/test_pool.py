@@ -38,8 +38,8 @@ COMBINATIONS = [
     pytest.param(UNEQUAL, "page_first_direct", id="unequal-page_first_direct"),
 ]
 
-# SGLang's own words for a page: its part of the pool's array, flattened. Axes of one plane, where s is
-# the slot, t the token in it, n the token in the pool, l layer, h head, d dim.
+# SGLang's page is the flattened part of the pool's array. Axes of one plane: s is the slot, t the token
+# in the slot, n the token in the pool, l the layer, h the head, d the dim.
 POOL_AXES = {
     "layer_first": "lnhd",
     "page_first": "nlhd",
@@ -55,8 +55,8 @@ PAGE_AXES = {
 
 
 @pytest.fixture
-def nervous_threads() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+def frequent_thread_switches() -> Iterator[None]:
+    """The interpreter switches threads as often as it can."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -64,7 +64,7 @@ def nervous_threads() -> Iterator[None]:
 
 
 def number_of(plane: int, at: dict[str, int]) -> int:
-    """A 16-bit number that no other place in these small pools has."""
+    """Return a 16-bit number that is unique to this place in these small pools."""
     index = plane
     for axis, size in (("s", SLOTS), ("t", 2), ("l", 3), ("h", 4), ("d", 7)):
         index = index * size + at[axis]
@@ -72,7 +72,7 @@ def number_of(plane: int, at: dict[str, int]) -> int:
 
 
 def places(shape: PageShape, plane: int, order: str, **fixed: int) -> itertools.product[Any]:
-    """All indices of a plane, the last axis of `order` running fastest."""
+    """Return all indices of a plane. The last axis of `order` varies fastest."""
     heads, dim = shape.planes[plane]
     sizes = {"s": SLOTS, "t": shape.page_tokens, "l": shape.layers, "h": heads, "d": dim}
     return itertools.product(
@@ -81,7 +81,7 @@ def places(shape: PageShape, plane: int, order: str, **fixed: int) -> itertools.
 
 
 def fill(pool: HostPool) -> None:
-    """Write `number_of` each place, where the layout's array has that place."""
+    """Write `number_of` to each place of the layout's arrays."""
     for plane, array in enumerate(pool.arrays()):
         for place in places(pool.shape, plane, "stlhd"):
             at = dict(zip("stlhd", place, strict=True))
@@ -90,7 +90,7 @@ def fill(pool: HostPool) -> None:
 
 
 def flat_page(shape: PageShape, layout: str, slot: int) -> npt.NDArray[np.uint16]:
-    """The page that SGLang would hand to a storage, number by number."""
+    """Return the page that SGLang would pass to a storage, number by number."""
     order = "s" + PAGE_AXES[layout]
     return np.array(
         [
@@ -315,7 +315,7 @@ def test_slots_may_be_numpy_integers() -> None:
         assert 4 == pool.free_slots
 
 
-@pytest.mark.usefixtures("nervous_threads")
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_no_slot_is_given_to_two_threads() -> None:
     slots, threads, rounds = 16, 8, 3000
     held: collections.Counter[int] = collections.Counter()
@@ -368,7 +368,7 @@ def test_a_framed_page_has_its_own_header_and_the_slots_payload() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_framed_page_is_made_once(layout: str) -> None:
-    """A slot never moves. Its tiles have pages of their own."""
+    """A slot never moves, so its pages are cached. Each tile has a page of its own."""
     tiles = [Tile((0, 1)), Tile((1, MHA.layers))]
     with HostPool(MHA, slots=SLOTS, frame_nbytes=128, layout=layout, tiles=tiles) as pool:
         first = [pool.framed_page(slot, tile) for slot in range(SLOTS) for tile in range(2)]
@@ -384,7 +384,7 @@ def test_a_framed_page_is_made_once(layout: str) -> None:
 def test_no_more_views_are_kept_than_are_worth_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "_MOST_VIEWS", 2)
+    monkeypatch.setattr(pool_module, "_MAX_CACHED_VIEWS", 2)
     with HostPool(MHA, slots=SLOTS, frame_nbytes=128) as pool:
         first = [pool.framed_page(slot) for slot in range(SLOTS)]
         again = [pool.framed_page(slot) for slot in range(SLOTS)]
@@ -434,7 +434,7 @@ def test_a_page_of_no_slot_is_refused(slot: int) -> None:
 
 
 def resident_nbytes(address: int) -> int:
-    """How much of the mapping at `address` is in memory, as the kernel counts it."""
+    """Return the resident bytes of the mapping at `address`, by the kernel's own count."""
     found = False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         first = line.split(maxsplit=1)[0]
@@ -534,7 +534,7 @@ def test_a_closed_pool_gives_no_memory() -> None:
 
 
 def test_views_outlive_the_pool() -> None:
-    """They hold the memory: closing with borrowed views neither fails nor frees under them."""
+    """Views keep the memory alive. `close` does not fail and does not unmap it."""
     pool = HostPool(MHA, slots=SLOTS, frame_nbytes=128)
     fill(pool)
     borrowed, framed = pool.page(1), pool.framed_page(1)

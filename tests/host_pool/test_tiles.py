@@ -43,7 +43,7 @@ AXES = {
 
 
 def cut(pool: HostPool, slot: int, tile: Tile) -> bytes:
-    """The bytes of a tile, by numpy's own slicing of the engine's arrays."""
+    """Return the bytes of a tile, sliced by numpy from the engine's arrays."""
     parts: list[bytes] = []
     for array in pool.arrays():
         where: dict[str, tuple[Any, ...]] = {
@@ -60,7 +60,7 @@ def cut(pool: HostPool, slot: int, tile: Tile) -> bytes:
 
 
 def filled(shape: PageShape, layout: str, tiles: list[Tile]) -> HostPool:
-    """A pool in which no two numbers are alike."""
+    """Return a pool in which every number is unique."""
     pool = HostPool(shape, slots=SLOTS, layout=layout, frame_nbytes=8, tiles=tiles)
     start = 0
     for array in pool.arrays():

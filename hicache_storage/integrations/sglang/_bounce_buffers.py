@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from hicache_storage.host_pool.memory import mapped
+from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer
@@ -54,7 +54,7 @@ class Bounce:
             self._unregister(outgrown)  # it goes: there are as many buffers as calls at once
             del outgrown
         unit = max(_LEAST_NBYTES, 1 << max(0, nbytes.bit_length() - _STEPS_BITS))
-        buffer = mapped(-(-nbytes // unit) * unit, "none")
+        buffer = map_memory(-(-nbytes // unit) * unit, "none")
         try:
             self._store.register_buffer(buffer)
         except Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.host_pool.memory import mapped
+from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.integrations.sglang._identity import holds_nothing
 from hicache_storage.page import Page
 
@@ -184,7 +184,7 @@ class MarkerPages:
 
     def __init__(self, pool: HostPool) -> None:
         self._page_tokens = pool.page_size
-        self._marks = mapped(max(1, pool.size // pool.page_size), "none")
+        self._marks = map_memory(max(1, pool.size // pool.page_size), "none")
         self.buffers: tuple[memoryview, ...] = (self._marks,)
 
     def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.host_pool.memory import mapped
+from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.integrations.sglang._host_pages import flat_parts, host_pages
 from hicache_storage.integrations.sglang._identity import holds_nothing
 from hicache_storage.page_store.frame import FramedPage
@@ -38,7 +38,7 @@ class StoredPool:
         self._slots = max(1, -(-host.size // host.page_size))
         # One header a page and part, in memory that a store may register: SGLang never has two
         # transfers of one host page under way.
-        self._headers = mapped(self._slots * len(self.spaces) * frame_nbytes, "none")
+        self._headers = map_memory(self._slots * len(self.spaces) * frame_nbytes, "none")
         self.buffers = (*self.pages.buffers, self._headers)
 
     @property
