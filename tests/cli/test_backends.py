@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed distribution with one backend that lacks a library, and one that is broken."""
+    """Install a distribution with one backend that lacks a library, and one that is broken."""
     info = tmp_path / "hicache_acme-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hicache-acme\nVersion: 1.0\n")
@@ -72,7 +72,9 @@ def test_on_80_columns_each_backend_is_one_line(
 
 def test_a_flag_prints_all_capabilities(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backends", "--capabilities"]) == 0
-    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("file: "))
+    printed = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("file: ")
+    )
 
     for name, word in _listed(capsys)["file"]["capabilities"].items():
         assert f"{name.replace('_', ' ')} {word}" in printed

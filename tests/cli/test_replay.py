@@ -224,10 +224,10 @@ def test_a_host_size_that_does_not_fit_names_its_flag(capfd: pytest.CaptureFixtu
     total_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     assert main([*_SHORT, "--host-size", str(total_nbytes - (1 << 20))]) == 2
-    complaint = capfd.readouterr().err
-    assert "--host-size of" in complaint
-    assert "give less" in complaint
-    assert "slots" not in complaint
+    error = capfd.readouterr().err
+    assert "--host-size of" in error
+    assert "give less" in error
+    assert "slots" not in error
 
 
 def test_a_trace_file_is_replayed(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_exchange_is_half_way_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "complaint"),
+    ("argv", "reason"),
     [
         (["--faults", "get:rise@5%"], "unknown fault 'rise'"),
         (["--swap-after", "3"], "--swap-after needs --swap-backend"),
@@ -91,7 +91,7 @@ def test_the_exchange_is_half_way_by_default(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_flags_are_refused(
-    argv: list[str], complaint: str, capfd: pytest.CaptureFixture[str]
+    argv: list[str], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*_REPLAY, *argv]) == 2
-    assert complaint in capfd.readouterr().err
+    assert reason in capfd.readouterr().err

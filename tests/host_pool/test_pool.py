@@ -56,7 +56,7 @@ PAGE_AXES = {
 
 @pytest.fixture
 def frequent_thread_switches() -> Iterator[None]:
-    """The interpreter switches threads as often as it can."""
+    """Switch threads as often as possible."""
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

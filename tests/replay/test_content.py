@@ -1,4 +1,4 @@
-"""The content of replayed pages: every byte written, every wrong byte seen."""
+"""The content of replayed pages: every byte is written, and every wrong byte is detected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_was_written_matches() -> None:
     assert _content().matches(hash_of(1), Page(_written()))
 
 
-def test_every_flipped_bit_is_seen() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     content, data = _content(), _written()
     page = Page(data)
     for number in range(8 * _NBYTES):
@@ -51,7 +51,7 @@ def test_it_is_the_same_in_every_segmentation() -> None:
     assert b"".join(parts) == whole
 
 
-def test_a_wrong_byte_in_the_last_segment_is_seen() -> None:
+def test_a_wrong_byte_in_the_last_segment_is_detected() -> None:
     data = _written()
     view = memoryview(data)
     data[-1] ^= 1
@@ -60,7 +60,7 @@ def test_a_wrong_byte_in_the_last_segment_is_seen() -> None:
 
 
 @pytest.mark.parametrize("shift", [1, 8, 64, 512])
-def test_shifted_bytes_are_seen(shift: int) -> None:
+def test_shifted_bytes_are_detected(shift: int) -> None:
     data = _written()
 
     assert not _content().matches(hash_of(1), Page(data[shift:] + data[:shift]))

@@ -15,7 +15,7 @@ def record(message: str, logger: str = "store") -> logging.LogRecord:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, as the only item of a list."""
+    """Return a list whose only item is the time."""
     now_s = [100.0]
     monkeypatch.setattr("hicache_storage.replay.warning_log.time.monotonic", lambda: now_s[0])
     return now_s
