@@ -1,4 +1,4 @@
-"""SGLang's own flags for choosing a storage, for any program.
+"""SGLang's flags that choose a storage, for any program.
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -6,7 +6,7 @@
     with choice.open() as storage:
         ...
 
-Names, defaults and meaning of the flags are SGLang's (sglang/srt/arg_groups/fields/memory.py).
+The names, defaults and meaning of the flags are SGLang's (sglang/srt/arg_groups/fields/memory.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from hicache_storage.durations import LONGEST_S
+from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
-from hicache_storage.whole_numbers import MOST, shown
+from hicache_storage.scalars import MAX_INT64, format_number
 
 if TYPE_CHECKING:
     import argparse
@@ -32,19 +32,20 @@ PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
-_MAX_DIGITS = 18
-_MOST_DIGITS = 100
+_MAX_FLAG_DIGITS = 18
+_MAX_JSON_DIGITS = 100
 _BACKEND = "--hicache-storage-backend"
 _EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool = True) -> None:
-    """Add the flags, with SGLang's names, defaults and meaning, in a group of their own.
+    """Add the flags to `parser`, in a group of their own.
 
-    A program that only opens the storage leaves the engine's flags (policies, layout, page size, model)
-    out of its help. It takes them all the same: an engine's command line can be pasted.
+    With `engine_flags_in_help=False` the help leaves out the flags of the engine (policies, layout,
+    page size, model). The parser accepts them all the same, so that an engine's command line can be
+    pasted.
     """
-    import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
+    import argparse  # noqa: PLC0415 - only programs that parse flags need it
 
     add = parser.add_argument_group("storage, as in SGLang").add_argument
     add(_BACKEND, metavar="NAME", help="where pages are stored; `hicache backends` lists the names")
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, engine_flags_in_help: bool
 
 
 def _engine_flags() -> dict[str, dict[str, Any]]:
-    """Return the flags that say how an engine uses the storage, with their argparse options."""
+    """Return the flags that set how an engine uses the storage, with their argparse options."""
     return {
         "--hicache-storage-prefetch-policy": {
             "choices": PREFETCH_POLICIES,
@@ -87,18 +88,20 @@ def _engine_flags() -> dict[str, dict[str, Any]]:
 
 
 def positive_int(text: str) -> int:
-    """An argparse type: 1, 2, 3, ..."""
-    import argparse  # noqa: PLC0415 - only programs that parse flags pay for it
+    """Return the whole number from 1 on that `text` is. The function serves as an argparse type."""
+    import argparse  # noqa: PLC0415 - only programs that parse flags need it
 
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text) >= 1):
+    if not (
+        text.isascii() and text.isdecimal() and len(text) <= _MAX_FLAG_DIGITS and int(text) >= 1
+    ):
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
     return int(text)
 
 
 def int_up_to(most: int) -> Callable[[str], int]:
-    """Return an argparse type: 1, 2, 3, ... up to `most`."""
+    """Return an argparse type that accepts whole numbers from 1 to `most`."""
 
-    def parsed(text: str) -> int:
+    def parse(text: str) -> int:
         import argparse  # noqa: PLC0415 - as above
 
         number = positive_int(text)
@@ -106,16 +109,16 @@ def int_up_to(most: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"must be at most {most:,}, not {text!r}")
         return number
 
-    return parsed
+    return parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageChoice:
-    """What the flags say. The extra config without SGLang's own knobs is the backend's."""
+    """The values of the flags. `config` is the extra config without SGLang's own fields."""
 
     backend: str
     config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    """The backend's fields. Not in the `repr`: it may hold secrets."""
+    """The backend's fields. They are not in the `repr`, because they may hold secrets."""
     prefetch_policy: str = "timeout"
     write_policy: str = "write_through"
     mem_layout: str = "page_first"
@@ -128,7 +131,7 @@ class StorageChoice:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """The choice that flags of `add_arguments` make.
+        """Return the choice that the parsed flags of `add_arguments` make.
 
         Raises:
             ConfigError: No backend was named, or the extra config is wrong.
@@ -143,27 +146,29 @@ class StorageChoice:
             mem_layout=arguments.hicache_mem_layout,
             page_tokens=arguments.page_size,
             served_model_name=arguments.served_model_name,
-            **_take_knobs(config),
+            **_pop_engine_fields(config),
             config=config,
         )
 
     def open(self) -> HiCacheStorage:
         """Open the storage; the caller closes it. Raises what `registry.open_storage` raises."""
-        from hicache_storage.registry import open_storage  # noqa: PLC0415 - flags alone are quick
+        from hicache_storage.registry import open_storage  # noqa: PLC0415 - a program that only parses flags starts quickly
 
         return open_storage(self.backend, self.config)
 
 
 def load_extra_config(text: str | None) -> dict[str, Any]:
-    """The fields of inline JSON, or of `@file` by its extension; none where there is no text.
+    """Return the fields of inline JSON, or of `@file` by its extension. Return {} for no text.
 
     Raises:
-        ConfigError: Names the file and the reason. What was given is never repeated: it may be a secret.
+        ConfigError: The message names the file and the reason. It never repeats `text`, which may
+        be a
+            secret.
     """
     if not text:
         return {}
     if not text.startswith("@"):
-        return _fields(_parsed(_json, text, "JSON", _EXTRA_CONFIG), _EXTRA_CONFIG)
+        return _check_fields(_parse(_parse_json, text, "JSON", _EXTRA_CONFIG), _EXTRA_CONFIG)
     path = Path(text[1:])
     where = f"{_EXTRA_CONFIG}: {path}"
     try:
@@ -181,14 +186,14 @@ def load_extra_config(text: str | None) -> dict[str, Any]:
     except ValueError:
         raise ConfigError(f"{where!r}: is no name of a file") from None
     name, parse = _PARSERS[path.suffix]
-    return _fields(_parsed(parse, content, name, where), where)
+    return _check_fields(_parse(parse, content, name, where), where)
 
 
 class _RefusedError(ValueError):
-    """A text is well-formed, and says what no config can mean."""
+    """A text is well-formed, and no config."""
 
 
-def _parsed(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any:
+def _parse(parse: Callable[[str], Any], text: str, name: str, where: str) -> Any:
     try:
         value = parse(text)
         _check_finite(value)
@@ -203,7 +208,7 @@ def _parsed(parse: Callable[[str], Any], text: str, name: str, where: str) -> An
 
 
 def _check_finite(value: Any, name: str = "it") -> None:
-    """Refuse what no setting can mean, and most readers would pass on: NaN, infinity, 1e999."""
+    """Refuse NaN, infinity and 1e999, which most parsers accept and no setting can be."""
     if isinstance(value, float) and not math.isfinite(value):
         raise _RefusedError(f"{name}: must be a finite number")
     if isinstance(value, dict):
@@ -216,12 +221,12 @@ def _check_finite(value: Any, name: str = "it") -> None:
             _check_finite(item, name)
 
 
-def _json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_once, parse_int=_short)
+def _parse_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique_fields, parse_int=_short_integer)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's fields. JSON allows a name twice, and its readers drop all but the last in silence."""
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's fields. Refuse a repeated name, of which `json` would drop the first value."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
@@ -230,24 +235,24 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _short(digits: str) -> int:
-    """An integer. Python refuses to read thousands of digits, with advice for programmers."""
-    if len(digits) > _MOST_DIGITS:
+def _short_integer(digits: str) -> int:
+    """Return an integer. Refuse thousands of digits, for which Python's message is for programmers."""
+    if len(digits) > _MAX_JSON_DIGITS:
         raise _RefusedError(f"a number in it has {len(digits)} digits")
     return int(digits)
 
 
-def _toml(text: str) -> Any:
+def _parse_toml(text: str) -> Any:
     import tomllib  # noqa: PLC0415 - only @file.toml needs it
 
     return tomllib.loads(text)
 
 
-def _yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     import yaml  # noqa: PLC0415 - only @file.yaml needs it
 
     class UniqueKeys(yaml.SafeLoader):
-        """YAML forbids a key twice, and this library takes the last in silence."""
+        """A loader that refuses a repeated key, of which the library would keep the last value."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - the library's signature
             names: set[str] = set()
@@ -261,7 +266,7 @@ def _yaml(text: str) -> Any:
 
     try:
         return yaml.load(text, UniqueKeys)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:  # its own text quotes the file, secrets and all
+    except yaml.MarkedYAMLError as error:  # the error's own text quotes the file and its secrets
         mark = error.problem_mark
         at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{error.problem}{at}") from None
@@ -270,67 +275,70 @@ def _yaml(text: str) -> Any:
 
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    ".json": ("JSON", _json),
-    ".toml": ("TOML", _toml),
-    ".yaml": ("YAML", _yaml),
-    ".yml": ("YAML", _yaml),
+    ".json": ("JSON", _parse_json),
+    ".toml": ("TOML", _parse_toml),
+    ".yaml": ("YAML", _parse_yaml),
+    ".yml": ("YAML", _parse_yaml),
 }
 
 
-def _fields(value: Any, where: str) -> dict[str, Any]:
+def _check_fields(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: must be an object of fields, not {type(value).__name__}")
     fields: dict[Any, Any] = cast("Any", value)
-    strange = next((key for key in fields if not isinstance(key, str)), None)
-    if strange is not None:
-        raise ConfigError(f"{where}: a field's name must be a string, not {strange!r}")
+    other = next((key for key in fields if not isinstance(key, str)), None)
+    if other is not None:
+        raise ConfigError(f"{where}: a field's name must be a string, not {other!r}")
     return fields
 
 
-# --- SGLang's own knobs in the extra config (hybrid_cache_controller.py) ---------------------------
+# --- SGLang's own fields in the extra config (hybrid_cache_controller.py)
+# --------------------------
 
 
-def _take_knobs(config: dict[str, Any]) -> dict[str, Any]:
-    """Remove SGLang's own fields from `config`; those that were there, checked, by our names."""
+def _pop_engine_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """Remove SGLang's own fields from `config`. Return their checked values by the names used here."""
     return {
-        name: check(knob, config.pop(knob))
-        for knob, (name, check) in _KNOBS.items()
-        if knob in config
+        name: check(field, config.pop(field))
+        for field, (name, check) in _ENGINE_FIELDS.items()
+        if field in config
     }
 
 
-def _number(knob: str, value: Any, *, whole: bool = False) -> float:
-    wanted = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, wanted):
+def _number(field: str, value: Any, *, whole: bool = False) -> float:
+    expected = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, expected):
         raise ConfigError(
-            f"{_EXTRA_CONFIG}: {knob}: must be {'an integer' if whole else 'a number'},"
+            f"{_EXTRA_CONFIG}: {field}: must be {'an integer' if whole else 'a number'},"
             f" not {type(value).__name__}"
         )
-    if not 0 <= value <= MOST:
+    if not 0 <= value <= MAX_INT64:
         raise ConfigError(
-            f"{_EXTRA_CONFIG}: {knob}: must be at least 0 and have at most 64 bits, not {shown(value)}"
+            f"{_EXTRA_CONFIG}: {field}: must be at least 0 and have at most 64 bits,"
+            f" not {format_number(value)}"
         )
     return value
 
 
-def _seconds(knob: str, value: Any) -> float:
-    seconds = _number(knob, value)
-    if seconds > LONGEST_S:
+def _seconds(field: str, value: Any) -> float:
+    seconds = _number(field, value)
+    if seconds > MAX_DURATION_S:
         raise ConfigError(
-            f"{_EXTRA_CONFIG}: {knob}: must be at most {LONGEST_S:.0f} seconds, not {shown(value)}"
+            f"{_EXTRA_CONFIG}: {field}: must be at most {MAX_DURATION_S:.0f} seconds,"
+            f" not {format_number(value)}"
         )
     return seconds
 
 
-def _flag(knob: str, value: Any) -> bool:
+def _flag(field: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(
-            f"{_EXTRA_CONFIG}: {knob}: must be true or false, not {type(value).__name__}"
+            f"{_EXTRA_CONFIG}: {field}: must be true or false, not {type(value).__name__}"
         )
     return value
 
 
-_KNOBS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+_ENGINE_FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "prefetch_threshold": ("prefetch_threshold_tokens", partial(_number, whole=True)),
     "prefetch_timeout_base": ("prefetch_timeout_base_s", _seconds),
     "prefetch_timeout_per_ki_token": ("prefetch_timeout_per_ki_token_s", _seconds),

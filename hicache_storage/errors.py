@@ -35,7 +35,7 @@ class UnknownBackend(HiCacheError, LookupError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
-        self.choices = sorted(known)
+        self.choices: list[str] = sorted(known)
         super().__init__(name, self.choices)  # `args` are what pickle calls __init__ with
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from hicache_storage.whole_numbers import check_whole
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def page_hashes(
 
     Source: sglang/srt/mem_cache/cpp_utils/hash_binding.cpp.
     """
-    page_tokens = check_whole("page_tokens", page_tokens, least=1)
+    page_tokens = check_integer("page_tokens", page_tokens, least=1)
     digest = _prior_digest(prior)
     words = _words(tokens)
     if words.dtype.itemsize == 4:
@@ -226,7 +226,7 @@ class KeySpace:
             required = name not in ("revision", "tenant")
             object.__setattr__(self, name, _text(name, getattr(self, name), required=required))
         for name, least in (("page_tokens", 1), ("page_nbytes", 1), ("frame_nbytes", 0)):
-            value = check_whole(name, getattr(self, name), least=least)
+            value = check_integer(name, getattr(self, name), least=least)
             object.__setattr__(self, name, value)
         if not isinstance(cast("Any", self.shard), Shard):
             raise TypeError(f"shard must be a Shard, not {type(self.shard).__name__}")
@@ -299,7 +299,7 @@ def _pair(name: str, value: object) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(cast("Any", value)) != 2:
         raise TypeError(f"{name} must be a pair of integers, not {value!r}")
     first, second = cast("tuple[object, object]", value)
-    return check_whole(name, first, least=0), check_whole(name, second, least=0)
+    return check_integer(name, first, least=0), check_integer(name, second, least=0)
 
 
 def _range(name: str, value: object) -> tuple[int, int]:

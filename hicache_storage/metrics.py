@@ -18,6 +18,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from hicache_storage.errors import HiCacheError
+from hicache_storage.page_store.breaker import STATES
+from hicache_storage.page_store.counters import (
+    BREAKER_OPENED,
+    DIRECTIONS,
+    MATCH_FAILED,
+    WRONG_PAGES_DELETED,
+    nbytes_counter,
+    pages_counter,
+)
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.storage import StorageStats
 
@@ -29,8 +38,6 @@ if TYPE_CHECKING:
     from hicache_storage.controller import CacheController
     from hicache_storage.handoff import HandoffReceiver, HandoffSender
     from hicache_storage.page_store import PageStore
-
-_BREAKER_STATES = ("closed", "open", "half_open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +180,20 @@ class _Families:
 
     def _page_store(self, store: PageStore, labels: tuple[str, ...]) -> None:
         stats = store.stats()
-        for direction in ("load", "save"):
-            self.payload.add_metric([*labels, direction], stats.get(f"{direction}_nbytes", 0))
+        for direction in DIRECTIONS:
+            nbytes = stats.get(nbytes_counter(direction), 0)
+            self.payload.add_metric([*labels, direction], nbytes)
             for verdict in Verdict:
-                count = stats.get(f"{direction}_{verdict.value}", 0)
+                count = stats.get(pages_counter(direction, verdict), 0)
                 self.pages.add_metric([*labels, direction, verdict.value], count)
-        self.wrong.add_metric(labels, stats.get("wrong_pages_deleted", 0))
-        self.match_failed.add_metric(labels, stats.get("match_failed", 0))
-        self.opened.add_metric(labels, stats["breaker_opened"])
+        self.wrong.add_metric(labels, stats.get(WRONG_PAGES_DELETED, 0))
+        self.match_failed.add_metric(labels, stats.get(MATCH_FAILED, 0))
+        self.opened.add_metric(labels, stats[BREAKER_OPENED])
         breakers = store.breaker
         state = breakers.state
-        for name in _BREAKER_STATES:
+        for name in STATES:
             self.state.add_metric([*labels, name], float(name == state))
-        for direction, breaker in (("load", breakers.reads), ("save", breakers.writes)):
+        for direction, breaker in zip(DIRECTIONS, (breakers.reads, breakers.writes), strict=True):
             self.turned_away.add_metric([*labels, direction], float(breaker.state != "closed"))
 
     def _storage(self, store: PageStore, labels: tuple[str, ...]) -> None:

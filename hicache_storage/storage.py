@@ -1,8 +1,9 @@
-"""The interface that a backend implements, and what it may promise.
+"""The interface that a backend implements, and the capabilities that it may declare.
 
-Five blocking, thread-safe methods over opaque ids and scatter/gather pages. Framing, checksums,
-batching, parallelism, deadlines and metrics are the page store's (`hicache_storage.page_store`), once,
-for every backend. The numbered rules that an implementation keeps are in `docs/contract.md`.
+The interface has five blocking, thread-safe methods over opaque ids and scatter/gather pages. The
+page store (`hicache_storage.page_store`) adds framing, checksums, batching, parallelism, deadlines
+and metrics, once for every backend. `docs/contract.md` has the numbered rules that an
+implementation keeps.
 """
 
 from __future__ import annotations
@@ -24,52 +25,55 @@ if TYPE_CHECKING:
 
 
 class Retention(enum.IntEnum):
-    """How long a stored page stays; a larger value promises more."""
+    """The time for which a stored page stays. A larger value promises more."""
 
     BEST_EFFORT = 0
-    """It may vanish at any time."""
+    """A page may vanish at any time."""
     UNTIL_PRESSURE = 1
-    """It stays until the store is short of room."""
+    """A page stays until the store is short of room."""
     UNTIL_DELETED = 2
-    """It stays until it is deleted or cleared."""
+    """A page stays until it is deleted or cleared."""
 
 
 class Durability(enum.IntEnum):
-    """What a stored page survives; a larger value promises more."""
+    """The failures that a stored page survives. A larger value promises more."""
 
     PROCESS = 0
-    """Nothing: it dies with the process."""
+    """A page is lost with the process."""
     CRASH = 1
-    """SIGKILL of any process that uses the store."""
+    """A page survives SIGKILL of any process that uses the store."""
     POWER = 2
-    """Loss of power: data and names are synced before a set returns True."""
+    """A page survives a loss of power: data and names are synced before a set returns True."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend declares. What is declared is tested, what is not is refused (KV-901, KV-902)."""
+    """The declarations of a backend. The kit tests what is declared; a call for more is refused.
+
+    See KV-901 and KV-902.
+    """
 
     retention: Retention = Retention.BEST_EFFORT
     durability: Durability = Durability.PROCESS
     shared: bool = False
-    """Another process that opens the same config sees the pages."""
+    """True if another process that opens the same config sees the pages."""
     enumerable: bool = False
-    """`spaces()` and `scan()` work."""
+    """True if `spaces()` and `scan()` work."""
     overwrites: bool = True
-    """False: a set of a present page keeps the first bytes, and returns True."""
+    """False if a set of a present page keeps the first bytes, and returns True."""
     scatter_gather: bool = True
-    """False: the SDK hands over pages of one segment, through a bounce buffer."""
+    """False if the SDK must pass pages of one segment, through a bounce buffer."""
     alignment: int = 1
-    """Segment address and size alignment that the fast path needs."""
+    """The alignment of segment addresses and sizes that the fast path needs."""
     parallelism: int = 1
-    """How many concurrent calls the store gains from."""
+    """The number of concurrent calls from which the store gains."""
     max_batch: int | None = None
-    """The SDK splits larger batches; None: any size."""
+    """The largest batch. The SDK splits larger ones. None: no limit."""
     max_page_nbytes: int | None = None
-    """The SDK refuses larger key spaces at `open_space`; None: no limit."""
+    """The largest page. The SDK refuses key spaces of larger pages at `open_space`. None: no limit."""
     bounded: bool = False
-    """Every call returns within `timeout_s` plus a second, whatever the store does, and touches no page
-    afterwards. Memory of an engine is lent to bounded storages only."""
+    """True if every call returns within `timeout_s` plus a second, whatever the store does, and touches
+    no page afterwards. An engine lends its own memory to bounded storages only."""
 
     def __post_init__(self) -> None:
         for name in ("alignment", "parallelism", "max_batch", "max_page_nbytes"):
@@ -80,7 +84,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class PageInfo:
-    """One page that `scan` found."""
+    """A page that `scan` found."""
 
     page_hash: str
     nbytes: int
@@ -88,17 +92,17 @@ class PageInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStats:
-    """A backend's own figures, as far as it knows them without I/O."""
+    """A backend's own figures. None: the figure is not known without I/O."""
 
     pages: int | None = None
     nbytes: int | None = None
     capacity_nbytes: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Events since the storage was opened, by name: evictions, refusals, errors by reason."""
+    """The events since the storage was opened, by name: evictions, refusals, errors by reason."""
 
 
 class _Opener:
-    """The process that opened a storage. Where it came by pickle, that is the one that unpickled it."""
+    """The process that opened a storage, or unpickled it."""
 
     __slots__ = ("pid",)
 
@@ -113,11 +117,11 @@ class _Opener:
 
 
 class HiCacheStorage(abc.ABC):
-    """A place that keeps pages, addressed by (key space, page hash).
+    """A store of pages, addressed by (key space, page hash).
 
-    Every method is thread-safe and blocking, and is called from several threads at once. Results have
-    the length and the order of `hashes`. A miss is False, never an exception. `pages` are borrowed for
-    the duration of the call: neither kept nor touched after it, also when it raises.
+    Every method is thread-safe and blocking, and several threads call it at once. Results have the
+    length and the order of `hashes`. A miss is False, never an exception. A call borrows `pages`
+    until it ends: the storage neither keeps nor touches them afterwards, also when the call raises.
 
     Raises (every method but `close`):
         StorageClosed: `close` was called.
@@ -125,20 +129,20 @@ class HiCacheStorage(abc.ABC):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
-    """The class's own claims. An instance may narrow them in `__init__`, with `narrow`."""
+    """The claims of the class. An instance may narrow them in `__init__`, with `narrow`."""
 
     usable_after_fork: ClassVar[bool] = False
-    """True where the class makes its connections, locks and threads anew in a forked child.
+    """True if the class makes new connections, locks and threads in a forked child.
 
-    Elsewhere `ensure_open` refuses there. A child that uses those of its parent corrupts what both see
-    (KV-306)."""
+    If it is False, `ensure_open` refuses in the child: a child that uses the connections of its
+    parent corrupts the data of both (KV-306)."""
 
     _closed = False
     _opened_by: _Opener | None = None
-    """None where a subclass makes its objects without this class's `__new__`."""
+    """None if a subclass makes its objects without this class's `__new__`."""
 
     def __new__(cls, *_args: Any, **_fields: Any) -> Self:
-        """Note which process opens the storage."""
+        """Record the process that opens the storage."""
         storage = super().__new__(cls)
         storage._opened_by = _Opener()
         return storage
@@ -149,41 +153,42 @@ class HiCacheStorage(abc.ABC):
         """Open the storage that `config` describes.
 
         Raises:
-            ConfigError: A field is wrong, missing or unknown; the message names it.
+            ConfigError: A field is wrong, missing or unknown. The message names it.
             StorageUnavailable: The store cannot be reached.
         """
 
     @abc.abstractmethod
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Whether each page is there. A True may be out of date by the time of the get."""
+        """Return for each page True if it is there. A True may be out of date by the time of the get."""
 
     @abc.abstractmethod
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Read each page into the page given for it. True: exactly the bytes that were set.
+        """Read each page into its item of `pages`. True: the item holds exactly the bytes that were set.
 
-        After False that page's bytes are undefined; no byte outside it changed (KV-003, KV-004).
+        After False the item's bytes are undefined. No byte outside it has changed (KV-003, KV-004).
         """
 
     @abc.abstractmethod
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        """Store each page. True: readable from now on. False: it never shows (KV-002, KV-006).
+        """Store each page. True: it is readable from now on. False: it never shows (KV-002, KV-006).
 
-        A present page gives True, with either the old or the new bytes, whole (KV-005).
+        The result for a present page is True. Its bytes are either the old or the new ones
+        (KV-005).
         """
 
     @abc.abstractmethod
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Remove each page. True: it is gone, or was never there (KV-007).
 
-        False: the page may still be there: the store could not remove it.
+        False: the store could not remove the page, which may still be there.
         """
 
     def open_space(self, space: KeySpace) -> None:
-        """Get ready for pages of `space`. Called before its first use; idempotent.
+        """Prepare for pages of `space`, before its first use. Idempotent.
 
         Raises:
             UnsupportedOperation: Its pages are larger than `capabilities.max_page_nbytes`.
@@ -197,28 +202,28 @@ class HiCacheStorage(abc.ABC):
             )
 
     def spaces(self) -> Iterator[KeySpace]:
-        """Every key space that holds pages, once. Needs `capabilities.enumerable`.
+        """Yield every key space that holds pages, once. Needs `capabilities.enumerable`.
 
-        A space that was opened but holds no page may be listed (KV-104).
+        The list may include a space that was opened and holds no page (KV-104).
         """
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its key spaces")
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        """Every page of `space`, in any order. Needs `capabilities.enumerable`."""
+        """Yield every page of `space`, in any order. Needs `capabilities.enumerable`."""
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its pages")
 
     def clear(self, space: KeySpace) -> int:
-        """Remove every page of `space` and nothing else; how many pages that were (KV-103).
+        """Remove every page of `space` and nothing else. Return the number of pages (KV-103).
 
-        A count means all of them. What a delete could not remove is tried a second time.
+        The method tries a second time to remove the pages that a delete could not remove.
 
         Raises:
-            StorageUnavailable: Pages are left; the message says how many.
+            StorageUnavailable: Pages are left. The message has their number.
         """
-        found = (info.page_hash for info in self.scan(space))
-        removed, left = self._delete_all(space, found)
+        hashes = (info.page_hash for info in self.scan(space))
+        removed, left = self._delete_all(space, hashes)
         retried, left = self._delete_all(space, left)
         if left:
             pages = removed + retried + len(left)
@@ -229,7 +234,7 @@ class HiCacheStorage(abc.ABC):
         return removed + retried
 
     def _delete_all(self, space: KeySpace, hashes: Iterable[str]) -> tuple[int, list[str]]:
-        """How many pages are gone, and which may still be there."""
+        """Delete pages. Return the number that are gone, and the hashes of those that may be left."""
         removed, left = 0, list[str]()
         rest = iter(hashes)
         while batch := list(islice(rest, self.capabilities.max_batch or 1024)):
@@ -240,20 +245,20 @@ class HiCacheStorage(abc.ABC):
         return removed, left
 
     def register_buffer(self, buffer: HostBuffer) -> None:
-        """Host memory that pages will live in, for stores that want to pin or map it beforehand."""
+        """Announce host memory that will hold pages, for a store that pins or maps memory beforehand."""
         self.ensure_open()
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
-        """The end of `register_buffer`; no page in `buffer` is in use any more."""
+        """Undo `register_buffer`. No page in `buffer` is in use any more."""
         self.ensure_open()
 
     def stats(self) -> StorageStats:
-        """Figures for people and for metrics. O(1), no I/O."""
+        """Return figures for people and for metrics, in O(1) and without I/O."""
         self.ensure_open()
         return StorageStats()
 
     def close(self) -> None:
-        """Give everything back: threads, sockets, descriptors, temporary files. Idempotent.
+        """Release all resources: threads, sockets, descriptors, temporary files. Idempotent.
 
         An override ends with `super().close()`.
         """
@@ -263,14 +268,14 @@ class HiCacheStorage(abc.ABC):
     def is_forked_copy(self) -> bool:
         """True in a forked child of the process that opened the storage.
 
-        `close` gives nothing back there that the parent still uses: locks, connections, sessions.
+        `close` releases nothing there that the parent still uses: locks, connections, sessions.
         """
         return self._opened_by is not None and self._opened_by.pid != os.getpid()
 
     def ensure_open(self) -> None:
         """Raise `StorageClosed` after `close`, and in a forked child unless `usable_after_fork`.
 
-        The first line of every method of a backend.
+        Every method of a backend calls it first.
         """
         if self._closed:
             raise StorageClosed(f"this {type(self).__name__} was closed: open a new one")
@@ -284,10 +289,10 @@ class HiCacheStorage(abc.ABC):
         """Let this instance claim less than its class: `self.narrow(durability=Durability.CRASH)`.
 
         Raises:
-            ValueError: It would claim more.
+            ValueError: The instance would claim more.
         """
         narrowed = replace(self.capabilities, **claims)
-        widest = type(self).capabilities
+        widest = self._widest_capabilities
         for claim in (
             "retention",
             "durability",
@@ -299,10 +304,15 @@ class HiCacheStorage(abc.ABC):
             if getattr(narrowed, claim) > getattr(widest, claim):
                 raise ValueError(f"an instance may not widen {claim} beyond its class's")
         for limit in ("max_batch", "max_page_nbytes"):
-            most, wanted = getattr(widest, limit), getattr(narrowed, limit)
-            if most is not None and (wanted is None or wanted > most):
+            most, claimed = getattr(widest, limit), getattr(narrowed, limit)
+            if most is not None and (claimed is None or claimed > most):
                 raise ValueError(f"an instance may not widen {limit} beyond its class's {most}")
         vars(self)["capabilities"] = narrowed
+
+    @property
+    def _widest_capabilities(self) -> Capabilities:
+        """The most that `narrow` allows an instance to claim."""
+        return type(self).capabilities
 
     def __enter__(self) -> Self:
         return self
@@ -312,11 +322,11 @@ class HiCacheStorage(abc.ABC):
 
 
 def describe(capabilities: Capabilities) -> dict[str, str]:
-    """Each capability as one word or number, for tables and reports."""
-    return {item.name: _word(getattr(capabilities, item.name)) for item in fields(capabilities)}
+    """Return each capability as one word or number, for tables and reports."""
+    return {item.name: _format(getattr(capabilities, item.name)) for item in fields(capabilities)}
 
 
-def _word(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, enum.Enum):
         return value.name.lower().replace("_", "-")
     if isinstance(value, bool):

@@ -1,7 +1,16 @@
-"""A storage that misbehaves on a chosen call: for tests of what stands above a storage.
+"""Storages for tests of what stands above a storage.
 
-Everything is determined by the plan and the seed: a failure can be replayed, and a scenario can be run
-once for each call that could have failed.
+`WrapperStorage` is a storage around a storage: a base class for those that change some calls and
+pass on the others.
+
+    class SlowStorage(WrapperStorage):
+        def batch_get(self, space, hashes, pages):
+            time.sleep(0.1)
+            return super().batch_get(space, hashes, pages)
+
+`FaultyStorage` is a wrapper that misbehaves on chosen calls. Its plan and its seed determine
+everything: a test can replay a failure, and run a scenario once for each call that could have
+failed.
 """
 
 from __future__ import annotations
@@ -23,121 +32,46 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
-    from hicache_storage.storage import PageInfo, StorageStats
+    from hicache_storage.storage import Capabilities, PageInfo, StorageStats
 
 
-class Fault(enum.Enum):
-    """One way to misbehave."""
+class WrapperStorage(HiCacheStorage):
+    """A storage that passes every call on to `inner`. Thread-safe.
 
-    RAISE = "raise"
-    """The call raises `StorageUnavailable` and does nothing."""
-    MISS = "miss"
-    """The call answers False for every page and does nothing."""
-    LIE = "lie"
-    """The call answers True for every page and does nothing."""
-    TEAR = "tear"
-    """Of one page, the second half is zeros: as read, or as stored."""
-    FLIP = "flip"
-    """Of one page, one bit is another: as read, or as stored."""
-    DELAY = "delay"
-    """The call takes `delay_s` longer."""
-    HANG = "hang"
-    """The call waits for `release`, or for `hang_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """A fault on the call number `call` (from 0) of one operation, such as "batch_get"."""
-
-    operation: str
-    call: int
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class Odds:
-    """A fault on some calls of one operation: which ones, the seed decides for each number."""
-
-    operation: str
-    fault: Fault
-    share: float
-    """Of the calls, from 0 to 1."""
-
-
-class FaultyStorage(HiCacheStorage):
-    """`inner`, but for the calls that `plan` names. Thread-safe; closes `inner` with itself.
-
-    A call is struck once: a strike goes before odds, and of these the first that hits.
+    A wrapper has the capabilities of `inner`, and works in a forked child where `inner` does. It
+    owns `inner` and closes it with itself. `clear` calls `inner.clear`, not the wrapper's own
+    `batch_delete`.
     """
 
-    def __init__(
-        self,
-        inner: HiCacheStorage,
-        plan: Iterable[Strike | Odds] = (),
-        *,
-        seed: int = 0,
-        delay_s: float = 0.05,
-        hang_s: float | None = None,
-    ) -> None:
-        """Wrap `inner`, which this storage owns from now on.
-
-        Args:
-            inner: What the calls go to.
-            plan: What happens to which of them.
-            seed: Decides odds, and which bytes are damaged.
-            delay_s: How long a delay is.
-            hang_s: A call that hangs gives up waiting for `release` after that long.
-        """
-        vars(self)["capabilities"] = inner.capabilities
+    def __init__(self, inner: HiCacheStorage) -> None:
         self.inner = inner
-        self.calls: Counter[str] = Counter()
-        """Calls so far, by operation."""
-        self.struck: Counter[tuple[str, Fault]] = Counter()
-        """Faults so far, by operation and kind."""
-        plan = list(plan)
-        self._strikes = {
-            (each.operation, each.call): each.fault for each in plan if isinstance(each, Strike)
-        }
-        self._odds = [each for each in plan if isinstance(each, Odds)]
-        self._seed = seed
-        self._random = random.Random(seed)
-        self._delay_s = delay_s
-        self._hang_s = hang_s
-        self._released = threading.Event()
-        self._lock = threading.Lock()
+        vars(self)["capabilities"] = inner.capabilities
+        vars(self)["usable_after_fork"] = inner.usable_after_fork
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:  # noqa: ARG003
-        """Not built from a config: a fault is somebody's plan."""
+        """Refuse: a wrapper is constructed around an open storage.
+
+        Raises:
+            UnsupportedOperation: Always.
+        """
         raise UnsupportedOperation(f"{cls.__name__} wraps another storage: construct it")
 
-    def release(self) -> None:
-        """Let every call that hangs go on, and hang none from now on."""
-        self._released.set()
-
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        return self._struck(
-            "batch_exists", hashes, [], lambda _: self.inner.batch_exists(space, hashes)
-        )
+        return self.inner.batch_exists(space, hashes)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        return self._struck(
-            "batch_get", hashes, pages, lambda _: self.inner.batch_get(space, hashes, pages)
-        )
+        return self.inner.batch_get(space, hashes, pages)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        return self._struck(
-            "batch_set", hashes, pages, lambda sent: self.inner.batch_set(space, hashes, sent)
-        )
+        return self.inner.batch_set(space, hashes, pages)
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        return self._struck(
-            "batch_delete", hashes, [], lambda _: self.inner.batch_delete(space, hashes)
-        )
+        return self.inner.batch_delete(space, hashes)
 
     def open_space(self, space: KeySpace) -> None:
         self.inner.open_space(space)
@@ -160,12 +94,131 @@ class FaultyStorage(HiCacheStorage):
     def stats(self) -> StorageStats:
         return self.inner.stats()
 
+    @property
+    def _widest_capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def ensure_open(self) -> None:
+        super().ensure_open()
+        self.inner.ensure_open()
+
     def close(self) -> None:
-        self.release()
         self.inner.close()
         super().close()
 
-    def _struck(
+
+class Fault(enum.Enum):
+    """A kind of misbehaviour."""
+
+    RAISE = "raise"
+    """The call raises `StorageUnavailable` and does nothing."""
+    MISS = "miss"
+    """The call answers False for every page and does nothing."""
+    LIE = "lie"
+    """The call answers True for every page and does nothing."""
+    TEAR = "tear"
+    """The second half of one page is zeros, as read or as stored."""
+    FLIP = "flip"
+    """One bit of one page is inverted, as read or as stored."""
+    DELAY = "delay"
+    """The call takes `delay_s` longer."""
+    HANG = "hang"
+    """The call waits for `release`, or for `hang_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault on the call number `call` (from 0) of one operation, such as "batch_get"."""
+
+    operation: str
+    call: int
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """A fault on some calls of one operation. The seed decides for each call number."""
+
+    operation: str
+    fault: Fault
+    share: float
+    """The share of the calls, from 0 to 1."""
+
+
+class FaultyStorage(WrapperStorage):
+    """A wrapper that misbehaves on the calls that `plan` names. Thread-safe; closes `inner` with itself.
+
+    A call has one fault at most: that of a strike, or that of the first odds that hit.
+    """
+
+    def __init__(
+        self,
+        inner: HiCacheStorage,
+        plan: Iterable[Strike | Odds] = (),
+        *,
+        seed: int = 0,
+        delay_s: float = 0.05,
+        hang_s: float | None = None,
+    ) -> None:
+        """Wrap `inner`, which this storage owns from now on.
+
+        Args:
+            inner: The storage that gets the calls.
+            plan: The faults, and the calls that have them.
+            seed: Decides the odds, and which bytes are damaged.
+            delay_s: The length of a delay.
+            hang_s: The time after which a hanging call stops waiting for `release`. None: never.
+        """
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+        """The calls so far, by operation."""
+        self.struck: Counter[tuple[str, Fault]] = Counter()
+        """The faults so far, by operation and kind."""
+        plan = list(plan)
+        self._strikes = {
+            (each.operation, each.call): each.fault for each in plan if isinstance(each, Strike)
+        }
+        self._odds = [each for each in plan if isinstance(each, Odds)]
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._delay_s = delay_s
+        self._hang_s = hang_s
+        self._released = threading.Event()
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        """Let every hanging call continue. Later calls do not hang."""
+        self._released.set()
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self._call(
+            "batch_exists", hashes, [], lambda _: self.inner.batch_exists(space, hashes)
+        )
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        return self._call(
+            "batch_get", hashes, pages, lambda _: self.inner.batch_get(space, hashes, pages)
+        )
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        return self._call(
+            "batch_set", hashes, pages, lambda sent: self.inner.batch_set(space, hashes, sent)
+        )
+
+    def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return self._call(
+            "batch_delete", hashes, [], lambda _: self.inner.batch_delete(space, hashes)
+        )
+
+    def close(self) -> None:
+        self.release()
+        super().close()
+
+    def _call(
         self,
         operation: str,
         hashes: Sequence[str],
@@ -186,20 +239,20 @@ class FaultyStorage(HiCacheStorage):
         if operation == "batch_set":
             return call(self._damaged_copies(pages, fault))
         answers = call(pages)
-        self._damage(self._chosen(pages), fault)
+        self._damage(self._choose(pages), fault)
         return answers
 
     def _next_fault(self, operation: str) -> Fault | None:
         with self._lock:
             number = self.calls[operation]
             self.calls[operation] += 1
-            fault = self._strikes.get((operation, number)) or self._drawn(operation, number)
+            fault = self._strikes.get((operation, number)) or self._draw(operation, number)
             if fault is not None:
                 self.struck[operation, fault] += 1
             return fault
 
-    def _drawn(self, operation: str, number: int) -> Fault | None:
-        """The same for one seed, whichever thread makes the call."""
+    def _draw(self, operation: str, number: int) -> Fault | None:
+        """Return the fault of call `number` by the odds. The calling thread makes no difference."""
         for place, odds in enumerate(self._odds):
             if odds.operation == operation:
                 draw = random.Random(f"{self._seed}/{place}/{operation}/{number}")
@@ -208,12 +261,12 @@ class FaultyStorage(HiCacheStorage):
         return None
 
     def _damaged_copies(self, pages: Sequence[Page], fault: Fault) -> list[Page]:
-        """The caller's pages are not ours to change."""
+        """Return copies of the caller's pages, one of them damaged."""
         copies = [Page(bytearray(page.tobytes())) for page in pages]
-        self._damage(self._chosen(copies), fault)
+        self._damage(self._choose(copies), fault)
         return copies
 
-    def _chosen(self, pages: Sequence[Page]) -> Page:
+    def _choose(self, pages: Sequence[Page]) -> Page:
         with self._lock:
             return pages[self._random.randrange(len(pages))]
 

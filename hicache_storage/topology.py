@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool.tiles import Tile
 from hicache_storage.keys import Shard
-from hicache_storage.whole_numbers import check_whole
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -214,7 +214,7 @@ def _check_sizes(owner: object, *names: str) -> None:
 
 def _check_size(name: str, size: object, *, least: int) -> None:
     try:
-        check_whole(name, size, least=least)
+        check_integer(name, size, least=least)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hicache_storage.controller import ControllerSettings
-from hicache_storage.durations import LONGEST_S, check_seconds
+from hicache_storage.durations import MAX_DURATION_S, check_seconds
 from hicache_storage.handoff import HandoffSettings
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.settings import PositiveSeconds, Settings
@@ -50,7 +50,7 @@ def test_the_longest_time_can_be_waited_for() -> None:
     done = threading.Event()
     done.set()
 
-    assert done.wait(LONGEST_S)
+    assert done.wait(MAX_DURATION_S)
 
 
 def test_zero_is_a_time_where_it_means_not_at_all() -> None:

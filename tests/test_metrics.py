@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from engines import PROMPT, cache_pools, compute
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,9 +10,7 @@ from hicache_storage.errors import StorageUnavailable
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.metrics import CacheCollector
 from hicache_storage.page_store import PageStore, PageStoreSettings
-
-if TYPE_CHECKING:
-    from hicache_storage.storage import StorageStats
+from hicache_storage.storage import StorageStats
 
 
 def test_a_scrape_shows_what_happened() -> None:
@@ -133,8 +129,12 @@ def test_a_scrape_shows_which_direction_is_turned_away() -> None:
 
 @pytest.mark.parametrize("name", ["hicache_storage_pages", "hicache_storage_bytes"])
 def test_what_a_storage_does_not_know_is_left_out(name: str) -> None:
+    class WithoutFigures(HookedStorage):
+        def stats(self) -> StorageStats:
+            return StorageStats()
+
     registry = CollectorRegistry()
-    with PageStore(HookedStorage()) as store:
+    with PageStore(WithoutFigures()) as store:
         registry.register(CacheCollector(store))
 
         assert registry.get_sample_value(name) is None

@@ -205,10 +205,10 @@ def _memory_object(page: Page) -> Any:
     memory = _module("lmcache.v1.memory_management")
     (segment,) = page.segments
     data = torch.frombuffer(bytearray(segment) if segment.readonly else segment, dtype=torch.uint8)
-    about = memory.MemoryObjMetadata(
+    note = memory.MemoryObjMetadata(
         shape=data.shape, dtype=data.dtype, address=0, phy_size=page.nbytes, ref_count=1
     )
-    return memory.TensorMemoryObj(data, about, None)
+    return memory.TensorMemoryObj(data, note, None)
 
 
 def _module(name: str) -> Any:

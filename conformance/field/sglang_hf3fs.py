@@ -165,14 +165,14 @@ class _Rank:
         return found
 
     def get(self, keys: list[str], pages: Sequence[Page]) -> list[bool]:
-        with self.host.holding(pages) as indices:
+        with self.host.filled_with(pages) as indices:
             if self.pool == KV:
                 verdicts: list[bool] = self.backend.batch_get_v1(keys, indices)
                 return verdicts
             return self._v2(self.backend.batch_get_v2, keys, indices)
 
     def set(self, keys: list[str], pages: Sequence[Page]) -> list[bool]:
-        with self.host.holding(pages) as indices:
+        with self.host.filled_with(pages) as indices:
             if self.pool == KV:
                 flags: list[bool] = self.backend.batch_set_v1(keys, indices)
                 return flags
@@ -233,7 +233,7 @@ class _HostPool:
         self._numbers = itertools.count()
 
     @contextmanager
-    def holding(self, pages: Sequence[Page]) -> Generator[Any]:
+    def filled_with(self, pages: Sequence[Page]) -> Generator[Any]:
         """The host indices of these pages, for one call."""
         numbers = [next(self._numbers) for _ in pages]
         self._pages.update(zip(numbers, pages, strict=True))

@@ -14,12 +14,12 @@ class Counters:
         self._lock = threading.Lock()
 
     def add(self, name: str, count: int = 1) -> None:
-        """Count `count` more of `name`. Nothing is written down for none."""
+        """Add `count` to the counter `name`. A counter begins with its first addition above zero."""
         if count:
             with self._lock:
                 self._counts[name] += count
 
     def snapshot(self) -> dict[str, int]:
-        """All counts that are not zero."""
+        """Return all counts that are not zero."""
         with self._lock:
             return dict(self._counts)

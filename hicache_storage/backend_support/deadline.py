@@ -8,20 +8,21 @@ from hicache_storage.errors import StorageTimeout
 
 
 class Deadline:
-    """The moment at which a call must end. Made where the call begins, handed through every step.
+    """The moment at which a call must end. Each call makes one, and passes it to every step.
 
-    A step that waits takes `remaining_s()` as its limit. A wait that a signal interrupts asks again, and
-    gets what is left, so that signals never lengthen a call (KV-304). Immutable, and thread-safe.
+    A step that waits takes `remaining_s()` as its limit. A wait that a signal interrupts calls it
+    again and gets the time that is left, so that signals never lengthen a call (KV-304). Immutable,
+    and thread-safe.
     """
 
     __slots__ = ("_end_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s: float = timeout_s
         self._end_s = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Return the seconds that are left, 0.0 when the deadline has passed."""
+        """Return the seconds that are left, or 0.0 when the deadline has passed."""
         return max(0.0, self._end_s - time.monotonic())
 
     def passed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Threads that may be left behind: a store that hangs must hang neither a caller nor the exit."""
+"""Daemon threads for storage calls. A store that hangs blocks neither a caller nor the exit."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 class DaemonExecutor:
     """A fixed number of daemon threads behind one queue.
 
-    The standard library's executor joins its threads when the interpreter exits, so that one blocked
-    storage call would block the exit for ever. These threads are daemons, and `close` gives up in time.
-    Threads do not survive a fork: in a forked child every task fails at once.
+    The standard library's executor joins its threads when the interpreter exits, so that one
+    blocked storage call would block the exit for ever. These threads are daemons, and `close` has a
+    time limit. Threads do not survive a fork: in a forked child every task fails at once.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -39,12 +39,11 @@ class DaemonExecutor:
             thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Run `task` on one of the threads. Cancelling works until it has begun, and lets go of it.
+        """Run `task` on one of the threads. Cancelling its future before it begins frees the task.
 
-        After `close`, and in a forked child, nobody would run it: the future has ended with
-        StorageClosed.
+        After `close`, and in a forked child, the future has ended with StorageClosed.
         """
-        if self._owner != os.getpid():  # a thread that is not here may have held the lock
+        if self._owner != os.getpid():  # a thread of the parent may have held the lock
             return _failed(f"{self._name}: its threads stayed in the process that was forked")
         future: Future[T] = _Queued(self)
         with self._changed:
@@ -55,7 +54,7 @@ class DaemonExecutor:
         return _failed(f"{self._name}: its threads have ended, it was closed")
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads once their tasks are done; False where some still run after `timeout_s`."""
+        """End the threads after their tasks. Return False if some still run after `timeout_s`."""
         if self._owner != os.getpid():
             return True
         with self._changed:
@@ -67,7 +66,7 @@ class DaemonExecutor:
         return not any(thread.is_alive() for thread in self._threads)
 
     def remove(self, future: Future[Any]) -> bool:
-        """Take a task out of the queue; False where it is not in it any more."""
+        """Remove a task from the queue. Return False if it is not in the queue any more."""
         if self._owner != os.getpid():
             return False
         with self._changed:
@@ -79,12 +78,12 @@ class DaemonExecutor:
             if future.set_running_or_notify_cancel():
                 try:
                     result = task()
-                except BaseException as error:  # noqa: BLE001 - whatever a store raises, the thread lives on
+                except BaseException as error:  # noqa: BLE001 - the thread survives any error
                     future.set_exception(error)
                 else:
                     future.set_result(result)
                     del result
-            del item, future, task  # an idle thread holds no page
+            del item, future, task  # an idle thread keeps no page in memory
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
@@ -93,16 +92,16 @@ class DaemonExecutor:
 
 
 class _Queued(Future[T]):
-    """A future whose task leaves the queue with it: nothing that was cancelled keeps memory."""
+    """A future that removes its task from the queue when it is cancelled, and so frees its memory."""
 
-    def __init__(self, workers: DaemonExecutor) -> None:
+    def __init__(self, executor: DaemonExecutor) -> None:
         super().__init__()
-        self._workers = workers
+        self._executor = executor
 
     def cancel(self) -> bool:
         cancelled = super().cancel()
-        if cancelled and self._workers.remove(self):
-            self.set_running_or_notify_cancel()  # no thread will meet it, and tell who waits for it
+        if cancelled and self._executor.remove(self):
+            self.set_running_or_notify_cancel()  # no thread will find the task and notify the waiters
         return cancelled
 
 
@@ -113,7 +112,7 @@ def _failed(message: str) -> Future[Any]:
 
 
 def when_all_done(futures: Sequence[Future[Any]]) -> Future[None]:
-    """A future that is done when all of `futures` are, however they ended."""
+    """Return a future that is done when all of `futures` are done, cancelled or failed."""
     done: Future[None] = Future()
     if not futures:
         done.set_result(None)

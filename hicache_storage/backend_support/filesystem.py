@@ -1,4 +1,4 @@
-"""What kind of file system a directory lies on."""
+"""The kind of file system that holds a directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 
-# From linux/magic.h. On these, a rename and a write behave the same for every process that looks.
+# From linux/magic.h. A rename and a write on one of these look the same to every process.
 _LOCAL = frozenset(
     {
         0xEF53,  # ext2, ext3, ext4
@@ -23,7 +23,7 @@ _STATFS_NBYTES = 512
 
 
 def is_local(path: str) -> bool:
-    """Whether `path` is known to be on this machine only. False where that can't be told."""
+    """Return True if `path` is known to be on this machine only. Return False if it is unknown."""
     if not sys.platform.startswith("linux"):
         return False
     status = ctypes.create_string_buffer(_STATFS_NBYTES)

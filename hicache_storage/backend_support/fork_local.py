@@ -1,4 +1,4 @@
-"""What one process has open: a forked child makes its own, and leaves its parent's alone."""
+"""Resources of one process: a forked child makes its own, and does not touch those of its parent."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ForkLocal(Generic[T]):
-    """Connections, locks, threads: what only the process that made it may use. Thread-safe.
+    """A value that only the process that made it may use: connections, locks, threads. Thread-safe.
 
-    `make` is called at once, and in each forked child by the first `get`; what it raises, they raise.
-    `abandon` is called in the child, once, as soon as it was forked, with what the parent still uses: it
-    lets go of the child's copy without a lock, since a thread that held one when the process was forked
-    is not there. A child that never uses it keeps nothing of its parent's alive either. What was
-    abandoned is never collected: a finalizer of a client library might end what the parent uses.
+    `make` is called at once, and in each forked child by the first `get`, which raises its errors.
+    `abandon` is called once in a child, as soon as it is forked, with the value that the parent
+    still uses. It must take no lock: the thread that held a lock at the fork does not exist in the
+    child. It runs also in a child that never uses the value, so that nothing of the parent stays
+    open there. An abandoned value is never collected: a finalizer of a client library might end
+    what the parent uses.
     """
 
     def __init__(
@@ -40,63 +41,63 @@ class ForkLocal(Generic[T]):
         _OPEN.add(self)
 
     def get(self) -> T:
-        """This process's own."""
+        """Return the value of this process."""
         if self._owner != os.getpid():
             with self._lock():
                 if self._owner != os.getpid():
-                    self._leave()
+                    self._abandon_value()
                     self._value = self._make()
                     self._owner = os.getpid()
         return self._value
 
     def renew(self) -> None:
-        """Close this process's, and make another: what it was made from has changed."""
+        """Close the value of this process, and make another, for example with new credentials."""
         with self._lock():
-            self._end()
+            self._close_value()
             self._value = self._make()
             self._owner = os.getpid()
 
     def close(self) -> None:
-        """Close this process's, or let go of its parent's if it has made none."""
+        """Close the value of this process, or abandon that of its parent if it has made none."""
         with self._lock():
-            self._end()
+            self._close_value()
 
-    def forked(self) -> None:
-        """What a child does at once. No other thread is there, and no lock may be taken."""
+    def after_fork(self) -> None:
+        """Abandon the parent's value in a child that was just forked. No other thread exists there."""
         self._locks = {}
-        self._leave()
+        self._abandon_value()
 
     # --- parts -----------------------------------------------------------------------------------
 
     def _lock(self) -> threading.Lock:
-        """A lock of this process: one of the parent's may be held for ever."""
+        """Return a lock of this process. A lock of the parent may be held for ever."""
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
-    def _end(self) -> None:
+    def _close_value(self) -> None:
         if self._owner == os.getpid():
             self._close(self._value)
         else:
-            self._leave()
+            self._abandon_value()
 
-    def _leave(self) -> None:
-        if self._owner != _NOBODY:
-            self._owner = _NOBODY  # of all descendants: one may be given the number of its ancestor
+    def _abandon_value(self) -> None:
+        if self._owner != _NO_PROCESS:
+            self._owner = _NO_PROCESS  # a descendant may get the process number of its ancestor
             _ABANDONED.append(self._value)
             self._abandon(self._value)
 
 
-_NOBODY = 0
+_NO_PROCESS = 0
 _ABANDONED: list[object] = []
-"""What ancestors of this process use, or used. It outlives whatever held it here."""
+"""Values of the ancestors of this process. The list keeps them until the process ends."""
 _OPEN: weakref.WeakSet[ForkLocal[Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     for one in list(_OPEN):
         try:
-            one.forked()
+            one.after_fork()
         except Exception:
-            logger.exception("a forked child could not let go of its parent's")
+            logger.exception("a forked child could not abandon a resource of its parent")
 
 
 os.register_at_fork(after_in_child=_after_fork)

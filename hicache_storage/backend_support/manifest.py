@@ -1,4 +1,4 @@
-"""Manifests of key spaces: the JSON that a backend keeps beside the pages of each, and names at rest."""
+"""Manifests of key spaces, which a backend keeps beside the pages, and patterns of names at rest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PAGE_HASH = re.compile(r"[0-9a-f]{32,128}")
 
 
 def encode_manifest(space: KeySpace) -> bytes:
-    """Return the manifest of `space`. Equal key spaces have equal manifests."""
+    """Return the manifest of `space` as JSON. Equal key spaces have equal manifests."""
     return json.dumps(space.manifest(), sort_keys=True).encode()
 
 
 def decode_manifest(data: bytes | str | None, *, space_id: str | None = None) -> KeySpace | None:
     """Return the key space that a manifest describes.
 
-    None stands for data that are missing, damaged, or the manifest of a key space other than `space_id`.
+    Return None for missing or damaged data, and for a key space with another id than `space_id`.
     """
     try:
         space = KeySpace.from_manifest(json.loads(data or b""))

@@ -1,8 +1,8 @@
-"""Name look-ups with a time limit, which the system's own have not.
+"""Look-ups of host names with a time limit, which the system's own look-ups do not have.
 
-A look-up runs in a thread of its own, and nobody can end it. Therefore one at most is under way for a
-name, whoever waits for it; and a server whose name was resolved before is reached at its old addresses
-while the name server is silent.
+A look-up runs in a thread of its own, and no caller can end it. Therefore each name has at most one
+look-up in flight. While the name server is silent, the resolver returns the old addresses of a
+name.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
 
 SocketAddress: TypeAlias = tuple[int, tuple[Any, ...]]
-"""A family, and what `socket.connect` takes in it."""
+"""An address family, and an address for `socket.connect`."""
 
 _OLD_ADDRESSES_AFTER_S = 1.0
-"""So old is a look-up when calls go on with addresses that an earlier one found."""
+"""The age of a look-up at which calls continue with the old addresses."""
 _OLD_ADDRESSES_SHARE = 0.25
-"""Of what is left of a call: no call waits longer for new addresses while there are old ones."""
-_SILENT = (socket.EAI_AGAIN, socket.EAI_FAIL)
-"""The name server did not answer; what it said before may still hold."""
-_MOST_NAMES = 1024
+"""The share of a call's remaining time that it waits for new addresses while there are old ones."""
+_NO_ANSWER = (socket.EAI_AGAIN, socket.EAI_FAIL)
+"""Errors of a name server that did not answer. Its earlier answers may still be right."""
+_MAX_NAMES = 1024
 
 
 class Resolver:
-    """The look-ups of this process. Thread-safe; a forked child begins anew."""
+    """The look-ups of this process. Thread-safe; a forked child starts without any."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: the threads of a parent are not there, its locks may be held."""
+        """Forget everything. A forked child has no threads of its parent, and cannot use its locks."""
         self._lock = threading.Lock()
         self._look_ups: dict[str, SingleFlight[list[SocketAddress]]] = {}
         self._known: dict[str, list[SocketAddress]] = {}
@@ -53,19 +53,19 @@ class Resolver:
             StorageTimeout: The name server did not answer in time.
             OSError: The name does not exist, or cannot be looked up.
         """
-        literal = _literal(host)
-        found = [literal] if literal else self._found(host, deadline)
-        return [(family, (where[0], port, *where[2:])) for family, where in found]
+        literal = _literal_address(host)
+        found = [literal] if literal else self._resolve(host, deadline)
+        return [(family, (address[0], port, *address[2:])) for family, address in found]
 
-    def _found(self, host: str, deadline: Deadline) -> Sequence[SocketAddress]:
+    def _resolve(self, host: str, deadline: Deadline) -> Sequence[SocketAddress]:
         known = self._known.get(host)
         look_up = self._look_up_of(host)
         limit_s = deadline.remaining_s()
         if known:
-            patience_s = max(0.0, _OLD_ADDRESSES_AFTER_S - look_up.age_s())
-            limit_s = min(patience_s, limit_s * _OLD_ADDRESSES_SHARE)
+            until_old_s = max(0.0, _OLD_ADDRESSES_AFTER_S - look_up.age_s())
+            limit_s = min(until_old_s, limit_s * _OLD_ADDRESSES_SHARE)
         try:
-            flight = look_up.ended(limit_s)
+            flight = look_up.wait(limit_s)
         except StorageUnavailable:
             if known:
                 return known
@@ -73,37 +73,37 @@ class Resolver:
         error = None if flight is None else flight.exception()
         if flight is not None and error is None:
             return flight.result()
-        if known and (error is None or getattr(error, "errno", None) in _SILENT):
+        if known and (error is None or getattr(error, "errno", None) in _NO_ANSWER):
             return known
         if error is None:
             raise StorageTimeout(
                 f"the look-up of the name {host!r} did not end within {deadline.timeout_s:g} s"
             )
-        said = getattr(error, "strerror", None) or "it is no name of a host"
-        raise ConnectionError(f"the name {host!r} cannot be looked up: {said}") from error
+        reason = getattr(error, "strerror", None) or "it is no name of a host"
+        raise ConnectionError(f"the name {host!r} cannot be looked up: {reason}") from error
 
     def _look_up_of(self, host: str) -> SingleFlight[list[SocketAddress]]:
         with self._lock:
             look_up = self._look_ups.get(host)
             if look_up is None:
-                if len(self._look_ups) >= _MOST_NAMES:
+                if len(self._look_ups) >= _MAX_NAMES:
                     self._look_ups.clear()
                     self._known.clear()
-                look_up = SingleFlight(f"hicache-look-up-{host}", partial(self._looked_up, host))
+                look_up = SingleFlight(f"hicache-look-up-{host}", partial(self._look_up, host))
                 self._look_ups[host] = look_up
             return look_up
 
-    def _looked_up(self, host: str) -> list[SocketAddress]:
-        told = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-        found = [(int(family), where) for family, _, _, _, where in told]
+    def _look_up(self, host: str) -> list[SocketAddress]:
+        answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        found = [(int(family), address) for family, _, _, _, address in answers]
         if not found:
             raise OSError(None, "it has no address")
         self._known[host] = found
         return found
 
 
-def _literal(host: str) -> SocketAddress | None:
-    """Return the address that `host` is written as, if it is one: nobody has to be asked."""
+def _literal_address(host: str) -> SocketAddress | None:
+    """Return the address that the text `host` is, or None if `host` is a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

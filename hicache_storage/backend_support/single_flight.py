@@ -1,4 +1,4 @@
-"""A call that may hang: at most one is in flight, on a thread of its own, and all share its answer."""
+"""One call at a time on a thread of its own, for a call that may hang. All callers share its result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """Runs one call beside its callers, who do not wait longer than they may. Thread-safe.
+    """A call that runs on its own thread while its callers wait with time limits. Thread-safe.
 
-    A call that hangs keeps one thread, however many callers there are. The thread is a daemon: it blocks
-    no exit of the interpreter. Of one process: a forked child has none of its parent's threads.
+    A call that hangs occupies one thread, however many callers there are. The thread is a daemon,
+    and does not block the interpreter's exit. An object belongs to one process: a forked child has
+    none of its parent's threads.
     """
 
     def __init__(self, name: str, call: Callable[[], T]) -> None:
@@ -30,15 +31,15 @@ class SingleFlight(Generic[T]):
         self._began_s = 0.0
 
     def age_s(self) -> float:
-        """Return for how long the call in flight has run; 0.0 where there is none."""
+        """Return the seconds for which the call in flight has run, or 0.0 if there is none."""
         with self._lock:
             return 0.0 if self._flight is None else time.monotonic() - self._began_s
 
     def begin(self) -> Future[T]:
-        """Return the call in flight; begin one where there is none.
+        """Return the call in flight. Begin one if there is none.
 
         Raises:
-            StorageUnavailable: The system has no thread for it.
+            StorageUnavailable: The system has no thread for the call.
         """
         with self._lock:
             if self._flight is None:
@@ -53,25 +54,25 @@ class SingleFlight(Generic[T]):
                 self._flight, self._began_s = flight, time.monotonic()
             return self._flight
 
-    def ended(self, limit_s: float) -> Future[T] | None:
-        """Return the call in flight once it has ended; None where it still runs after `limit_s`.
+    def wait(self, limit_s: float) -> Future[T] | None:
+        """Return the call in flight when it has ended, or None if it still runs after `limit_s`.
 
         Raises:
-            StorageUnavailable: The system has no thread for it.
+            StorageUnavailable: The system has no thread for the call.
         """
         flight = self.begin()
         return flight if wait([flight], limit_s).done else None
 
     def _run(self, flight: Future[T]) -> None:
         try:
-            answer = self._call()
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
-            self._land()
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001 - the waiting callers raise it
+            self._clear()
             flight.set_exception(error)
         else:
-            self._land()
-            flight.set_result(answer)
+            self._clear()
+            flight.set_result(result)
 
-    def _land(self) -> None:
+    def _clear(self) -> None:
         with self._lock:
             self._flight = None

@@ -26,7 +26,7 @@ from hicache_storage.replay.models import (
     parse_scale,
 )
 from hicache_storage.replay.warning_log import warnings_to
-from hicache_storage.sizes import parse_nbytes
+from hicache_storage.scalars import parse_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

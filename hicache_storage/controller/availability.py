@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.pool_set import numbers
-from hicache_storage.page_store.hit_policy import longest
+from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.controller.entry import Entry
 from hicache_storage.controller.eviction import Room
 from hicache_storage.controller.pool_set import PoolSet, numbers
-from hicache_storage.durations import LONGEST_S
+from hicache_storage.durations import MAX_DURATION_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -89,7 +89,7 @@ class HostCache:
         Fewer where the rest is pinned or must be written first; with `timeout_s` it waits that long for
         the first of them.
         """
-        deadline_s = time.monotonic() + min(timeout_s, LONGEST_S)
+        deadline_s = time.monotonic() + min(timeout_s, MAX_DURATION_S)
         while True:
             left_s = deadline_s - time.monotonic()
             with self._changed:

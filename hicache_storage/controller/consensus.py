@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.controller.engine_pools import EnginePools, partial_codes
 from hicache_storage.controller.ranks import Channel, RanksLost
 from hicache_storage.controller.topic import Topic
-from hicache_storage.page_store.hit_policy import longest
+from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

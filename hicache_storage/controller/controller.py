@@ -18,7 +18,7 @@ from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetch_worker import Prefetcher
 from hicache_storage.controller.ranks import SingleRank
 from hicache_storage.controller.settings import ControllerSettings, PartialHits, WritePolicy
-from hicache_storage.durations import LONGEST_S
+from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
 
@@ -229,7 +229,7 @@ class CacheController:
         the call pinned; calling this again waits for it. Pages that were lost stay so: the answer is
         False until another store is attached.
         """
-        deadline = Deadline(min(timeout_s, LONGEST_S))
+        deadline = Deadline(min(timeout_s, MAX_DURATION_S))
         with self._switching:
             whole = self._detach(deadline, drain=drain)
             return self._calls_ended(deadline) and whole
@@ -257,7 +257,7 @@ class CacheController:
         True and False as of `detach`; False also where a prefetch still runs after `timeout_s`. Pages of
         a call that still runs stay pinned until it returns; calling this again waits for it.
         """
-        deadline = Deadline(min(timeout_s, LONGEST_S))
+        deadline = Deadline(min(timeout_s, MAX_DURATION_S))
         with self._switching:
             if not self._closed:
                 self._closed = True

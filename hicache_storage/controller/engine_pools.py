@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.controller.pool_set import numbers
 from hicache_storage.controller.topic import id_bytes
-from hicache_storage.page_store.hit_policy import HitPolicy
+from hicache_storage.page_store.lookup import HitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hicache_storage.page_store.hit_policy import HitPolicy, longest, usable_lengths
+from hicache_storage.page_store.lookup import HitPolicy, longest, usable_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hicache_storage.host_pool.tiles import tile_nbytes
-from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:

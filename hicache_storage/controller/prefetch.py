@@ -13,8 +13,8 @@ from hicache_storage.controller.explain import Explanation, Reason
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
 from hicache_storage.controller.topic import Topic
-from hicache_storage.durations import LONGEST_S
-from hicache_storage.page_store.hit_policy import longest
+from hicache_storage.durations import MAX_DURATION_S
+from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ class Prefetch:
         """Wait and end; the lengths usable here, and what `ask` makes of what this rank holds."""
         patience_s, left_s = self._patience_s, self.left_s()
         limits_s = [limit_s for limit_s in (patience_s, left_s) if limit_s is not None]
-        self._complete.wait(min(*limits_s, LONGEST_S) if limits_s else None)
+        self._complete.wait(min(*limits_s, MAX_DURATION_S) if limits_s else None)
         if not self._end():
             raise RuntimeError(f"prefetch of {self.topic.told} was ended before")
         filled, pool_set = self.filled(), self._cache.pool_set

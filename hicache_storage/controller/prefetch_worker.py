@@ -12,7 +12,7 @@ from hicache_storage.controller.availability import survey
 from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.loader import Loading
 from hicache_storage.controller.ranks import Channel
-from hicache_storage.page_store.hit_policy import longest
+from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pool_set import Bits
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import PageStore
-    from hicache_storage.page_store.hit_policy import PoolSpec
+    from hicache_storage.page_store.lookup import PoolSpec
     from hicache_storage.page_store.results import Match
 
 logger = logging.getLogger(__name__)

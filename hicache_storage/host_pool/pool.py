@@ -21,8 +21,8 @@ from hicache_storage.host_pool.shape import (
 from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole_page
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.scalars import check_integer
 from hicache_storage.slots import Slots
-from hicache_storage.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ class HostPool:
         """
         check_layout(layout, shape)
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
-            check_whole(name, value, least=least)
+            check_integer(name, value, least=least)
         self.tiles = tuple(tiles) or (whole_page(shape),)
         check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hicache_storage.errors import did_you_mean
-from hicache_storage.whole_numbers import check_whole
+from hicache_storage.scalars import check_integer
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
@@ -51,7 +51,7 @@ class PageShape:
         for heads, dim in self.planes:
             sizes += [("heads", heads), ("dim", dim)]
         for name, size in sizes:
-            check_whole(name, size, least=1)
+            check_integer(name, size, least=1)
         plane_heads = [heads for heads, _ in self.planes]
         if plane_heads != [1] and not (len(plane_heads) == 2 and len(set(plane_heads)) == 1):
             raise ValueError(

@@ -1,11 +1,12 @@
-"""The layer between engines and storages: frames, proofs, lookups, deadlines and verdicts."""
+"""The layer between engines and storages: frames, checksums, lookups, deadlines and verdicts."""
 
 from __future__ import annotations
 
 from hicache_storage.page_store.frame import FramedPage
-from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Match, Outcome, Transfer, Verdict
-from hicache_storage.page_store.store import PageStore, PageStoreSettings
+from hicache_storage.page_store.settings import PageStoreSettings
+from hicache_storage.page_store.store import PageStore
 
 __all__ = [
     "FramedPage",

@@ -1,4 +1,4 @@
-"""A circuit breaker: a store that keeps failing is left alone for a while, then tried with one call."""
+"""Circuit breakers. A store that keeps failing gets no calls for a while, then one call as a probe."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
+STATES = ("closed", "half_open", "open")
+"""The states of a breaker, the worse ones last."""
 
-class Admission:
-    """One call that a breaker let through. Its first `succeed`, `fail` or `dismiss` counts, no other.
 
-    As a context manager it dismisses what an exception leaves: a probe that was interrupted tells
-    nothing, and another may follow.
+class Permit:
+    """The permission of a breaker for one call.
+
+    Only the first `succeed`, `fail` or `dismiss` counts. As a context manager a permit dismisses
+    itself when an exception leaves the block: an interrupted probe is no evidence, and another one
+    may follow.
     """
 
-    __slots__ = ("_breaker", "_era", "_over")
+    __slots__ = ("_breaker", "_ended", "_generation")
 
-    def __init__(self, breaker: CircuitBreaker, era: int) -> None:
+    def __init__(self, breaker: CircuitBreaker, generation: int) -> None:
         self._breaker = breaker
-        self._era = era
-        self._over = False
+        self._generation = generation
+        self._ended = False
 
     def succeed(self) -> None:
-        """Tell that the store did its work, hit or miss."""
+        """Report that the store worked, with a hit or a miss."""
         self._breaker.conclude(self, succeeded=True)
 
     def fail(self) -> None:
-        """Tell that the store failed."""
+        """Report that the store failed."""
         self._breaker.conclude(self, succeeded=False)
 
     def dismiss(self) -> None:
-        """Tell that nothing was learned about the store: the call never reached it."""
+        """Report that the call never reached the store."""
         self._breaker.conclude(self, succeeded=None)
 
     def __enter__(self) -> Self:
@@ -41,20 +45,24 @@ class Admission:
         if interrupted is not None:
             self.dismiss()
 
-    def ends_in(self, era: int) -> bool | None:
-        """Mark it as over, under the breaker's lock: did it begin in `era`? None: it was over."""
-        if self._over:
+    def end(self, generation: int) -> bool | None:
+        """Mark the permit as ended, under the breaker's lock.
+
+        Return True if the permit is of this `generation`, None if it had ended before.
+        """
+        if self._ended:
             return None
-        self._over = True
-        return self._era == era
+        self._ended = True
+        return self._generation == generation
 
 
 class CircuitBreaker:
-    """Opens after `failures` calls failed in a row; after `cooldown_s` one call may probe.
+    """A breaker that opens after `failures` calls failed in a row. Thread-safe.
 
-    While it is open every call is turned away at once. A probe that succeeds closes it, one that fails
-    starts the cool-down again. What calls tell that were admitted before it last opened is not heard:
-    they tell of the outage that is known. Thread-safe.
+    An open breaker refuses every call at once. After `cooldown_s` it admits one call as a probe. A
+    probe that succeeds closes the breaker; a probe that fails starts the cool-down again. The
+    breaker ignores reports of calls that it admitted before it last opened: they are of the outage
+    that is known.
     """
 
     def __init__(self, *, failures: int, cooldown_s: float) -> None:
@@ -63,7 +71,7 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._failures = 0
         self._opened_at_s: float | None = None
-        self._probe: Admission | None = None
+        self._probe: Permit | None = None
         self._times_opened = 0
 
     @property
@@ -76,38 +84,38 @@ class CircuitBreaker:
 
     @property
     def times_opened(self) -> int:
-        """How often it went from closed to open."""
+        """The number of changes from closed to open."""
         return self._times_opened
 
-    def admit(self) -> Admission | None:
-        """Let a call through, which then ends its admission; None: it is turned away."""
+    def admit(self) -> Permit | None:
+        """Return a permit, which the call ends. Return None where the breaker refuses the call."""
         with self._lock:
             if self._opened_at_s is None:
-                return Admission(self, self._times_opened)
+                return Permit(self, self._times_opened)
             if self._probe is not None or not self._cooled():
                 return None
-            self._probe = Admission(self, self._times_opened)
+            self._probe = Permit(self, self._times_opened)
             return self._probe
 
     def record(self, *, succeeded: bool) -> None:
-        """Tell of a call to the store that the breaker did not admit."""
+        """Count the result of a call to the store that the breaker did not admit."""
         with self._lock:
-            self._learn(succeeded=succeeded)
+            self._count(succeeded=succeeded)
 
-    def conclude(self, admission: Admission, *, succeeded: bool | None) -> None:
-        """End `admission`. None: nothing was learned."""
+    def conclude(self, permit: Permit, *, succeeded: bool | None) -> None:
+        """End `permit`. The result None is no evidence."""
         with self._lock:
-            current = admission.ends_in(self._times_opened)
+            current = permit.end(self._times_opened)
             if current is None:
                 return
-            if admission is self._probe:
+            if permit is self._probe:
                 self._probe = None
             elif not current or self._opened_at_s is not None:
                 return
             if succeeded is not None:
-                self._learn(succeeded=succeeded)
+                self._count(succeeded=succeeded)
 
-    def _learn(self, *, succeeded: bool) -> None:
+    def _count(self, *, succeeded: bool) -> None:
         if succeeded:
             self._failures = 0
             self._opened_at_s = None
@@ -128,7 +136,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True)
 class Breakers:
-    """The breakers of a page store: a store that takes no writes is still read, and the reverse."""
+    """The breakers of a page store. The store is still read while its writes fail, and the reverse."""
 
     reads: CircuitBreaker
     writes: CircuitBreaker
@@ -136,17 +144,14 @@ class Breakers:
     @property
     def state(self) -> str:
         """The worse of both states: `open`, then `half_open`, then `closed`."""
-        return max(self.reads.state, self.writes.state, key=_SEVERITY.index)
+        return max(self.reads.state, self.writes.state, key=STATES.index)
 
     @property
     def times_opened(self) -> int:
-        """How often either of them opened."""
+        """The number of times that either breaker opened."""
         return self.reads.times_opened + self.writes.times_opened
 
     def record(self, *, succeeded: bool) -> None:
-        """Tell both of a call to the store that neither admitted."""
+        """Count in both breakers the result of a call that neither admitted."""
         self.reads.record(succeeded=succeeded)
         self.writes.record(succeeded=succeeded)
-
-
-_SEVERITY = ("closed", "half_open", "open")

@@ -1,4 +1,4 @@
-"""One direction of a page store's traffic: its threads, its breaker, and what is known of its speed."""
+"""Threads that run the storage calls of one direction, and the reports to that direction's breaker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
-from hicache_storage.page_store.latency import LatencyEstimator
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -19,26 +18,24 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hicache_storage.backend_support.deadline import Deadline
-    from hicache_storage.page_store.breaker import Admission, CircuitBreaker
+    from hicache_storage.page_store.breaker import CircuitBreaker, Permit
     from hicache_storage.page_store.state_log import StateLog
 
-logger = logging.getLogger("hicache_storage.page_store")
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 T = TypeVar("T")
 
-# Until a store has been asked: a look into a table, or a file's status.
-_QUESTION_S = 2e-6
-
 
 class NotTriedError(Exception):
-    """The deadline had passed when a storage call was to begin. Tells nothing of the store."""
+    """The deadline passed before a storage call began. The error is no evidence about the store."""
 
 
 class CallExecutor:
     """Storage calls of one direction. Thread-safe.
 
-    A storage call that runs for longer than `timeout_s` is a failure of the store, however little
-    patience its caller had: the breaker hears of it when the call ends, or when the next caller comes.
+    A storage call that runs for longer than `timeout_s` is a failure of the store, also where its
+    caller stopped waiting earlier. The breaker records the failure when the storage call ends, or
+    when the next call asks for a permit.
     """
 
     def __init__(
@@ -53,58 +50,53 @@ class CallExecutor:
         self.threads = threads
         self.breaker = breaker
         self.state = state
-        self.pace = LatencyEstimator()
-        """Of pages that are moved."""
-        self.pace_of_questions = LatencyEstimator(first_guess_s=_QUESTION_S)
         self._timeout_s = timeout_s
-        self._workers = DaemonExecutor(f"hicache-{name}", threads)
+        self._executor = DaemonExecutor(f"hicache-{name}", threads)
         self._lock = threading.Lock()
-        self._running: set[_Call] = set()
+        self._running: set[_RunningCall] = set()
 
-    def admit(self) -> Admission | None:
-        """Let one call of the page store through; None: the breaker turns it away."""
+    def admit(self) -> Permit | None:
+        """Return a permit for one call of the page store. Return None where the breaker refuses it."""
         for call in self._overdue():
-            if call.admission is not None:
-                call.admission.fail()
+            if call.permit is not None:
+                call.permit.fail()
         return self.breaker.admit()
 
-    def submit(self, task: Callable[[], T], admission: Admission | None = None) -> Future[T]:
-        """Run one storage call of an admitted call, or of one that the breaker was not asked about."""
-        return self._workers.submit(lambda: self._watch(task, admission))
+    def submit(self, task: Callable[[], T], permit: Permit | None = None) -> Future[T]:
+        """Run one storage call, of a call with a `permit` or of one that needs none."""
+        return self._executor.submit(lambda: self._run(task, permit))
 
     def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
-        """Wait for all of them until the deadline; what has not begun by then never does."""
+        """Wait for `futures` until the deadline. Cancel calls that have not begun by then."""
         try:
             wait(futures, deadline.remaining_s())
         finally:
             for future in futures:
                 future.cancel()
 
-    def conclude(
-        self, admission: Admission, futures: Sequence[Future[Any]], deadline: Deadline
-    ) -> None:
-        """Tell the breaker how an admitted call went, now that its deadline has passed or all is done.
+    def conclude(self, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
+        """Report the end of a call to the breaker: its deadline has passed or its futures are done.
 
-        Where all that went wrong is that the caller was less patient than the store's own timeout, the
-        breaker is told when the storage calls have ended.
+        Storage calls may still run because the call's deadline was shorter than `timeout_s`. If
+        nothing else failed, the breaker gets the report when these storage calls have ended.
         """
-        words = [_word(future) for future in futures]
-        if False in words:
-            admission.fail()
-        elif None not in words:
-            admission.succeed()
+        successes = [_success(future) for future in futures]
+        if False in successes:
+            permit.fail()
+        elif None not in successes:
+            permit.succeed()
         elif deadline.timeout_s >= self._timeout_s or self._overdue():
-            admission.fail()
+            permit.fail()
         else:
             settled = when_all_done(futures)
-            settled.add_done_callback(lambda _: _conclude_late(admission, futures))
+            settled.add_done_callback(lambda _: _conclude_late(permit, futures))
 
     def close(self, timeout_s: float) -> bool:
-        """End the threads; False where a storage call still runs after `timeout_s`."""
-        return self._workers.close(timeout_s)
+        """End the threads. Return False where a storage call still runs after `timeout_s`."""
+        return self._executor.close(timeout_s)
 
-    def _watch(self, task: Callable[[], T], admission: Admission | None) -> T:
-        call = _Call(time.monotonic(), admission)
+    def _run(self, task: Callable[[], T], permit: Permit | None) -> T:
+        call = _RunningCall(time.monotonic(), permit)
         with self._lock:
             self._running.add(call)
         try:
@@ -112,66 +104,67 @@ class CallExecutor:
         finally:
             with self._lock:
                 self._running.discard(call)
-            if admission is not None and self._is_overdue(call):
-                admission.fail()
+            if permit is not None and self._is_overdue(call):
+                permit.fail()
 
-    def _overdue(self) -> list[_Call]:
+    def _overdue(self) -> list[_RunningCall]:
         if not self._running:
             return []
         with self._lock:
             return [call for call in self._running if self._is_overdue(call)]
 
-    def _is_overdue(self, call: _Call) -> bool:
+    def _is_overdue(self, call: _RunningCall) -> bool:
         return time.monotonic() - call.began_s > self._timeout_s
 
 
-class _Call:
-    """One storage call that a thread is in."""
+class _RunningCall:
+    """One storage call that a thread runs."""
 
-    __slots__ = ("admission", "began_s")
+    __slots__ = ("began_s", "permit")
 
-    def __init__(self, began_s: float, admission: Admission | None) -> None:
+    def __init__(self, began_s: float, permit: Permit | None) -> None:
         self.began_s = began_s
-        self.admission = admission
+        self.permit = permit
 
 
-def answer_of(future: Future[T]) -> T | Verdict:
-    """The answer of one storage call when its caller stops waiting, or why there is none."""
+def result_of(future: Future[T]) -> T | Verdict:
+    """Return the result of a storage call that its caller stops waiting for, or the verdict instead."""
     if not future.done() or future.cancelled():
         return Verdict.TIMEOUT
     error = future.exception()
     if isinstance(error, NotTriedError):
         return Verdict.TIMEOUT
-    return future.result() if error is None else blame(error)
+    return future.result() if error is None else verdict_for(error)
 
 
-def blame(error: BaseException) -> Verdict:
-    """The verdict for whatever a storage raised."""
+def verdict_for(error: BaseException) -> Verdict:
+    """Return the verdict for an error that a storage raised. Log an error that is unexpected."""
     if isinstance(error, StorageTimeout):
         return Verdict.TIMEOUT
     if isinstance(error, StorageUnavailable):
         return Verdict.UNAVAILABLE
-    # A backend answers for what its own errors say. Those of a client library behind them may quote URLs
-    # with credentials: the traceback is that of the last error alone.
+    # A backend is responsible for the text of its own errors. The errors of a client library that
+    # caused them may quote URLs with credentials: the log shows the traceback of the last error
+    # alone.
     alone = Exception(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     expected = isinstance(error, HiCacheError)
     logger.warning("a storage call failed: %s", error, exc_info=None if expected else alone)
     return Verdict.ERROR
 
 
-def strict(results: Sequence[object], length: int) -> list[bool]:
-    """A storage's answers, where only a real True is one.
+def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
+    """Return a storage's answers, in which only True itself counts as True.
 
     Raises:
-        ValueError: There are not as many answers as questions: none of them can be trusted.
+        ValueError: There are not `length` answers: no answer belongs to a known page.
     """
-    if len(results) != length:
-        raise ValueError(f"the storage gave {len(results)} answers to {length} questions")
-    return [result is True for result in results]
+    if len(answers) != length:
+        raise ValueError(f"the storage gave {len(answers)} answers to {length} questions")
+    return [answer is True for answer in answers]
 
 
-def _word(future: Future[Any]) -> bool | None:
-    """What a storage call told of the store: that it works, that it does not, or nothing by now."""
+def _success(future: Future[Any]) -> bool | None:
+    """Return True if a storage call succeeded, False if it failed, None if it has not ended."""
     if not future.done() or future.cancelled():
         return None
     error = future.exception()
@@ -180,11 +173,11 @@ def _word(future: Future[Any]) -> bool | None:
     return error is None
 
 
-def _conclude_late(admission: Admission, futures: Sequence[Future[Any]]) -> None:
-    words = [_word(future) for future in futures]
-    if False in words:
-        admission.fail()
-    elif True in words:
-        admission.succeed()
+def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:
+    successes = [_success(future) for future in futures]
+    if False in successes:
+        permit.fail()
+    elif True in successes:
+        permit.succeed()
     else:
-        admission.dismiss()
+        permit.dismiss()

@@ -1,9 +1,9 @@
-"""The header in front of a stored page, and the proof that a page read is the one asked for.
+"""The header in front of a stored page, and the check that a loaded page is the requested one.
 
     offset  bytes  field
     0       4      magic "HiKV"
     4       2      format version
-    6       2      flags: bit 0, the payload checksum is there
+    6       2      flags: bit 0 is set if there is a payload checksum
     8       8      payload length
     16      8      xxh3-64 of the payload
     24      16     key-space id
@@ -11,7 +11,8 @@
     112     8      zeros
     120     8      xxh3-64 of the 120 bytes before
 
-Little-endian. A frame has 128 bytes; a store that needs alignment gets it rounded up with zeros.
+Numbers are little-endian. A frame has 128 bytes. For a store that needs an alignment, zeros fill
+the frame up to a multiple of it.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ _MAGIC = b"HiKV"
 _VERSION = 1
 _CHECKSUMMED = 1
 _HEADER = struct.Struct("<4sHHQQ16sB71s8x")
-_SEAL = struct.Struct("<Q")
-_CLAIMS = struct.Struct("<HQQ")
-_CLAIMS_OFFSET = 6
+_HEADER_CHECKSUM = struct.Struct("<Q")
+_FLAGS_TO_CHECKSUM = struct.Struct("<HQQ")
+_FLAGS_OFFSET = 6
 
 
 class FramedPage(NamedTuple):
-    """A page and the memory of its header: what a host pool hands to the page store."""
+    """A page and the memory of its header, which a host pool gives to the page store."""
 
     header: memoryview
-    """Writable, `frame_nbytes` long; owned like the payload for the duration of a call."""
+    """Writable memory of `frame_nbytes` bytes. A call borrows it, like the payload, until it ends."""
     payload: Page
 
     @property
     def stored(self) -> Page:
-        """Header and payload as one page: what a storage sees."""
+        """Header and payload as the one page that a storage gets."""
         payload = self.payload
         return Page.of_views((self.header, *payload.segments), len(self.header) + payload.nbytes)
 
 
 def frame_nbytes(alignment: int) -> int:
-    """The header's size for a store that needs segments and sizes of this alignment."""
+    """Return the header's size for a store that needs segments and sizes of this alignment."""
     return -(-FRAME_NBYTES // alignment) * alignment
 
 
 class Framing:
-    """Writes and proves the frames of one key space. Immutable."""
+    """The frames of one key space: `write` makes them, `check` compares them. Immutable."""
 
     __slots__ = ("_checksum", "_space_id")
 
@@ -67,46 +68,47 @@ class Framing:
         self._space_id = bytes.fromhex(space.id)
 
     def write(self, page: FramedPage, page_hash: str) -> None:
-        """Describe `page` in its header, in place."""
-        seal = payload_checksum(page.payload) if self._checksum else 0
+        """Write the header of `page` in place."""
+        checksum = payload_checksum(page.payload) if self._checksum else 0
         flags = _CHECKSUMMED if self._checksum else 0
-        page.header[:] = self._header(page, page_hash, seal, flags)
+        page.header[:] = self._header(page, page_hash, checksum, flags)
 
     def check(self, page: FramedPage, page_hash: str) -> None:
-        """Prove that `page`, as read, is the one that was asked for.
+        """Check that `page`, which a storage has filled, is the page of `page_hash`.
 
         Raises:
-            CorruptPage: With the reason `corrupt` (bits differ from what was written, or a checksum is
-                wanted and not there), `wrong_key` or `wrong_size`.
+            CorruptPage: Its reason is `corrupt` (bits differ from the written ones, or a required
+            checksum
+                is missing), `wrong_key` or `wrong_size`.
         """
         header = page.header
         if self._checksum:
-            seal, flags = payload_checksum(page.payload), _CHECKSUMMED
+            checksum, flags = payload_checksum(page.payload), _CHECKSUMMED
         else:
-            flags, _, seal = _CLAIMS.unpack_from(header, _CLAIMS_OFFSET)
-        if bytes(header) != self._header(page, page_hash, seal, flags):
-            raise self._complaint(page, page_hash)
+            flags, _, checksum = _FLAGS_TO_CHECKSUM.unpack_from(header, _FLAGS_OFFSET)
+        if bytes(header) != self._header(page, page_hash, checksum, flags):
+            raise self._mismatch(page, page_hash)
 
-    def _header(self, page: FramedPage, page_hash: str, seal: int, flags: int) -> bytes:
+    def _header(self, page: FramedPage, page_hash: str, checksum: int, flags: int) -> bytes:
         digest = bytes.fromhex(page_hash)
         fields = _HEADER.pack(
             _MAGIC,
             _VERSION,
             flags,
             page.payload.nbytes,
-            seal,
+            checksum,
             self._space_id,
             len(digest),
             digest,
         )
-        sealed = fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))
-        return sealed.ljust(len(page.header), b"\0")
+        header = fields + _HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+        return header.ljust(len(page.header), b"\0")
 
-    def _complaint(self, page: FramedPage, page_hash: str) -> CorruptPage:
-        """What is wrong with a header that is not the expected one."""
+    def _mismatch(self, page: FramedPage, page_hash: str) -> CorruptPage:
+        """Return the error that describes a header which is not the expected one."""
         header = page.header
-        (seal,) = _SEAL.unpack_from(header, _HEADER.size)
-        if seal != xxhash.xxh3_64_intdigest(header[: _HEADER.size]):
+        (checksum,) = _HEADER_CHECKSUM.unpack_from(header, _HEADER.size)
+        if checksum != xxhash.xxh3_64_intdigest(header[: _HEADER.size]):
             return CorruptPage("corrupt", f"the header of page {page_hash} is damaged")
         magic, version, flags, nbytes, _, space_id, length, digest = _HEADER.unpack_from(header)
         if magic != _MAGIC or version != _VERSION or any(header[FRAME_NBYTES:]):
@@ -121,7 +123,7 @@ class Framing:
 
 
 def payload_checksum(page: Page) -> int:
-    """xxh3-64 of the page's bytes. xxhash releases the GIL while it runs."""
+    """Return xxh3-64 of the page's bytes. xxhash releases the GIL while it runs."""
     if len(page.segments) == 1:
         return xxhash.xxh3_64_intdigest(page.segments[0])
     state = xxhash.xxh3_64()

@@ -1,4 +1,4 @@
-"""Pages with their frames, to and from a storage: written, read and proved, one call at a time."""
+"""Storage calls that move framed pages: each writes or checks the frames of its pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.errors import CorruptPage
 from hicache_storage.page import Page
-from hicache_storage.page_store.call_executor import strict
+from hicache_storage.page_store.call_executor import checked_answers
 from hicache_storage.page_store.frame import Framing
 from hicache_storage.page_store.results import Verdict
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.frame import FramedPage
     from hicache_storage.storage import HiCacheStorage
 
-logger = logging.getLogger("hicache_storage.page_store")
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 
 class FramedIO:
-    """The calls of a storage that move pages. Raises whatever the storage raises. Thread-safe."""
+    """One storage call for each method call. Its errors are the storage's. Thread-safe."""
 
     def __init__(self, storage: HiCacheStorage, *, checksum: bool) -> None:
         self._storage = storage
@@ -31,18 +31,18 @@ class FramedIO:
     def load(
         self, framed: KeySpace, hashes: Sequence[str], pages: Sequence[FramedPage]
     ) -> list[Verdict]:
-        """Read pages, and prove each that the storage says it has read."""
+        """Read pages, and check the frame of each page that the storage claims to have read."""
         stored = [page.stored for page in pages]
-        landing = self._landing(framed, stored)
-        found = strict(self._storage.batch_get(framed, hashes, landing), len(hashes))
+        bounced = self._bounce_pages(framed, stored)
+        hits = checked_answers(self._storage.batch_get(framed, hashes, bounced), len(hashes))
         framing = Framing(framed, checksum=self._checksum)
         verdicts: list[Verdict] = []
-        for hit, page_hash, page, whole, landed in zip(
-            found, hashes, pages, stored, landing, strict=True
+        for hit, page_hash, page, target, source in zip(
+            hits, hashes, pages, stored, bounced, strict=True
         ):
-            if hit and landed is not whole:
-                whole.copy_from(landed.segments[0])
-            verdicts.append(_proved(framing, page_hash, page) if hit else Verdict.MISS)
+            if hit and source is not target:
+                target.copy_from(source.segments[0])
+            verdicts.append(_check_frame(framing, page_hash, page) if hit else Verdict.MISS)
         return verdicts
 
     def save(
@@ -53,19 +53,19 @@ class FramedIO:
         for page_hash, page in zip(hashes, pages, strict=True):
             framing.write(page, page_hash)
         stored = [page.stored for page in pages]
-        landing = self._landing(framed, stored)
-        for whole, bounced in zip(stored, landing, strict=True):
-            if bounced is not whole:
-                _gather(whole, bounced.segments[0])
-        taken = strict(self._storage.batch_set(framed, hashes, landing), len(hashes))
-        return [Verdict.OK if ok else Verdict.REFUSED for ok in taken]
+        bounced = self._bounce_pages(framed, stored)
+        for source, target in zip(stored, bounced, strict=True):
+            if target is not source:
+                _gather(source, target.segments[0])
+        accepted = checked_answers(self._storage.batch_set(framed, hashes, bounced), len(hashes))
+        return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
     def delete(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        """Remove pages; which of them are gone for certain."""
-        return strict(self._storage.batch_delete(framed, hashes), len(hashes))
+        """Remove pages. Return for each page True if it is certainly gone."""
+        return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
 
-    def _landing(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
-        """The pages as the storage wants them: their own segments, or one bounce buffer each."""
+    def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
+        """Return pages of one segment each. Return `stored` for a storage that scatters and gathers."""
         if self._storage.capabilities.scatter_gather:
             return stored
         nbytes = framed.stored_nbytes
@@ -73,7 +73,7 @@ class FramedIO:
         return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
 
 
-def _proved(framing: Framing, page_hash: str, page: FramedPage) -> Verdict:
+def _check_frame(framing: Framing, page_hash: str, page: FramedPage) -> Verdict:
     try:
         framing.check(page, page_hash)
     except CorruptPage as error:

@@ -1,37 +1,126 @@
-"""What a storage is asked about a prefix, in which order, and how much of it at a time."""
+"""Exists queries of a page store: the pages that each pool has, and the prefixes that are usable.
+
+Source of the hit policies: sglang/srt/mem_cache/hicache_storage.py, `PoolHitPolicy`.
+"""
 
 from __future__ import annotations
 
+import enum
 import time
 from bisect import bisect_left
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Self
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Protocol, Self
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-from hicache_storage.page_store.call_executor import answer_of, blame, strict
+from hicache_storage.page_store.call_executor import checked_answers, result_of, verdict_for
+from hicache_storage.page_store.counters import MATCH_FAILED
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.scheduling import even_cuts, piece_count
+from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page_store.breaker import Admission
-    from hicache_storage.page_store.call_executor import CallExecutor
-    from hicache_storage.page_store.hit_policy import PoolSpec
+    from hicache_storage.page_store.breaker import Permit
+    from hicache_storage.page_store.scheduling import CallScheduler
     from hicache_storage.storage import HiCacheStorage
 
-# A cold prompt costs one call of 64 pages; a warm one of 4,000 costs 4 rounds, of up to 2,656 pages.
+# A cold prompt costs one call of 64 pages; a warm one of 4,000 costs 4 rounds, of up to 2,656
+# pages.
 _FIRST_BLOCK = 64
 _GROWTH = 4
-# What one call of a slow store may take: what was answered before the deadline is kept, call by call.
-_CALL_S = 0.5
+# The time for one call of a slow store: of the calls, those that end before the deadline count.
+_MAX_CALL_S = 0.5
+
+
+# --- hit policies ---------------------------------------------------------------------------------
+
+
+class HitPolicy(enum.Enum):
+    """The pages of a pool that a prefix needs."""
+
+    ALL_PAGES = "all_pages"
+    """Every page: attention KV, draft KV, indexers."""
+    TRAILING_PAGES = "trailing_pages"
+    """The last `window_pages` only: sliding windows, Mamba states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """A pool of a request's pages in the page store: target, draft and side pools alike."""
+
+    space: KeySpace
+    """The engine's key space, without a frame."""
+    hit_policy: HitPolicy = HitPolicy.ALL_PAGES
+    window_pages: int = 1
+    """For TRAILING_PAGES: the number of pages in front of the prefix's end that are needed."""
+
+    def __post_init__(self) -> None:
+        if self.space.frame_nbytes:
+            raise ValueError("a pool's key space is bare: the page store adds the frame")
+        check_integer("window_pages", self.window_pages, least=1)
+
+
+class HasHitPolicy(Protocol):
+    """A pool with a hit policy."""
+
+    @property
+    def hit_policy(self) -> HitPolicy: ...
+
+    @property
+    def window_pages(self) -> int: ...
+
+
+def narrow_usable(
+    usable: Sequence[bool], pool: HasHitPolicy, present: Sequence[bool]
+) -> list[bool]:
+    """Return for each prefix length from 0 to n True if it was `usable`, and is so in this pool too.
+
+    `present[i]`, of n, is True if the pool has page i. Length 0 is always usable. The result is a
+    list and not a number, because with a trailing pool 5 pages can be usable where 4 are not.
+    """
+    pages = len(present)
+    if pool.hit_policy is HitPolicy.ALL_PAGES:
+        first_missing = present.index(False) if False in present else pages
+        return [*usable[: first_missing + 1], *[False] * (pages - first_missing)]
+    missing_before = list(accumulate((not page for page in present), initial=0))
+    return [
+        before and missing_before[end] == missing_before[max(0, end - pool.window_pages)]
+        for end, before in enumerate(usable)
+    ]
+
+
+def longest(usable: Sequence[bool]) -> int:
+    """Return the longest of the usable prefix lengths, in pages."""
+    return len(usable) - 1 - usable[::-1].index(True)
+
+
+def usable_lengths(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool]]) -> list[bool]:
+    """Return for each prefix length from 0 to n True if it is usable in every pool.
+
+    `present[p][i]`, of n, is True if pool p has page i.
+    """
+    usable = [True] * (len(present[0]) + 1)
+    for pool, row in zip(pools, present, strict=True):
+        usable = narrow_usable(usable, pool, row)
+    return usable
+
+
+def usable_prefix(pools: Sequence[HasHitPolicy], present: Sequence[Sequence[bool]]) -> int:
+    """Return the longest prefix, in pages, that is usable in every pool."""
+    return longest(usable_lengths(pools, present))
+
+
+# --- exists queries -------------------------------------------------------------------------------
 
 
 class ExistsQuery:
-    """Which of a prefix's pages one pool has, of those that the caller has not."""
+    """The pages of a prefix that the storage has in one pool, apart from those that the caller has."""
 
     def __init__(
         self,
@@ -42,155 +131,156 @@ class ExistsQuery:
         pages: int,
         past_gaps: bool,
     ) -> None:
-        """Ask about the first `pages` pages, up to the first that is missing or, `past_gaps`, all."""
+        """Query the first `pages` pages: all with `past_gaps`, otherwise up to the first missing one."""
         self.framed = framed
         self.failure: Verdict | None = None
-        """Why some of it could not be said."""
+        """The reason of the first call that failed."""
         self.answers: list[bool | None] = [None] * len(hashes)
-        """None: it was not asked for, or the storage could not say."""
+        """None for a page that was not queried, or for which the storage had no answer."""
         if held is not None:
-            self.answers = [mine or None for mine in held]
+            self.answers = [own or None for own in held]
         self._hashes = hashes
         self._past_gaps = past_gaps
-        self._wanted = [page for page in range(pages) if self.answers[page] is None]
-        self._asked = 0
-        self._block = len(self._wanted) if past_gaps else _FIRST_BLOCK
+        self._pages = [page for page in range(pages) if self.answers[page] is None]
+        self._queried = 0
+        self._block = len(self._pages) if past_gaps else _FIRST_BLOCK
 
     @property
-    def there(self) -> list[bool]:
-        """For each page: is it there, as far as anybody has said?"""
+    def present(self) -> list[bool]:
+        """For each page, True if the storage or the caller is known to have it."""
         return [answer is True for answer in self.answers]
 
     @property
     def end(self) -> int:
-        """The page for want of which nothing behind it is asked for; no page: all are."""
+        """The first page that is missing and makes later pages useless, or the number of pages."""
         if not self._past_gaps:
-            for page in self._wanted[: self._asked]:
+            for page in self._pages[: self._queried]:
                 if not self.answers[page]:
                     return page
         return len(self.answers)
 
     def next_block(self) -> list[int]:
-        """The pages that are asked for next."""
-        block = self._wanted[self._asked : self._asked + self._block]
-        self._asked += len(block)
+        """Return the pages that the next call queries."""
+        block = self._pages[self._queried : self._queried + self._block]
+        self._queried += len(block)
         self._block *= _GROWTH
         return block
 
     def stop_at(self, end: int) -> None:
-        """Ask for nothing from page `end` on."""
-        del self._wanted[bisect_left(self._wanted, end) :]
+        """Query no page from `end` on."""
+        del self._pages[bisect_left(self._pages, end) :]
 
-    def of(self, pages: Sequence[int]) -> list[str]:
-        """Their hashes."""
+    def hashes_of(self, pages: Sequence[int]) -> list[str]:
+        """Return the hashes of `pages`."""
         return [self._hashes[page] for page in pages]
 
-    def answer(self, pages: Sequence[int], answers: list[bool] | Verdict) -> None:
-        """Take what the storage said to one call, or why it said nothing."""
-        if isinstance(answers, Verdict):
-            self.failure = self.failure or answers
+    def record(self, pages: Sequence[int], result: list[bool] | Verdict) -> None:
+        """Record the answers of one storage call for `pages`, or the reason why it failed."""
+        if isinstance(result, Verdict):
+            self.failure = self.failure or result
         else:
-            for page, answer in zip(pages, answers, strict=True):
+            for page, answer in zip(pages, result, strict=True):
                 self.answers[page] = answer
 
 
 class PrefixLookup:
-    """All questions of one call of the page store: one admission, one deadline. Not thread-safe."""
+    """All exists queries of one call of the page store: one permit, one deadline. Not thread-safe."""
 
-    def __init__(self, storage: HiCacheStorage, lane: CallExecutor, deadline: Deadline) -> None:
-        self.failed_calls = 0
+    def __init__(
+        self, storage: HiCacheStorage, scheduler: CallScheduler, deadline: Deadline
+    ) -> None:
         self._storage = storage
-        self._lane = lane
+        self._scheduler = scheduler
+        self._executor = scheduler.reads
+        self._latency = scheduler.exists_latency
         self._deadline = deadline
         self._began_s = time.monotonic()
-        self._admission: Admission | None = None
-        self._given_up: Verdict | None = None
+        self._permit: Permit | None = None
+        self._failure: Verdict | None = None
+        self._failed_calls = 0
         self._futures: list[Future[list[bool] | Verdict]] = []
         self._pages: dict[Verdict, int] = {}
 
-    def ask(self, questions: Sequence[ExistsQuery]) -> None:
-        """Answer all of `questions` together, in growing blocks from the front."""
-        while blocks := [(one, block) for one in questions if (block := one.next_block())]:
-            calls = [(one, part) for one, block in blocks for part in self._parts(one, block)]
-            for (one, part), answer in zip(calls, self._answers(calls), strict=True):
-                one.answer(part, answer)
-                verdict = answer if isinstance(answer, Verdict) else Verdict.OK
-                self.failed_calls += verdict not in (Verdict.OK, Verdict.BREAKER_OPEN)
+    def run(self, queries: Sequence[ExistsQuery]) -> None:
+        """Answer `queries` together, in growing blocks from the front."""
+        while blocks := [(query, block) for query in queries if (block := query.next_block())]:
+            calls = [(query, part) for query, block in blocks for part in self._split(query, block)]
+            for (query, part), result in zip(calls, self._results(calls), strict=True):
+                query.record(part, result)
+                verdict = result if isinstance(result, Verdict) else Verdict.OK
+                self._failed_calls += verdict not in (Verdict.OK, Verdict.BREAKER_OPEN)
                 self._pages[verdict] = self._pages.get(verdict, 0) + len(part)
-            end = min(one.end for one in questions)
-            for one in questions:
-                one.stop_at(end)
+            end = min(query.end for query in queries)
+            for query in queries:
+                query.stop_at(end)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, interrupted: type[BaseException] | None, *_: object) -> None:
-        """Tell the breaker and the log how it went; nothing where nothing was asked."""
-        if self._admission is not None:
+        """Report the result to the breaker, the log and the counters. Report nothing without a query."""
+        if self._permit is not None:
             if interrupted is None:
-                self._lane.conclude(self._admission, self._futures, self._deadline)
+                self._executor.conclude(self._permit, self._futures, self._deadline)
             else:
-                self._admission.dismiss()
-        self._lane.state.note(self._pages, self._began_s)
+                self._permit.dismiss()
+        self._executor.state.note(self._pages, self._began_s)
+        if interrupted is None:
+            self._scheduler.counters.add(MATCH_FAILED, self._failed_calls)
 
-    def _answers(
+    def _results(
         self, calls: Sequence[tuple[ExistsQuery, Sequence[int]]]
     ) -> Sequence[list[bool] | Verdict]:
-        if self._given_up is None and self._admission is None:
-            self._admission = self._lane.admit()
-            if self._admission is None:
-                self._given_up = Verdict.BREAKER_OPEN
-        elif self._given_up is None and self._deadline.passed():
-            self._given_up = Verdict.TIMEOUT
-        if self._admission is None or self._given_up is not None:
-            return [self._given_up or Verdict.BREAKER_OPEN] * len(calls)
+        if self._failure is None and self._permit is None:
+            self._permit = self._executor.admit()
+            if self._permit is None:
+                self._failure = Verdict.BREAKER_OPEN
+        elif self._failure is None and self._deadline.passed():
+            self._failure = Verdict.TIMEOUT
+        if self._permit is None or self._failure is not None:
+            return [self._failure or Verdict.BREAKER_OPEN] * len(calls)
         futures = [
-            self._lane.submit(partial(self._exists, one.framed, one.of(part)), self._admission)
-            for one, part in calls
+            self._executor.submit(
+                partial(self._call, query.framed, query.hashes_of(part)), self._permit
+            )
+            for query, part in calls
         ]
         self._futures += futures
-        self._lane.wait(futures, self._deadline)
-        return [answer_of(future) for future in futures]
+        self._executor.wait(futures, self._deadline)
+        return [result_of(future) for future in futures]
 
-    def _exists(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool] | Verdict:
-        if self._given_up is not None:  # the store would not answer this call either
-            return self._given_up
+    def _call(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool] | Verdict:
+        if self._failure is not None:  # the store would not answer this call either
+            return self._failure
         began_s = time.monotonic()
         try:
-            found = self._storage.batch_exists(framed, hashes)
+            answers = self._storage.batch_exists(framed, hashes)
         except (StorageUnavailable, StorageTimeout) as error:
-            self._given_up = blame(error)
+            self._failure = verdict_for(error)
             raise
-        if len(hashes) >= _FIRST_BLOCK:  # fewer tell of the round trip, not of the page
-            pace = self._lane.pace_of_questions
-            pace.note(framed, len(hashes), time.monotonic() - began_s)
-        return strict(found, len(hashes))
+        if len(hashes) >= _FIRST_BLOCK:  # the round trip takes most of a smaller call
+            self._latency.note(framed, len(hashes), time.monotonic() - began_s)
+        return checked_answers(answers, len(hashes))
 
-    def _parts(self, one: ExistsQuery, block: Sequence[int]) -> list[Sequence[int]]:
-        pace = self._lane.pace_of_questions
-        most = max(1, round(_CALL_S / max(pace.s_per_page(one.framed), 1e-9)))
-        most = min(most, self._storage.capabilities.max_batch or most)
-        least = pace.least_questions(one.framed)
-        pieces = piece_count(len(block), threads=self._lane.threads, least=least, most=most)
+    def _split(self, query: ExistsQuery, block: Sequence[int]) -> list[Sequence[int]]:
+        s_per_page = max(self._latency.s_per_page(query.framed), 1e-9)
+        pieces = piece_count(
+            len(block),
+            threads=self._executor.threads,
+            least=self._latency.min_exists_pages(query.framed),
+            most=self._scheduler.max_pages(round(_MAX_CALL_S / s_per_page)),
+        )
         return [block[part] for part in even_cuts(len(block), pieces)]
 
 
-def asked_together(pools: Sequence[PoolSpec]) -> list[list[int]]:
-    """The pools in their order; of the parts of one, first the first and then all the others."""
+def query_groups(pools: Sequence[PoolSpec]) -> list[list[int]]:
+    """Return the numbers of the pools that are queried together, group by group.
+
+    Neighbouring pools of one name are parts of one pool. The first part is a group, the others are
+    the next.
+    """
     groups: list[list[int]] = []
     for _, parts in groupby(range(len(pools)), key=lambda number: pools[number].space.pool):
         first, *others = parts
         groups += [[first], others] if others else [[first]]
     return groups
-
-
-def piece_count(pages: int, *, threads: int, least: int, most: int) -> int:
-    """Pieces of at most `most` pages: as many for each thread, and no thread with less than `least`."""
-    threads = min(threads, max(1, pages // least))
-    return min(pages, threads * -(-pages // (threads * most)))
-
-
-def even_cuts(length: int, pieces: int) -> Iterator[slice]:
-    """`pieces` slices that make up `length`, as even as can be."""
-    ends = [length * number // pieces for number in range(pieces + 1)] if pieces else []
-    return (slice(start, end) for start, end in pairwise(ends))

@@ -1,4 +1,4 @@
-"""Pages on their way to and from a storage, and what became of each of them."""
+"""Transfers between a page store and its storage, and their results."""
 
 from __future__ import annotations
 
@@ -15,51 +15,52 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What became of one page. Its value is the end of the counter's name."""
+    """The result of one page. Its value is the end of a counter's name."""
 
     OK = "ok"
     MISS = "miss"
     """A get found nothing."""
     REFUSED = "refused"
-    """A set was answered with False: no room, or it lost a race."""
+    """A set returned False: the store is full, or the set lost a race."""
     CORRUPT = "corrupt"
     WRONG_KEY = "wrong_key"
     WRONG_SIZE = "wrong_size"
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"
     ERROR = "error"
-    """The storage raised something else, or broke its contract."""
+    """The storage raised another error, or broke its contract."""
     BREAKER_OPEN = "breaker_open"
-    """Not tried: the store has been failing."""
+    """The call was not tried, because earlier calls had failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Pages of one pool on their way to or from the storage."""
+    """Pages of one pool that a call moves from or to the storage."""
 
     space: KeySpace
-    """Bare, as given to `open_space`."""
+    """The key space without a frame, as `open_space` took it."""
     hashes: Sequence[str]
     pages: Sequence[FramedPage]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the pages of one call."""
+    """The results of the pages of one call."""
 
     verdicts: list[list[Verdict]]
-    """One list a transfer, one verdict a page, in the order of the hashes."""
+    """One list for each transfer, one verdict for each page, in the order of the hashes."""
     settled: Future[None]
-    """Done when no memory of the call is touched any more. A call that overran its deadline may still
-    be writing into its pages: they stay in quarantine until then, whatever the verdicts say."""
+    """A future that is done when no thread touches memory of the call any more. A storage call that
+    overran the deadline may still write into its pages. Those pages stay in quarantine until then,
+    whatever their verdicts are."""
 
     def arrived(self) -> int:
-        """Leading pages that are OK in every transfer."""
+        """Return the number of leading pages that are OK in every transfer."""
         whole = self.whole()
         return whole.index(False) if False in whole else len(whole)
 
     def whole(self) -> list[bool]:
-        """For each page: is it OK in every transfer? No page where there is no transfer."""
+        """Return for each page True if it is OK in every transfer. Return [] without transfers."""
         if not self.verdicts:
             return []
         pages = len(self.verdicts[0])
@@ -71,14 +72,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the storage says that it has of a prefix. Only a load proves it."""
+    """The pages of a prefix that the storage claims to have. Only a load proves a claim."""
 
     pages: int
     """The longest prefix that is usable in every pool."""
     usable: list[bool]
-    """For each prefix length from 0 on: is it usable in every pool?"""
+    """For each prefix length from 0 on, True if it is usable in every pool."""
     present: list[list[bool]]
-    """For each pool and page: did the storage say that it is there, or does the caller have it? Pages
-    that no usable prefix needs were not asked for."""
+    """For each pool and page, True if the storage or the caller has the page. A page that no usable
+    prefix needs is False, because no call asked for it."""
     failures: list[Verdict | None]
-    """For each pool: why the storage could not say what it has of it, or None where it could."""
+    """For each pool, the reason why the storage did not answer, or None where it answered."""

@@ -1,8 +1,8 @@
-"""Log lines when a store's state changes: full, unavailable, timing out, left alone, and back to normal.
+"""Log lines about changes of a store's state: full, unavailable, timing out, avoided, back to normal.
 
-Trouble is told when it begins, when another kind joins it, at growing intervals while it lasts, and when
-it is over, with figures. Trouble that comes and goes is told less and less often. Nothing that a store
-said is repeated: it may hold a secret.
+A line with figures is written when failures begin, when failures of another kind join them, at
+growing intervals while they last, and when they end. Failures that come and go are logged less and
+less often. No line repeats an answer of the store, which may hold a secret.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Mapping
 
-# What is over for so long is over; what lasts for so long is told again.
-_CALM_S = 60.0
-_LEAST_GAP_S = 1.0
-_MOST_REMINDER_S = 3600.0
+# Failures that ended this long ago are forgotten; failures that last this long are logged again.
+_REMINDER_S = 60.0
+_MIN_GAP_S = 1.0
+_MAX_REMINDER_S = 3600.0
 
-_TROUBLES = {  # what is said of the store, and of the pages
+_FAILURES = {  # for each verdict a clause about the store, and a word about the pages
     Verdict.UNAVAILABLE: ("is unavailable", "unavailable"),
     Verdict.TIMEOUT: ("does not answer before its callers' deadlines", "timed out"),
     Verdict.ERROR: ("fails with errors", "failed"),
@@ -33,69 +33,70 @@ _TROUBLES = {  # what is said of the store, and of the pages
 
 
 class StateLog:
-    """What one direction of traffic last saw of its store. Thread-safe; no lock while all is well."""
+    """The last known state of a store in one direction. Thread-safe; takes no lock while all is well."""
 
-    def __init__(self, traffic: str, logger: logging.Logger) -> None:
-        """Log to `logger`, of `traffic` such as "reads from FileStorage"."""
-        self._traffic = traffic
+    def __init__(self, label: str, logger: logging.Logger) -> None:
+        """Write to `logger`, with a `label` such as "reads from FileStorage"."""
+        self._label = label
         self._logger = logger
         self._lock = threading.Lock()
-        self._troubled = False
+        self._failing = False
         self._pages: Counter[Verdict] = Counter()
-        self._told: set[Verdict] = set()
-        self._began_s = self._last_s = self._next_line_s = -_CALM_S
-        self._gap_s = _LEAST_GAP_S
-        self._reminder_s = _CALM_S
+        self._logged: set[Verdict] = set()
+        self._began_s = self._last_s = self._next_line_s = -_REMINDER_S
+        self._gap_s = _MIN_GAP_S
+        self._reminder_s = _REMINDER_S
 
     def note(self, pages: Mapping[Verdict, int], began_s: float) -> None:
-        """Learn how many pages had each verdict in a call that has ended, and when the call began."""
-        troubles = {verdict: pages[verdict] for verdict in _TROUBLES if pages.get(verdict)}
-        if not troubles and not self._troubled:
+        """Record the number of pages of each verdict in a call that began at `began_s` and has ended."""
+        failures = {verdict: pages[verdict] for verdict in _FAILURES if pages.get(verdict)}
+        if not failures and not self._failing:
             return
         with self._lock:
             now_s = time.monotonic()
-            if troubles:
-                self._suffer(troubles, now_s)
-            elif self._troubled and any(pages.values()) and began_s >= self._last_s:
-                self._recover(now_s)
+            if failures:
+                self._record_failures(failures, now_s)
+            elif self._failing and any(pages.values()) and began_s >= self._last_s:
+                self._record_recovery(now_s)
 
-    def _suffer(self, pages: Mapping[Verdict, int], now_s: float) -> None:
-        if not self._troubled and now_s - self._last_s >= _CALM_S:
-            self._gap_s = _LEAST_GAP_S
+    def _record_failures(self, pages: Mapping[Verdict, int], now_s: float) -> None:
+        if not self._failing and now_s - self._last_s >= _REMINDER_S:
+            self._gap_s = _MIN_GAP_S
             self._pages.clear()
         if not self._pages:
             self._began_s = now_s
-        self._troubled = True
+        self._failing = True
         self._last_s = now_s
         self._pages.update(pages)
         due = now_s >= self._next_line_s
-        if due or (self._told and pages.keys() - self._told):
+        if due or (self._logged and pages.keys() - self._logged):
             if due:
                 self._next_line_s = now_s + self._reminder_s
-                self._reminder_s = min(2 * self._reminder_s, _MOST_REMINDER_S)
-            self._told.update(pages)
-            self._tell(" and ".join(said for kind, (said, _) in _TROUBLES.items() if kind in pages))
+                self._reminder_s = min(2 * self._reminder_s, _MAX_REMINDER_S)
+            self._logged.update(pages)
+            states = (state for verdict, (state, _) in _FAILURES.items() if verdict in pages)
+            self._write_line(" and ".join(states))
 
-    def _recover(self, now_s: float) -> None:
-        self._troubled = False
-        if self._told:
-            self._tell("is back to normal")
-            self._told.clear()
+    def _record_recovery(self, now_s: float) -> None:
+        self._failing = False
+        if self._logged:
+            self._write_line("is back to normal")
+            self._logged.clear()
             self._pages.clear()
-            self._reminder_s = _CALM_S
+            self._reminder_s = _REMINDER_S
             self._next_line_s = now_s + self._gap_s
-            self._gap_s = min(2 * self._gap_s, _CALM_S)
+            self._gap_s = min(2 * self._gap_s, _REMINDER_S)
 
-    def _tell(self, said: str) -> None:
+    def _write_line(self, state: str) -> None:
         counts = [
-            f"{self._pages[kind]} {what}"
-            for kind, (_, what) in _TROUBLES.items()
-            if self._pages[kind]
+            f"{self._pages[verdict]} {result}"
+            for verdict, (_, result) in _FAILURES.items()
+            if self._pages[verdict]
         ]
         self._logger.warning(
             "%s: the store %s; pages in the last %.1f s: %s",
-            self._traffic,
-            said,
+            self._label,
+            state,
             time.monotonic() - self._began_s,
             ", ".join(counts),
         )

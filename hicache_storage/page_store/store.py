@@ -1,27 +1,40 @@
-"""The layer between engines and storages: what every backend needs, written once.
+"""The facade between engines and storages. It adds to a storage, once for every backend:
 
-Frames and checksums, hit policies over several pools, splitting and parallelism, one deadline a call,
-circuit breakers for reads and writes, and counters by reason. A failure is a counted miss: no method
-raises because of what a store did.
+frames and checksums, hit policies over several pools, splitting and parallelism, one deadline for
+each call, circuit breakers for reads and writes, and counters by reason. A failure is a counted
+miss: no method raises because of a failure of the store.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
-from hicache_storage.durations import check_seconds
 from hicache_storage.errors import StorageTimeout, UnsupportedOperation
 from hicache_storage.keys import check_page_hashes
+from hicache_storage.page_store.counters import (
+    BREAKER_OPENED,
+    DELETED_PAGES,
+    READ_BREAKER_OPENED,
+    WRITE_BREAKER_OPENED,
+    WRONG_PAGES_DELETED,
+)
 from hicache_storage.page_store.frame import frame_nbytes
-from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec, longest, usable_too
-from hicache_storage.page_store.lookup import ExistsQuery, asked_together
+from hicache_storage.page_store.lookup import (
+    ExistsQuery,
+    HitPolicy,
+    PoolSpec,
+    PrefixLookup,
+    longest,
+    narrow_usable,
+    query_groups,
+)
 from hicache_storage.page_store.results import Match, Outcome, Verdict
 from hicache_storage.page_store.scheduling import CallScheduler
-from hicache_storage.whole_numbers import check_whole
+from hicache_storage.page_store.settings import PageStoreSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,69 +43,45 @@ if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store.breaker import Breakers
     from hicache_storage.page_store.results import Transfer
-    from hicache_storage.page_store.scheduling import Move
+    from hicache_storage.page_store.scheduling import FramedTransfer
     from hicache_storage.storage import HiCacheStorage
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageStoreSettings:
-    """How a page store treats its storage."""
-
-    checksum: Literal["xxh3", "none"] = "xxh3"
-    """With "none" the identity and length of a page are still checked."""
-    timeout_s: float = 10.0
-    """The deadline of a call, everything included. A storage call that takes longer has failed, also
-    where its caller had less patience."""
-    parallelism: int | None = None
-    """Concurrent calls to the storage in each direction; None: what the storage declares."""
-    breaker_failures: int = 3
-    """Failed calls in a row, of one direction, after which the store is left alone in that direction."""
-    breaker_cooldown_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.checksum not in ("xxh3", "none"):
-            raise ValueError(f"checksum must be 'xxh3' or 'none', not {self.checksum!r}")
-        for name in ("parallelism", "breaker_failures"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
-        for name in ("timeout_s", "breaker_cooldown_s"):
-            check_seconds(name, getattr(self, name))
+logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
 
 class PageStore:
     """Pages of any number of pools in one storage. Thread-safe; does not own the storage.
 
-    Reads and writes have threads and breakers of their own, so that trouble of one is none of the other.
-    Deleting and opening a key space change the store: they go with the writes. A forked child gets
-    threads, breakers and counters of its own with its first call; what its parent had begun is not its.
+    Reads and writes have separate threads and breakers, so that failures of one direction do not
+    stop the other. Deletions and openings of key spaces change the store and belong to the writes.
+    The first call in a forked child makes new threads, breakers and counters; the parent's calls
+    under way stay the parent's.
     """
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings | None = None) -> None:
         self.storage = storage
-        self.settings = settings or PageStoreSettings()
-        self.frame_nbytes = frame_nbytes(storage.capabilities.alignment)
+        self.settings: PageStoreSettings = settings or PageStoreSettings()
+        self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
         self._framed: dict[KeySpace, KeySpace] = {}
         self._closed = False
         self._close_timeout_s = 0.0
-        self._traffic = ForkLocal(
-            self._new_traffic, close=lambda traffic: traffic.close(self._close_timeout_s)
+        self._scheduler = ForkLocal(
+            self._new_scheduler, close=lambda scheduler: scheduler.close(self._close_timeout_s)
         )
 
     @property
     def breaker(self) -> Breakers:
         """The breakers of `reads` and `writes`, and the worse `state` of both."""
-        return self._traffic.get().breakers
+        return self._scheduler.get().breakers
 
     def open_space(self, space: KeySpace) -> None:
-        """Make `space` known. Before its first use; idempotent.
+        """Open `space`, before its first use. Idempotent.
 
-        The breaker is not asked and learns nothing: whoever opens wants the store's own answer.
+        The breakers neither refuse nor count this call: its caller needs the store's own answer.
 
         Raises:
             ValueError: The space has a frame already.
-            UnsupportedOperation: Its pages are larger than the storage takes.
+            UnsupportedOperation: Its pages are larger than the storage accepts.
             StorageUnavailable, StorageTimeout: The store does not answer.
             StorageClosed: This page store was closed, or its storage was.
         """
@@ -104,9 +93,9 @@ class PageStore:
                 f"the storage takes pages of up to {limit} bytes; pool {space.pool!r} stores"
                 f" {framed.stored_nbytes}: use a smaller page size"
             )
-        lane = self._traffic.get().writes
-        future = lane.submit(lambda: self.storage.open_space(framed))
-        lane.wait([future], Deadline(self.settings.timeout_s))
+        writes = self._scheduler.get().writes
+        future = writes.submit(lambda: self.storage.open_space(framed))
+        writes.wait([future], Deadline(self.settings.timeout_s))
         if future.cancelled() or not future.done():
             raise StorageTimeout(
                 f"the store did not open a key space within {self.settings.timeout_s} s"
@@ -115,10 +104,10 @@ class PageStore:
         self._framed[space] = framed
 
     def framed(self, space: KeySpace) -> KeySpace:
-        """`space` as the storage knows it: for calls that the page store does not wrap.
+        """Return the framed key space of `space`, for calls to the storage itself.
 
         Raises:
-            ValueError: It is not open.
+            ValueError: The space is not open.
         """
         try:
             return self._framed[space]
@@ -136,17 +125,19 @@ class PageStore:
         past_gaps: bool = False,
         timeout_s: float | None = None,
     ) -> Match:
-        """The longest prefix of `hashes` that the storage says it has in every pool.
+        """Find the longest prefix of `hashes` that the storage claims to have in every pool.
 
-        Pools are asked one after another, each only for the prefix that those before it left; parts of
-        one pool, next to each other and of the same name, all at once behind the first of them. `held`
-        tells for each pool and page what the caller has: it counts as present, and is not asked for.
+        Pools are queried one after another, each only for the prefix that is left after the pools
+        before it. Neighbouring pools of one name are parts of one pool: the parts behind the first
+        are queried together. `held` is True for each pool and page that the caller has. Such a page
+        counts as present, and is not queried.
 
-        A pool that needs all pages is asked in growing blocks, up to its first gap; a trailing pool, and
-        with `past_gaps` every pool, for all pages at once. What was answered before the deadline counts.
+        A pool that needs all pages is queried in growing blocks, up to its first gap. A trailing
+        pool, and with `past_gaps` every pool, is queried for all pages at once. Answers from before
+        the deadline count.
 
         Raises:
-            ValueError: No pool, or a malformed hash.
+            ValueError: There is no pool, or a hash is malformed.
         """
         check_page_hashes(hashes)
         if not pools:
@@ -155,9 +146,9 @@ class PageStore:
         usable = [True] * (len(hashes) + 1)
         present: list[list[bool]] = []
         failures: list[Verdict | None] = []
-        with self._traffic.get().inquiry(self._deadline(timeout_s)) as inquiry:
-            for together in asked_together(pools):
-                questions = [
+        with self._lookup(timeout_s) as lookup:
+            for group in query_groups(pools):
+                queries = [
                     ExistsQuery(
                         framed[number],
                         hashes,
@@ -165,84 +156,84 @@ class PageStore:
                         pages=longest(usable),
                         past_gaps=past_gaps or pools[number].hit_policy is not HitPolicy.ALL_PAGES,
                     )
-                    for number in together
+                    for number in group
                 ]
-                inquiry.ask(questions)
-                for number, question in zip(together, questions, strict=True):
-                    present.append(question.there)
-                    failures.append(question.failure)
-                    usable = usable_too(usable, pools[number], question.there)
+                lookup.run(queries)
+                for number, query in zip(group, queries, strict=True):
+                    present.append(query.present)
+                    failures.append(query.failure)
+                    usable = narrow_usable(usable, pools[number], query.present)
         return Match(longest(usable), usable, present, failures)
 
     def present(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> list[bool | None]:
-        """For each of any hashes, in any order: is its page there? None: the store could not say.
+        """Return for each hash, in any order, True if its page is there. None: there was no answer.
 
         Raises:
-            ValueError: A key space that is not open, or a malformed hash.
+            ValueError: The key space is not open, or a hash is malformed.
         """
         check_page_hashes(hashes)
-        question = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
-        with self._traffic.get().inquiry(self._deadline(timeout_s)) as inquiry:
-            inquiry.ask([question])
-        return question.answers
+        query = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
+        with self._lookup(timeout_s) as lookup:
+            lookup.run([query])
+        return query.answers
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
-        """Read pages and prove each of them. Only an OK page holds what was asked for.
+        """Read pages and check each of them. Only an OK page holds the requested bytes.
 
-        Pages that turn out to be wrong are deleted, within the same deadline, so that the next save
-        heals them.
+        Wrong pages are deleted within the same deadline, so that the next save replaces them.
 
         Raises:
-            ValueError: A transfer that does not fit its key space, or a malformed hash.
+            ValueError: A transfer does not fit its key space, or a hash is malformed.
         """
         deadline = self._deadline(timeout_s)
-        outcome = self._traffic.get().load(self._moves(transfers), deadline)
-        self._heal(transfers, outcome, deadline)
+        outcome = self._scheduler.get().load(self._framed_transfers(transfers), deadline)
+        self._delete_wrong_pages(transfers, outcome, deadline)
         return outcome
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Frame and store pages. The payloads must not change until `settled` is done.
 
         Raises:
-            ValueError: A transfer that does not fit its key space, or a malformed hash.
+            ValueError: A transfer does not fit its key space, or a hash is malformed.
         """
-        return self._traffic.get().save(self._moves(transfers), self._deadline(timeout_s))
+        deadline = self._deadline(timeout_s)
+        return self._scheduler.get().save(self._framed_transfers(transfers), deadline)
 
     def delete(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> int:
-        """Remove pages; how many of them are gone for certain. Those that never were there count too.
+        """Remove pages. Return the number of pages that are certainly gone, or were never there.
 
         Raises:
-            ValueError: A key space that is not open, or a malformed hash.
+            ValueError: The key space is not open, or a hash is malformed.
         """
         check_page_hashes(hashes)
-        traffic = self._traffic.get()
-        gone = traffic.delete({self.framed(space): hashes}, self._deadline(timeout_s))
-        traffic.counters.add("deleted_pages", gone)
-        return gone
+        scheduler = self._scheduler.get()
+        deleted = scheduler.delete({self.framed(space): hashes}, self._deadline(timeout_s))
+        scheduler.counters.add(DELETED_PAGES, deleted)
+        return deleted
 
     def register_buffer(self, buffer: HostBuffer) -> None:
-        """Announce host memory that pages and headers live in."""
+        """Register host memory that holds pages and headers."""
         self.storage.register_buffer(buffer)
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
-        """The end of `register_buffer`."""
+        """Undo `register_buffer`."""
         self.storage.unregister_buffer(buffer)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start: `{load,save}_{verdict}` pages, bytes, healed pages, trips.
+        """Return the counters since the start: pages by verdict, bytes, deleted pages, opened breakers.
 
-        `breaker_opened` is the sum of `read_breaker_opened` and `write_breaker_opened`.
+        `hicache_storage.page_store.counters` defines their names.
         """
-        traffic = self._traffic.get()
+        scheduler = self._scheduler.get()
         return {
-            **traffic.counters.snapshot(),
-            "breaker_opened": traffic.breakers.times_opened,
-            "read_breaker_opened": traffic.breakers.reads.times_opened,
-            "write_breaker_opened": traffic.breakers.writes.times_opened,
+            **scheduler.counters.snapshot(),
+            BREAKER_OPENED: scheduler.breakers.times_opened,
+            READ_BREAKER_OPENED: scheduler.breakers.reads.times_opened,
+            WRITE_BREAKER_OPENED: scheduler.breakers.writes.times_opened,
         }
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -250,7 +241,7 @@ class PageStore:
         if not self._closed:
             self._closed = True
             self._close_timeout_s = timeout_s
-            self._traffic.close()
+            self._scheduler.close()
 
     def __enter__(self) -> Self:
         return self
@@ -258,40 +249,47 @@ class PageStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- parts ---------------------------------------------------------------------------------------
+    # --- parts
+    # ---------------------------------------------------------------------------------------
 
-    def _new_traffic(self) -> CallScheduler:
-        traffic = CallScheduler(self.storage, self.settings)
+    def _new_scheduler(self) -> CallScheduler:
+        scheduler = CallScheduler(self.storage, self.settings)
         if self._closed:  # before the fork
-            traffic.close(0)
-        return traffic
+            scheduler.close(0)
+        return scheduler
+
+    def _lookup(self, timeout_s: float | None) -> PrefixLookup:
+        return PrefixLookup(self.storage, self._scheduler.get(), self._deadline(timeout_s))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.settings.timeout_s if timeout_s is None else timeout_s)
 
-    def _moves(self, transfers: Sequence[Transfer]) -> list[Move]:
+    def _framed_transfers(self, transfers: Sequence[Transfer]) -> list[FramedTransfer]:
         for transfer in transfers:
             self._check(transfer)
         return [(self.framed(transfer.space), transfer) for transfer in transfers]
 
-    def _heal(self, transfers: Sequence[Transfer], outcome: Outcome, deadline: Deadline) -> None:
-        """Delete what was proved wrong: stores that keep the first bytes would keep it for ever."""
+    def _delete_wrong_pages(
+        self, transfers: Sequence[Transfer], outcome: Outcome, deadline: Deadline
+    ) -> None:
+        """Delete wrong pages. A store that keeps the first bytes of a page would keep them for ever."""
         wrong: dict[KeySpace, list[str]] = {}
         for transfer, verdicts in zip(transfers, outcome.verdicts, strict=True):
             found = [
                 page_hash
                 for page_hash, verdict in zip(transfer.hashes, verdicts, strict=True)
-                if verdict in _PROVED_WRONG
+                if verdict in _WRONG
             ]
             if found:
                 wrong.setdefault(self.framed(transfer.space), []).extend(found)
         if not wrong:
             return
-        traffic = self._traffic.get()
+        scheduler = self._scheduler.get()
         left_s = deadline.remaining_s()
-        # What the reads have left of the time: that they took most of it is no failure of the writes.
-        deleted = traffic.delete(wrong, Deadline(left_s)) if left_s else 0
-        traffic.counters.add("wrong_pages_deleted", deleted)
+        # A deadline of the remaining time: the time that the reads took is no failure of the
+        # writes.
+        deleted = scheduler.delete(wrong, Deadline(left_s)) if left_s else 0
+        scheduler.counters.add(WRONG_PAGES_DELETED, deleted)
         left = sum(map(len, wrong.values())) - deleted
         if left:
             logger.warning("%d wrong pages could not be deleted", left)
@@ -301,13 +299,13 @@ class PageStore:
         check_page_hashes(transfer.hashes)
         if len(transfer.pages) != len(transfer.hashes):
             raise ValueError(f"{len(transfer.hashes)} hashes but {len(transfer.pages)} pages")
-        wanted = (self.frame_nbytes, transfer.space.page_nbytes)
+        expected = (self.frame_nbytes, transfer.space.page_nbytes)
         for page in transfer.pages:
-            if (len(page.header), page.payload.nbytes) != wanted:
+            if (len(page.header), page.payload.nbytes) != expected:
                 raise ValueError(
-                    f"pool {transfer.space.pool!r} needs a header of {wanted[0]} bytes and a payload of"
-                    f" {wanted[1]}, not {len(page.header)} and {page.payload.nbytes}"
+                    f"pool {transfer.space.pool!r} needs a header of {expected[0]} bytes and a payload"
+                    f" of {expected[1]}, not {len(page.header)} and {page.payload.nbytes}"
                 )
 
 
-_PROVED_WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
+_WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})

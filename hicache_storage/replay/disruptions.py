@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     import argparse
     from contextlib import ExitStack
 
-    from hicache_conformance import FaultyStorage
-
     from hicache_storage.replay.driver import Replay
     from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.testing import FaultyStorage
 
 
 @dataclass(slots=True, kw_only=True)

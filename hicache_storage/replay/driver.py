@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from hicache_storage.controller import CacheController, CachePool, Channel, ControllerSettings
-from hicache_storage.durations import LONGEST_S
+from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import page_hashes
@@ -172,7 +172,7 @@ class Replay:
             first_s = request.arrival_s if first_s is None else first_s
             if speed:
                 due_s = began_s + (request.arrival_s - first_s) / speed
-                stop.wait(min(max(0.0, due_s - time.monotonic()), LONGEST_S))
+                stop.wait(min(max(0.0, due_s - time.monotonic()), MAX_DURATION_S))
             if stop.is_set():
                 break
             if self.swap is not None and number == swap_after:

@@ -3,23 +3,21 @@
     get:raise@5%,set:flip@1%,exists:delay@10%,seed=7
 
 An item is OPERATION:FAULT@SHARE or a setting. An operation is a method of the contract without its
-`batch_`. A fault is a value of `hicache_conformance.Fault`. `@12` means the call number 12 alone,
+`batch_`. A fault is a value of `hicache_storage.testing.Fault`. `@12` means the call number 12 alone,
 counted from 0.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError, did_you_mean
 from hicache_storage.replay.models import parse_number
+from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from hicache_conformance import FaultyStorage, Odds, Strike
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -41,7 +39,7 @@ class FaultPlan:
         """Parse the plan that `text` describes.
 
         Raises:
-            ConfigError: Names the item that is wrong, or the package that is missing.
+            ConfigError: The message names the item that is wrong.
         """
         plan: list[Odds | Strike] = []
         given: set[str] = set()
@@ -61,8 +59,6 @@ class FaultPlan:
 
     def wrap(self, storage: HiCacheStorage) -> FaultyStorage:
         """Return `storage` with these faults. The returned storage closes it."""
-        from hicache_conformance import FaultyStorage  # noqa: PLC0415 - only --faults needs it
-
         return FaultyStorage(storage, self.plan, **self.settings)
 
 
@@ -88,9 +84,6 @@ def _fault(item: str) -> Odds | Strike:
     name, at, when = rest.partition("@")
     if not (rest and at):
         raise ConfigError(f"--faults: {item}: must be OPERATION:FAULT@SHARE, as in get:raise@5%")
-    _need_the_kit()
-    from hicache_conformance import Fault, Odds, Strike  # noqa: PLC0415 - as above
-
     faults = {fault.value: fault for fault in Fault}
     if operation not in _OPERATIONS:
         hint = did_you_mean(operation, list(_OPERATIONS))
@@ -125,11 +118,3 @@ def _number(item: str, text: str, kind: type[int | float]) -> float:
         expected = "a whole number" if kind is int else "a number"
         raise ConfigError(f"--faults: {item}: needs {expected} from 0 on, not {text!r}")
     return kind(number)
-
-
-def _need_the_kit() -> None:
-    if importlib.util.find_spec("hicache_conformance") is None:
-        raise ConfigError(
-            "--faults needs hicache_conformance, which is no part of the SDK:"
-            " pip install 'hicache-storage[conformance]'"
-        )

@@ -63,7 +63,7 @@ class KVShape:
             raise ConfigError(f"pool shape {self}: {error}") from error
 
     def scaled(self, factor: float) -> KVShape:
-        """Return a shape of about `factor` times the bytes. Dims shrink first, then heads, then layers."""
+        """Return a shape of about `factor` times the bytes: fewer dims first, then heads, layers."""
         shrunk = self
         for name in ("dim", "heads", "layers"):
             size = getattr(self, name)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import HiCacheError
+from hicache_storage.page_store.counters import pages_counter
+from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -199,8 +201,12 @@ def combine_ranks(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "swap": _combine_swaps([rank["swap"] for rank in ranks]),
         "ranks": {
             "size": len(ranks),
-            "written_pages": [_store_counter("save_ok", rank) for rank in ranks],
-            "loaded_pages": [_store_counter("load_ok", rank) for rank in ranks],
+            "written_pages": [
+                _store_counter(pages_counter("save", Verdict.OK), rank) for rank in ranks
+            ],
+            "loaded_pages": [
+                _store_counter(pages_counter("load", Verdict.OK), rank) for rank in ranks
+            ],
         },
     }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hicache_storage.controller.coverage import Coverage, coverage, verdict
 from hicache_storage.controller.pool_set import PoolSet, numbers
-from hicache_storage.page_store.hit_policy import HitPolicy, longest
+from hicache_storage.page_store.lookup import HitPolicy, longest
 
 if TYPE_CHECKING:
     from hicache_storage.controller import CachePool

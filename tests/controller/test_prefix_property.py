@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hicache_storage.controller import Coverage, PartialHits
 from hicache_storage.controller.pool_set import PoolSet, numbers
-from hicache_storage.page_store.hit_policy import HitPolicy
+from hicache_storage.page_store.lookup import HitPolicy
 
 if TYPE_CHECKING:
     from hicache_storage.controller import CacheController, CachePool

@@ -22,7 +22,7 @@ from hicache_backends.memory import MemoryStorage
 from hicache_conformance import Fault, FaultyStorage, Strike
 from hicache_conformance.tools.processes.resources import (
     ProcessResources,
-    left_after,
+    remaining_after,
     resident_nbytes,
 )
 from pages import hash_of
@@ -114,7 +114,7 @@ def soaked(
 def test_a_soak_leaves_nothing_behind(requests: int) -> None:
     stores = [flapping_storage(seed) for seed in range(2)]
     seen: Counter[str] = Counter()
-    before = ProcessResources.taken()
+    before = ProcessResources.current()
     with engine_on(
         None,
         windowed(40, window_slots=12),
@@ -132,7 +132,7 @@ def test_a_soak_leaves_nothing_behind(requests: int) -> None:
         assert not leaked(engine)
         done = engine.stats()
 
-    assert not left_after(before, 20)
+    assert not remaining_after(before, 20)
     assert grown_nbytes < GROWTH_NBYTES
     assert done["requests"] + done["cancelled_requests"] == requests
     for event in ("l2_hit_pages", "l3_hit_pages", "cancelled_requests", "target_only_pages"):

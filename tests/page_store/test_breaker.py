@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from clocks import Clock
 
-from hicache_storage.page_store.breaker import Admission, Breakers, CircuitBreaker
+from hicache_storage.page_store.breaker import Breakers, CircuitBreaker, Permit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,10 +16,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def admitted(breaker: CircuitBreaker) -> Admission:
-    admission = breaker.admit()
-    assert admission is not None
-    return admission
+def admitted(breaker: CircuitBreaker) -> Permit:
+    permit = breaker.admit()
+    assert permit is not None
+    return permit
 
 
 def opened(cooldown_s: float = 5) -> CircuitBreaker:
@@ -40,7 +40,7 @@ def test_it_opens_after_that_many_failures_in_a_row(clock: Clock) -> None:
 def test_a_success_between_failures_keeps_it_closed(clock: Clock) -> None:
     breaker = CircuitBreaker(failures=2, cooldown_s=5)
 
-    for end in (Admission.fail, Admission.succeed, Admission.fail, Admission.succeed):
+    for end in (Permit.fail, Permit.succeed, Permit.fail, Permit.succeed):
         end(admitted(breaker))
 
     assert breaker.state == "closed"
@@ -103,9 +103,9 @@ def test_a_probe_that_an_exception_ends_tells_nothing_and_is_followed_by_another
     assert breaker.admit()
 
 
-@pytest.mark.parametrize("end", [Admission.succeed, Admission.fail, Admission.dismiss])
+@pytest.mark.parametrize("end", [Permit.succeed, Permit.fail, Permit.dismiss])
 def test_a_call_of_before_the_outage_lets_no_second_probe_in(
-    clock: Clock, end: Callable[[Admission], None]
+    clock: Clock, end: Callable[[Permit], None]
 ) -> None:
     breaker = CircuitBreaker(failures=2, cooldown_s=5)
     old = admitted(breaker)

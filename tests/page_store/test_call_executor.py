@@ -13,7 +13,7 @@ from stores import Gate, HookedStorage, failing
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.hit_policy import PoolSpec
+from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:

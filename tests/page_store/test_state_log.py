@@ -11,7 +11,7 @@ from stores import HookedStorage, failing
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.hit_policy import PoolSpec
+from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.state_log import StateLog
 

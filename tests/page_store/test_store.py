@@ -36,7 +36,7 @@ from hicache_storage.keys import Shard
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, scheduling
 from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
-from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.storage import Capabilities
 
@@ -875,7 +875,7 @@ class TestOpening:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(scheduling, "_TO_END_S", 20.0, raising=False)
+        monkeypatch.setattr(scheduling, "_MIN_CLOSE_S", 20.0, raising=False)
         for _ in range(10):
             open_store().close(timeout_s=0)
 
@@ -896,8 +896,8 @@ class TestFork:
         store.save([transfer(filled(2))])
         store.breaker.record(succeeded=False)
         assert [[Verdict.BREAKER_OPEN]] == store.load([transfer(empty(1))]).verdicts
-        lane = store._traffic.get().reads
-        with lane._workers._changed, lane._lock:  # as a thread of the parent may hold them
+        reads = store._scheduler.get().reads
+        with reads._executor._changed, reads._lock:  # as a thread of the parent may hold them
             child = os.fork()
             if child == 0:
                 os._exit(0 if self.works(store) else 1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from hicache_backends.memory import MemoryStorage
-from hicache_conformance import Fault, Odds, Strike
 from pages import hash_of, space
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
 from hicache_storage.replay.faults import FaultPlan, fault_counts
+from hicache_storage.testing import Fault, Odds, Strike
 
 HASHES = [hash_of(1)]
 
@@ -26,7 +24,7 @@ def test_an_item_is_operation_fault_and_share() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
-def test_every_fault_of_the_kit_has_a_name(fault: Fault) -> None:
+def test_every_fault_has_a_name(fault: Fault) -> None:
     assert FaultPlan.parse(f"delete:{fault.value}@100%").plan == (Odds("batch_delete", fault, 1.0),)
 
 
@@ -65,17 +63,6 @@ def test_an_invalid_item_is_named(text: str, reason: str) -> None:
 
     assert "--faults" in str(caught.value)
     assert reason in str(caught.value)
-
-
-def _finds_nothing(_name: str) -> None:
-    """Return None, as in a Python without packages."""
-
-
-def test_without_the_kit_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", _finds_nothing)
-
-    with pytest.raises(ConfigError, match=r"pip install 'hicache-storage\[conformance\]'"):
-        FaultPlan.parse("get:raise@5%")
 
 
 def test_the_same_plan_strikes_the_same_calls() -> None:

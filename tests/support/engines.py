@@ -19,7 +19,7 @@ from hicache_storage.controller import (
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.frame import FRAME_NBYTES
-from hicache_storage.page_store.hit_policy import HitPolicy
+from hicache_storage.page_store.lookup import HitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence

@@ -25,7 +25,7 @@ from hicache_storage.controller import (
 from hicache_storage.handoff import HandoffReceiver, HandoffSender, HandoffSettings
 from hicache_storage.host_pool import HostPool, PageShape
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.hit_policy import HitPolicy
+from hicache_storage.page_store.lookup import HitPolicy
 from hicache_storage.registry import open_storage
 from hicache_storage.topology import Extent, Grid, Part, Topology
 

@@ -1,41 +1,40 @@
-"""A storage that tests can make misbehave, and one that blocks until it is told to go on."""
+"""A storage whose calls tests can change, and hooks for it."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hicache_backends.memory import MemoryStorage
 
-from hicache_storage.storage import Capabilities, HiCacheStorage
+from hicache_storage.storage import Capabilities
+from hicache_storage.testing import WrapperStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
 
-class HookedStorage(HiCacheStorage):
+class HookedStorage(WrapperStorage):
     """A memory storage whose calls pass through hooks, and are counted.
 
-    `hooks["batch_get"]` is called with a function that gives the true answer; it may answer something
-    else, raise, or wait.
+    `hooks["batch_get"]` is called with a function that gives the true answer. The hook may return
+    another answer, raise, or wait.
     """
 
+    inner: MemoryStorage
+
     def __init__(self, capabilities: Capabilities | None = None) -> None:
-        self.inner = MemoryStorage()
+        super().__init__(MemoryStorage())
         vars(self)["capabilities"] = capabilities or Capabilities(parallelism=2)
         self.hooks: dict[str, Callable[[Callable[[], Any]], Any]] = {}
         self.calls: Counter[str] = Counter()
         self.batches: list[tuple[str, int]] = []
         self.segments: list[int] = []
         self._lock = threading.Lock()
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        raise NotImplementedError
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         return self._call("batch_exists", lambda: self.inner.batch_exists(space, hashes), hashes)
@@ -66,7 +65,7 @@ class HookedStorage(HiCacheStorage):
 
 
 class Gate:
-    """A hook that holds every call until `open`; `entered` tells that one is being held."""
+    """A hook that holds every call until `open`. The event `entered` is set while a call is held."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -82,7 +81,7 @@ class Gate:
 
 
 def failing(error: BaseException) -> Callable[[Callable[[], Any]], Any]:
-    """A hook that raises."""
+    """Return a hook that raises `error`."""
 
     def hook(answer: Callable[[], Any]) -> Any:
         raise error

@@ -1,7 +1,8 @@
-"""Where the calls of a filesystem run: an event loop of its own, or threads of its own.
+"""Executors of a filesystem's calls: an event loop on a thread of its own, or threads.
 
-An operation is a coroutine function of one item. On an event loop it waits like any other; on a thread
-its filesystem blocks, so it never waits, and one step of it is all of it.
+An operation is a coroutine function of one item. It waits like any other on an event loop. The
+filesystem of a thread executor blocks instead, so an operation never waits there, and one step runs all
+of it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.errors import StorageClosed
 
 if TYPE_CHECKING:
+    import concurrent.futures
     from collections.abc import Callable, Coroutine, Sequence
-    from concurrent.futures import Executor
 
     from hicache_storage.backend_support.deadline import Deadline
 
@@ -31,41 +32,41 @@ Operation: TypeAlias = "Callable[[Item], Coroutine[Any, Any, T]]"
 _THREAD_NAME = "hicache-fsspec"
 _BLOCKING_THREADS = 4
 _GRACE_S = 0.4
-"""What an event loop may be late: then it is blocked, and is not waited for any longer."""
+"""The time by which an event loop may be late. After it the loop counts as blocked."""
 _CLOSE_LIMIT_S = 3.0
-"""For each step of closing."""
+"""The limit of each step of closing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
-    """What came of one item: a value, or an error."""
+class Result(Generic[T]):
+    """The result of an operation on one item: a value, or an error."""
 
     value: T | None = None
     error: Exception | None = None
 
 
-class Lane(Protocol):
-    """Runs operations, several at once."""
+class Executor(Protocol):
+    """An executor of operations, several at once."""
 
     def each(
         self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
-    ) -> list[Answer[T]]:
-        """Return one answer an item; TimeoutError for those that have none by the deadline.
+    ) -> list[Result[T]]:
+        """Return one result an item, TimeoutError for those that have none by the deadline.
 
         Raises:
-            StorageClosed: The lane is closed, or was meanwhile.
+            StorageClosed: The executor is closed, or was closed meanwhile.
         """
         ...
 
-    def close(self, farewell: Operation[None, None]) -> None:
-        """End what runs, say farewell, and end the threads. Once."""
+    def close(self, on_close: Operation[None, None]) -> None:
+        """End running operations, run `on_close`, and end the threads. Called once."""
         ...
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose blocking calls, name look-ups above all, block no exit of the interpreter.
+    """An event loop whose blocking calls, such as name look-ups, block no exit of the interpreter.
 
-    The standard library joins the threads of its executors there, however long one hangs.
+    The standard library joins its executor's threads at the exit, however long one of them hangs.
     """
 
     def __init__(self) -> None:
@@ -74,25 +75,25 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def run_in_executor(
         self,
-        executor: Executor | None,
+        executor: concurrent.futures.Executor | None,
         func: Callable[[*Arguments], T],
         *args: *Arguments,
     ) -> asyncio.Future[T]:
-        """Run `func` on a thread: one of this loop's, unless an executor is given."""
+        """Run `func` on `executor`, or on a daemon thread of this loop if there is none."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         if self._blocking is None:
             self._blocking = DaemonExecutor(f"{_THREAD_NAME}-blocking", _BLOCKING_THREADS)
         return asyncio.wrap_future(self._blocking.submit(partial(func, *args)), loop=self)
 
-    def end_blocking(self) -> None:
-        """End the threads; those that hang are left behind."""
+    def close_blocking(self) -> None:
+        """End the threads of blocking calls. Threads that hang are left behind."""
         if self._blocking is not None:
             self._blocking.close(_CLOSE_LIMIT_S)
 
 
-class EventLoopLane:
-    """An event loop on a thread of its own, for filesystems that are asynchronous."""
+class EventLoopExecutor:
+    """An event loop on a thread of its own, for asynchronous filesystems."""
 
     def __init__(self, width: int) -> None:
         self._lock = threading.Lock()
@@ -106,45 +107,45 @@ class EventLoopLane:
 
     def each(
         self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
-    ) -> list[Answer[T]]:
-        answers = _unanswered(operation, items)
-        done = self._started(self._all(operation, items, answers, deadline))
+    ) -> list[Result[T]]:
+        results = _pending(operation, items)
+        done = self._start(self._run_all(operation, items, results, deadline))
         try:
             done.result(deadline.remaining_s() + _GRACE_S)
         except CancelledError:
             raise _closed() from None
         except TimeoutError:
             done.cancel()
-        return list(answers)
+        return list(results)
 
-    def close(self, farewell: Operation[None, None]) -> None:
+    def close(self, on_close: Operation[None, None]) -> None:
         with self._lock:
             self._closed = True
-            ended = asyncio.run_coroutine_threadsafe(self._end(farewell), self.loop)
+            ended = asyncio.run_coroutine_threadsafe(self._end(on_close), self.loop)
         with suppress(TimeoutError):
             ended.result(3 * _CLOSE_LIMIT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_LIMIT_S)
-        self.loop.end_blocking()
+        self.loop.close_blocking()
         if not self._thread.is_alive():
             self.loop.close()
 
-    def _started(self, work: Coroutine[Any, Any, None]) -> Any:
+    def _start(self, work: Coroutine[Any, Any, None]) -> Any:
         with self._lock:
             if self._closed:
                 work.close()
                 raise _closed()
             return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    async def _all(
+    async def _run_all(
         self,
         operation: Operation[Item, T],
         items: Sequence[Item],
-        answers: list[Answer[T]],
+        results: list[Result[T]],
         deadline: Deadline,
     ) -> None:
         tasks = [
-            asyncio.ensure_future(self._one(operation, item, answers, place))
+            asyncio.ensure_future(self._run_one(operation, item, results, place))
             for place, item in enumerate(items)
         ]
         try:
@@ -154,41 +155,41 @@ class EventLoopLane:
             for task in tasks:
                 task.cancel()
 
-    async def _one(
-        self, operation: Operation[Item, T], item: Item, answers: list[Answer[T]], place: int
+    async def _run_one(
+        self, operation: Operation[Item, T], item: Item, results: list[Result[T]], place: int
     ) -> None:
         async with self._slots:
-            answers[place] = await _answer(operation, item)
+            results[place] = await _result_of(operation, item)
 
-    async def _end(self, farewell: Operation[None, None]) -> None:
+    async def _end(self, on_close: Operation[None, None]) -> None:
         running = asyncio.all_tasks() - {asyncio.current_task()}
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=_CLOSE_LIMIT_S)
-        await asyncio.wait([asyncio.ensure_future(farewell(None))], timeout=_CLOSE_LIMIT_S)
+        await asyncio.wait([asyncio.ensure_future(on_close(None))], timeout=_CLOSE_LIMIT_S)
 
 
-class ThreadLane:
-    """Threads, for filesystems whose calls block. A call that hangs is left behind with its thread."""
+class ThreadExecutor:
+    """Threads, for blocking filesystems. A call that hangs is left behind with its thread."""
 
     def __init__(self, width: int) -> None:
         self._lock = threading.Lock()
         self._closed = False
         self._width = width
-        self._workers = DaemonExecutor(_THREAD_NAME, width)
+        self._threads = DaemonExecutor(_THREAD_NAME, width)
 
     def each(
         self, operation: Operation[Item, T], items: Sequence[Item], deadline: Deadline
-    ) -> list[Answer[T]]:
-        answers = _unanswered(operation, items)
+    ) -> list[Result[T]]:
+        results = _pending(operation, items)
         parts = min(self._width, len(items))
         with self._lock:
             if self._closed:
                 raise _closed()
             futures = [
-                self._workers.submit(
-                    partial(self._some, operation, items, answers, places, deadline)
+                self._threads.submit(
+                    partial(self._run_part, operation, items, results, places, deadline)
                 )
                 for places in (range(first, len(items), parts) for first in range(parts))
             ]
@@ -196,41 +197,41 @@ class ThreadLane:
             future.cancel()
         if self._closed:
             raise _closed()
-        return list(answers)
+        return list(results)
 
-    def close(self, farewell: Operation[None, None]) -> None:
+    def close(self, on_close: Operation[None, None]) -> None:
         with self._lock:
             self._closed = True
-        _stepped(_answer(farewell, None))  # before the threads end: it wakes those that wait
-        self._workers.close(_CLOSE_LIMIT_S)
+        _run_at_once(_result_of(on_close, None))  # it wakes threads that wait, so it comes first
+        self._threads.close(_CLOSE_LIMIT_S)
 
-    def _some(
+    def _run_part(
         self,
         operation: Operation[Item, T],
         items: Sequence[Item],
-        answers: list[Answer[T]],
+        results: list[Result[T]],
         places: range,
         deadline: Deadline,
     ) -> None:
         for place in places:
             if self._closed or deadline.passed():
                 return
-            answers[place] = _stepped(_answer(operation, items[place]))
+            results[place] = _run_at_once(_result_of(operation, items[place]))
 
 
-def _unanswered(_: Operation[Item, T], items: Sequence[Item]) -> list[Answer[T]]:
-    return [Answer(error=TimeoutError("no answer in time"))] * len(items)
+def _pending(_: Operation[Item, T], items: Sequence[Item]) -> list[Result[T]]:
+    return [Result(error=TimeoutError("no answer in time"))] * len(items)
 
 
-async def _answer(operation: Operation[Item, T], item: Item) -> Answer[T]:
+async def _result_of(operation: Operation[Item, T], item: Item) -> Result[T]:
     try:
-        return Answer(await operation(item))
-    except Exception as error:  # noqa: BLE001 - whatever a filesystem raises is judged by the caller
-        return Answer(error=error)
+        return Result(await operation(item))
+    except Exception as error:  # noqa: BLE001 - a filesystem may raise anything; the caller maps it
+        return Result(error=error)
 
 
-def _stepped(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
+def _run_at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as stop:

@@ -1,6 +1,6 @@
-"""The few calls of a filesystem that a store of pages needs, and how a file is published by each kind.
+"""Files of one filesystem: reading, publishing, removing and listing them.
 
-Every operation is a coroutine. On an asynchronous filesystem it waits; on a blocking one it never does.
+Every operation is a coroutine. It waits on an asynchronous filesystem, and never on a blocking one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from hicache_backends.fsspec.layout import WRITING
 from hicache_backends.fsspec.protocols import Publishing
 
 if TYPE_CHECKING:
@@ -21,13 +22,11 @@ if TYPE_CHECKING:
 
     from hicache_backends.fsspec.protocols import Protocol
 
-_WRITING = "writing"
-"""The directory of files that are not published yet."""
 _OPENING_S = 0.1
 _STALE_S = 86_400.0
-"""No write takes so long: its writer has died."""
+"""The age of an unpublished file after which its writer counts as dead."""
 
-# What holds the connections of a filesystem: fsspec has no call that closes them.
+# The attributes that hold a filesystem's connections. fsspec has no call that closes them.
 _CONNECTIONS = ("_s3", "_session", "service_client")  # of s3fs, of gcsfs, of adlfs
 _BLOCKING_CONNECTIONS = ("client", "ftp")  # of sftp, of ftp
 
@@ -39,26 +38,26 @@ class Entry:
     name: str
     nbytes: int
     modified_s: float | None
-    """Since the epoch; None where the filesystem does not tell."""
+    """Seconds since the epoch. None: the filesystem does not report them."""
 
 
 class Files:
-    """Files below the directory of a URL. Thread-safe; opened at the first call.
+    """Files below the directory of a URL, opened at the first call. Thread-safe.
 
-    Raises what the filesystem raises; FileNotFoundError for a file that is missing.
+    Raises (every operation): any exception of the filesystem. FileNotFoundError: the file is missing.
     """
 
     def __init__(
         self,
         protocol: Protocol,
         publishing: Publishing,
-        opening: Callable[[], tuple[Any, str]],
+        open_filesystem: Callable[[], tuple[Any, str]],
         *,
         blocking: bool,
     ) -> None:
         self._protocol = protocol
         self._publishing = publishing
-        self._opening = opening
+        self._open_filesystem = open_filesystem
         self._blocking = blocking
         self._lock = threading.Lock()
         self._opened: tuple[Any, str] | None = None
@@ -66,18 +65,18 @@ class Files:
         self._serials = itertools.count()
 
     async def read(self, name: str) -> bytes:
-        """All of a file."""
+        """Return all bytes of a file."""
         data: bytes = await self._call("cat_file", self._path(name))
         return data
 
     async def write(self, name: str, data: bytes) -> None:
-        """Make `data` the file: whole or not at all, as far as the filesystem lets us."""
+        """Publish `data` as the file: all of it or nothing, as far as the filesystem allows."""
         try:
             await self._publish(name, data)
         except FileNotFoundError:
             if not self._protocol.has_directories:
                 raise
-            for directory in {name.rpartition("/")[0], _WRITING}:
+            for directory in {name.rpartition("/")[0], WRITING}:
                 await self._call("makedirs", self._path(directory), exist_ok=True)
             await self._publish(name, data)
 
@@ -86,20 +85,20 @@ class Files:
         await self._call("rm_file", self._path(name))
 
     async def size(self, name: str) -> int | None:
-        """How many bytes a file has; None for what is no file."""
-        found = await self._info(self._path(name))
-        return int(found["size"]) if found["type"] == "file" else None
+        """Return the size of a file, or None for anything but a file."""
+        info = await self._info(self._path(name))
+        return int(info["size"]) if info["type"] == "file" else None
 
     async def entries(self, directory: str, prefix: str = "") -> list[Entry]:
-        """Return what is in a directory and begins with `prefix`; nothing where it is missing.
+        """Return the entries of a directory that begin with `prefix`. A missing directory has none.
 
-        Only a protocol that `lists_by_prefix` is given one.
+        Pass a prefix only to a protocol with `lists_by_prefix`.
         """
         path = self._path(directory)
         try:
             if prefix:
-                named = await self._call("find", path, prefix=prefix, detail=True)
-                found = [one for name, one in named.items() if _parent_of(name) == path]
+                by_name = await self._call("find", path, prefix=prefix, detail=True)
+                found = [one for name, one in by_name.items() if _parent_of(name) == path]
             else:
                 found = await self._call("ls", path, detail=True)
         except FileNotFoundError:
@@ -110,13 +109,13 @@ class Files:
         ]
 
     async def connect(self, _: None = None) -> None:
-        """Make the client of an asynchronous filesystem: it asks nobody, and may take a while."""
+        """Make the client of an asynchronous filesystem. This sends nothing, and may take a while."""
         set_session = getattr(self._filesystem()[0], "set_session", None)
         if set_session is not None:
             await set_session()
 
     async def check(self, _: None = None) -> None:
-        """Raise unless the place is there, or can be made; remove what dead writers left in it.
+        """Raise if the root is missing and cannot be made. Remove the files of dead writers.
 
         Raises:
             FileNotFoundError: There is no such bucket.
@@ -125,35 +124,35 @@ class Files:
             await self._info(self._filesystem()[1].partition("/")[0])
             return
         oldest_s = time.time() - _STALE_S
-        for entry in await self.entries(_WRITING):
+        for entry in await self.entries(WRITING):
             if entry.modified_s is not None and entry.modified_s < oldest_s:
                 with suppress(OSError):
-                    await self.remove(f"{_WRITING}/{entry.name}")
+                    await self.remove(f"{WRITING}/{entry.name}")
 
-    async def is_gone(self, _: None = None) -> bool:
-        """Return True where the place itself is missing, and with it everything that was there."""
-        root = self._filesystem()[1]
-        place = root if self._protocol.has_directories else root.partition("/")[0]
+    async def is_root_missing(self, _: None = None) -> bool:
+        """Return True if the root itself, the directory or the bucket, is missing."""
+        path = self._filesystem()[1]
+        root = path if self._protocol.has_directories else path.partition("/")[0]
         try:
-            await self._info(place)
+            await self._info(root)
         except FileNotFoundError:
             return True
         return False
 
     async def disconnect(self, _: None = None) -> None:
-        """Close what is open. The next call opens it anew."""
+        """Close the filesystem. The next call opens it again."""
         if self._blocking:
-            self.hang_up()
-        elif (filesystem := self._taken()) is not None:
+            self.close_connections()
+        elif (filesystem := self._detach()) is not None:
             for name in _CONNECTIONS:
                 connection = getattr(filesystem, name, None)
                 if connection is not None:
                     with suppress(Exception):
                         await connection.close()
 
-    def hang_up(self) -> None:
-        """The same for a blocking filesystem. It wakes those who wait for an answer."""
-        filesystem = self._taken()
+    def close_connections(self) -> None:
+        """Close a blocking filesystem. Threads that wait for an answer wake up."""
+        filesystem = self._detach()
         for name in _BLOCKING_CONNECTIONS:
             connection = getattr(filesystem, name, None)
             if connection is not None:
@@ -167,14 +166,14 @@ class Files:
             case Publishing.PUT:
                 await self._call("pipe_file", self._path(name), data)
             case Publishing.RENAME:
-                passing = f"{_WRITING}/{self._token}-{next(self._serials)}"
-                await self._create(passing, data, name)
+                temporary = f"{WRITING}/{self._token}-{next(self._serials)}"
+                await self._create(temporary, data, name)
             case Publishing.DIRECT:
-                if not await self._holds(name, len(data)):
+                if not await self._has_size(name, len(data)):
                     await self._create(name, data, name)
 
     async def _create(self, name: str, data: bytes, final_name: str) -> None:
-        """Write a file and give it its name, which may be its own; or leave nothing."""
+        """Write a file, then rename it if `final_name` is another name. Leave no file on failure."""
         try:
             await self._call("pipe_file", self._path(name), data)
             if name != final_name:
@@ -190,7 +189,7 @@ class Files:
         else:
             await self._call("mv", path, final_path)
 
-    async def _holds(self, name: str, nbytes: int) -> bool:
+    async def _has_size(self, name: str, nbytes: int) -> bool:
         try:
             return await self.size(name) == nbytes
         except FileNotFoundError:
@@ -209,10 +208,10 @@ class Files:
     def _path(self, name: str) -> str:
         return f"{self._filesystem()[1]}/{name}".rstrip("/")
 
-    def _taken(self) -> Any:
-        """The open filesystem, which is forgotten here; None where there is none."""
+    def _detach(self) -> Any:
+        """Return the open filesystem and forget it. Return None if there is none."""
         if not self._lock.acquire(timeout=_OPENING_S):
-            return None  # somebody is opening it, which may hang: there is nothing to close yet
+            return None  # another thread is opening it, which may hang: nothing is open yet
         try:
             opened, self._opened = self._opened, None
         finally:
@@ -224,7 +223,7 @@ class Files:
         if opened is None:
             with self._lock:
                 if self._opened is None:
-                    filesystem, root = self._opening()
+                    filesystem, root = self._open_filesystem()
                     filesystem.dircache.use_listings_cache = False
                     self._opened = filesystem, root.rstrip("/")
                 opened = self._opened
@@ -236,7 +235,7 @@ def _parent_of(name: str) -> str:
 
 
 def _modified_s(info: dict[str, Any]) -> float | None:
-    """When a file was written, as the filesystems that rename say it."""
+    """Return the time of the last write, in the forms of the filesystems that rename."""
     modified = info.get("mtime")
     if isinstance(modified, datetime):
         return modified.timestamp()

@@ -1,39 +1,93 @@
-"""Whether to ask for each page of a batch or to list their directory: what will be quicker."""
+"""The look-up of pages: one request a page, or one listing of their directory, by the expected time."""
 
 from __future__ import annotations
 
-_WORTH_S = 0.1
-"""A lookup that takes no longer is not worth a listing, which may turn out to be long."""
-_LEAST_PAGES = 16
-"""A few pages take as long as one, and say nothing of many."""
+import time
+from typing import TYPE_CHECKING
+
+from hicache_backends.fsspec.executors import Result
+from hicache_backends.fsspec.layout import file_nbytes, page_name
+from hicache_backends.fsspec.results import is_outage
+from hicache_storage.backend_support.manifest import PAGE_HASH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_backends.fsspec.files import Entry
+    from hicache_backends.fsspec.mount import Mount
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.keys import KeySpace
+
+_MIN_LISTING_S = 0.1
+"""A look-up that takes no longer is not worth a listing, which may turn out to be long."""
+_MIN_PAGES = 16
+"""The time of a smaller look-up is not proportional to its pages, and is not measured."""
 _WEIGHT = 0.2
-_FADE = 0.9
+_DECAY = 0.9
 _FAILED_FACTOR = 8.0
-"""How much longer than it was given a listing is taken to be that did not end."""
+"""A listing that did not end is assumed to take this many times the time that it was given."""
 
 
 class Lookup:
-    """Learns what a page and what a listing take. Lost updates of threads do no harm."""
+    """A look-up that measures its two ways. Lost updates of threads do no harm."""
 
     def __init__(self, first_guess_s: float) -> None:
         self._page_s = first_guess_s
         self._listing_s: dict[str, float] = {}
 
-    def budget_s(self, space_id: str, pages: int) -> float:
-        """How long a listing may take to be quicker than so many pages; 0: do without.
+    def exists(
+        self, mount: Mount, space: KeySpace, hashes: Sequence[str], deadline: Deadline
+    ) -> list[Result[bool]]:
+        """Return one result a page: True if its file has the size of a page."""
+        budget_s = self.budget_s(space.id, len(hashes))
+        present = self.list_pages(mount, space, budget_s, deadline) if budget_s else None
+        if present is not None:
+            return [Result(page_hash in present) for page_hash in hashes]
+        nbytes = file_nbytes(space)
 
-        What is remembered of a slow one fades: the directory may have become smaller.
+        async def has_size(page_hash: str) -> bool:
+            return await mount.files.size(page_name(space, page_hash)) == nbytes
+
+        began_s = time.monotonic()
+        results = mount.each(has_size, hashes, deadline)
+        if not all(is_outage(result.error) for result in results):
+            self.note_pages(len(hashes), time.monotonic() - began_s)
+        return results
+
+    def budget_s(self, space_id: str, pages: int) -> float:
+        """Return how long a listing may take to be quicker than `pages` requests. 0: too long.
+
+        The memory of a slow listing decays, because the directory may have become smaller.
         """
         expected_s = pages * self._page_s
         listing_s = self._listing_s.get(space_id, 0.0)
-        self._listing_s[space_id] = listing_s * _FADE
-        return expected_s if max(listing_s, _WORTH_S) <= expected_s else 0.0
+        self._listing_s[space_id] = listing_s * _DECAY
+        return expected_s if max(listing_s, _MIN_LISTING_S) <= expected_s else 0.0
 
     def note_pages(self, pages: int, elapsed_s: float) -> None:
-        """So many pages were asked for one by one."""
-        if pages >= _LEAST_PAGES:
+        """Note the time of one request a page."""
+        if pages >= _MIN_PAGES:
             self._page_s += (elapsed_s / pages - self._page_s) * _WEIGHT
 
     def note_listing(self, space_id: str, elapsed_s: float, *, done: bool) -> None:
-        """The key space was listed, or was not in the time that was given."""
+        """Note the time of a listing. `done` is False where it was given up."""
         self._listing_s[space_id] = elapsed_s * (1.0 if done else _FAILED_FACTOR)
+
+    def list_pages(
+        self, mount: Mount, space: KeySpace, budget_s: float, deadline: Deadline
+    ) -> set[str] | None:
+        """Return the pages of `space`, or None if the listing has failed or exceeded `budget_s`."""
+        began_s = time.monotonic()
+        result = mount.attempt(mount.files.entries, space.id, budget_s, deadline)
+        self.note_listing(space.id, time.monotonic() - began_s, done=result.error is None)
+        if result.value is None:
+            return None
+        return {name for name, is_whole in pages_among(result.value, space) if is_whole}
+
+
+def pages_among(entries: Sequence[Entry], space: KeySpace) -> list[tuple[str, bool]]:
+    """Return the entries that are named like pages, each with True if it has the size of a page."""
+    nbytes = file_nbytes(space)
+    return [
+        (entry.name, entry.nbytes == nbytes) for entry in entries if PAGE_HASH.fullmatch(entry.name)
+    ]

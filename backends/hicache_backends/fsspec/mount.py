@@ -1,55 +1,33 @@
-"""One open filesystem: where its calls run, and its files."""
+"""One open filesystem: its executor and its files."""
 
 from __future__ import annotations
 
-import importlib
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hicache_backends.fsspec.errors import says_down
-from hicache_backends.fsspec.executors import EventLoopLane, Lane, ThreadLane
+from hicache_backends.fsspec.executors import EventLoopExecutor, Executor, ThreadExecutor
 from hicache_backends.fsspec.files import Files
+from hicache_backends.fsspec.results import is_outage
+from hicache_backends.fsspec.settings import fsspec, protocol_name
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import BackendNotInstalled, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from hicache_backends.fsspec.executors import Answer
+    from hicache_backends.fsspec.executors import Result
     from hicache_backends.fsspec.protocols import Protocol, Publishing
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-fsspec: Any = importlib.import_module("fsspec")  # it has no types
-
-_CHAIN = "::"
 _CLIENT_LIMIT_S = 30.0
-"""Some clients read megabytes of their own data before they are ready, which no store delays."""
+"""The limit for making a client. Some read megabytes of their own data, whatever the store does."""
 _BLOCKING_GUESS_S = 1e-4
 _NETWORK_GUESS_S = 1e-3
-_USER_OR_QUERY = re.compile(r"(?<=//).*@|[?#].*", re.DOTALL)
-
-
-def protocol_name(url: str) -> str:
-    """The name of the filesystem in a URL; `file` where there is none.
-
-    Raises:
-        ValueError: The URL chains several filesystems.
-    """
-    if _CHAIN in url:
-        raise ValueError("must name one filesystem, without '::': pages go straight to it")
-    name: str = fsspec.core.split_protocol(url)[0] or "file"
-    return name
-
-
-def without_secrets(url: str) -> str:
-    """A URL for people: no user, no password, no query."""
-    return _USER_OR_QUERY.sub("", url)
 
 
 class Mount:
-    """A filesystem that one process has opened."""
+    """A filesystem that one process has opened. Thread-safe."""
 
     def __init__(
         self,
@@ -61,47 +39,50 @@ class Mount:
         parallelism: int,
     ) -> None:
         self._blocking = not _class_of(url).async_impl
-        chosen = _merged(protocol.options(parallelism), options) | {"skip_instance_cache": True}
-        self._lane: Lane
+        merged = _merge(protocol.options(parallelism), options) | {"skip_instance_cache": True}
+        self._executor: Executor
         if self._blocking:
-            self._lane = ThreadLane(parallelism)
+            self._executor = ThreadExecutor(parallelism)
         else:
-            lane = self._lane = EventLoopLane(parallelism)
-            chosen |= {"asynchronous": True, "loop": lane.loop}
+            executor = self._executor = EventLoopExecutor(parallelism)
+            merged |= {"asynchronous": True, "loop": executor.loop}
 
-        def opening() -> tuple[Any, str]:
-            found: tuple[Any, str] = fsspec.url_to_fs(url, **chosen)
-            return found
+        def open_filesystem() -> tuple[Any, str]:
+            opened: tuple[Any, str] = fsspec.url_to_fs(url, **merged)
+            return opened
 
-        self.files = Files(protocol, publishing, opening, blocking=self._blocking)
+        self.files = Files(protocol, publishing, open_filesystem, blocking=self._blocking)
 
     def connect(self, timeout_s: float) -> None:
-        """Get ready, and see that the store answers.
+        """Make the client, and check that the store answers.
 
-        Raises what the filesystem raises.
+        Raises:
+            Exception: Any exception of the filesystem.
         """
         if not self._blocking:
-            _must_succeed(self._lane.each(self.files.connect, [None], Deadline(_CLIENT_LIMIT_S)))
-        _must_succeed(self.each(self.files.check, [None], Deadline(timeout_s)))
+            _check_success(
+                self._executor.each(self.files.connect, [None], Deadline(_CLIENT_LIMIT_S))
+            )
+        _check_success(self.each(self.files.check, [None], Deadline(timeout_s)))
 
     def each(
         self,
         operation: Callable[[Item], Coroutine[Any, Any, T]],
         items: Sequence[Item],
         deadline: Deadline,
-    ) -> list[Answer[T]]:
-        """Return one answer an item, by the deadline.
+    ) -> list[Result[T]]:
+        """Return one result an item, by the deadline.
 
-        A blocking filesystem that answered nothing is connected anew by the next call: few of them do
-        so themselves, and some wait for ever for what they have lost.
+        A blocking filesystem that has answered nothing is disconnected, and the next call connects it
+        again: few of them do so themselves, and some wait for ever for a lost reply.
 
         Raises:
-            StorageClosed: It is closed, or was meanwhile.
+            StorageClosed: The mount is closed, or was closed meanwhile.
         """
-        answers = self._lane.each(operation, items, deadline)
-        if self._blocking and answers and all(says_down(answer.error) for answer in answers):
-            self.files.hang_up()
-        return answers
+        results = self._executor.each(operation, items, deadline)
+        if self._blocking and results and all(is_outage(result.error) for result in results):
+            self.files.close_connections()
+        return results
 
     def attempt(
         self,
@@ -109,21 +90,21 @@ class Mount:
         item: Item,
         limit_s: float,
         deadline: Deadline,
-    ) -> Answer[T]:
-        """Return the answer to one item, given up after `limit_s` where calls can be interrupted."""
+    ) -> Result[T]:
+        """Return the result of one item. Give up after `limit_s` if calls can be interrupted."""
         left_s = deadline.remaining_s()
         limit = deadline if self._blocking else Deadline(min(limit_s, left_s))
-        (answer,) = self._lane.each(operation, [item], limit)
-        return answer
+        (result,) = self._executor.each(operation, [item], limit)
+        return result
 
     @property
     def page_guess_s(self) -> float:
-        """What looking for one page of many takes, before that is known."""
+        """The expected time of a look-up for one page of many, before it is measured."""
         return _BLOCKING_GUESS_S if self._blocking else _NETWORK_GUESS_S
 
     def close(self) -> None:
-        """End the threads and the connections. Once."""
-        self._lane.close(self.files.disconnect)
+        """End the threads and the connections. Called once."""
+        self._executor.close(self.files.disconnect)
 
 
 def _class_of(url: str) -> Any:
@@ -136,16 +117,16 @@ def _class_of(url: str) -> Any:
         raise ConfigError(f"fsspec: url: no filesystem is known as {name!r}") from None
 
 
-def _must_succeed(answers: Sequence[Answer[None]]) -> None:
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
+def _check_success(results: Sequence[Result[None]]) -> None:
+    for result in results:
+        if result.error is not None:
+            raise result.error
 
 
-def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Our options and the user's, which come first; in nested mappings too."""
+def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both options merged, nested mappings too. `theirs`, the user's, come first."""
     merged = {**ours, **theirs}
     for name in ours.keys() & theirs.keys():
         if isinstance(ours[name], dict) and isinstance(theirs[name], dict):
-            merged[name] = _merged(ours[name], theirs[name])
+            merged[name] = _merge(ours[name], theirs[name])
     return merged

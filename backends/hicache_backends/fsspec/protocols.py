@@ -1,7 +1,8 @@
-"""What is known of each filesystem: how a page becomes visible, who sees it, what it survives.
+"""The table of known filesystems: publishing, durability, sharing and parallelism of each.
 
-The claims are those of the fsspec implementation, not of the product behind it: what matters is the call
-that it really makes. A filesystem that is not listed gets the most careful treatment and claims nothing.
+The claims hold for the fsspec implementation, not for the product behind it, because they depend on the
+calls that the implementation makes. A filesystem that is not in the table has the most careful
+publishing and claims nothing.
 """
 
 from __future__ import annotations
@@ -21,40 +22,40 @@ _LOCAL_PARALLELISM = 4
 
 
 class Publishing(enum.Enum):
-    """How a page comes under its name."""
+    """Way of giving a page its name."""
 
     PUT = "put"
-    """One write, that shows whole or not at all and replaces what was there."""
+    """One write, which appears as a whole or not at all, and replaces the old file."""
     RENAME = "rename"
-    """Under another name, then a rename that replaces what was there, atomically."""
+    """A write under another name, then a rename that replaces the old file atomically."""
     DIRECT = "none"
-    """In place, where it may be seen half: nothing that is there is ever overwritten."""
+    """A write in place, which may be seen half. An existing page is never overwritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """What a filesystem can be trusted with."""
+    """Properties of a filesystem."""
 
     names: tuple[str, ...]
     publishing: Publishing
     durability: Durability = Durability.CRASH
     shared: bool = True
     has_directories: bool = True
-    """A file needs its directory to be made first."""
+    """True if a file needs its directory to be made first."""
     lists_by_prefix: bool = False
-    """`find` takes the beginning of a name, and asks the store for nothing else."""
+    """True if `find` takes the beginning of a name, and asks the store for nothing else."""
     parallelism: int = 1
-    """Not every client stands several threads."""
+    """Concurrent requests. Not every client supports several threads."""
     rename: Callable[[str, str], None] | None = None
-    """A better one than the filesystem's own `mv`."""
+    """A rename that replaces the filesystem's own `mv`."""
     options: Callable[[int], Mapping[str, Any]] = field(default=lambda _: {})
-    """Storage options that suit so many calls at once; the user's come first."""
+    """Storage options for a parallelism. The user's options come first."""
 
 
 def _s3_options(parallelism: int) -> Mapping[str, Any]:
-    """As many connections as calls, one request a page, no second layer of retries.
+    """Return options for one connection a call, one request a page and no second layer of retries.
 
-    Puts keep botocore's checksum: some servers take half a body for all of it without.
+    Puts keep botocore's checksum: without it some servers accept half a body as all of it.
     """
     return {
         "config_kwargs": {
@@ -77,14 +78,14 @@ _PROTOCOLS = (
         names=("file", "local"),
         publishing=Publishing.RENAME,
         parallelism=_LOCAL_PARALLELISM,
-        rename=os.replace,  # its own copies where it cannot rename, and moves into directories
+        rename=os.replace,  # `mv` copies where it cannot rename, and moves into directories
     ),
     Protocol(
         names=("s3", "s3a"),
         publishing=Publishing.PUT,
         has_directories=False,
         lists_by_prefix=True,
-        parallelism=2 * _NETWORK_PARALLELISM,  # botocore asks for leave before each put
+        parallelism=2 * _NETWORK_PARALLELISM,  # botocore waits for `100 Continue` before each put
         options=_s3_options,
     ),
     Protocol(
@@ -96,7 +97,7 @@ _PROTOCOLS = (
     ),
     Protocol(names=("sftp", "ssh"), publishing=Publishing.RENAME),
     Protocol(
-        names=("hdfs", "webhdfs", "smb", "ftp", "webdav"),  # none of them replaces in a rename
+        names=("hdfs", "webhdfs", "smb", "ftp", "webdav"),  # no rename of theirs replaces a file
         publishing=Publishing.DIRECT,
     ),
 )
@@ -105,7 +106,7 @@ _BY_NAME = {name: protocol for protocol in _PROTOCOLS for name in protocol.names
 
 
 def protocol_of(name: str) -> Protocol:
-    """What is known of the filesystem `name`; nothing is promised of one that is not listed."""
+    """Return the properties of the filesystem `name`. An unknown one promises nothing."""
     return _BY_NAME.get(name) or Protocol(
         names=(name,),
         publishing=Publishing.DIRECT,

@@ -1,87 +1,123 @@
-"""From what came of each page to the verdicts of a call."""
+"""Results of single pages, mapped to the verdicts and errors of a call.
+
+fsspec has fifty client libraries, and each has its own exceptions. A library's text is in no message,
+because it may hold a token or a signed URL.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING, Any
 
-from hicache_backends.fsspec.errors import (
-    failure,
-    says_down,
-    says_full,
-    says_late,
-    says_missing,
-)
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_backends.fsspec.executors import Answer
+    from hicache_backends.fsspec.executors import Result
     from hicache_storage.backend_support.counters import Counters
-    from hicache_storage.errors import HiCacheError
+
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class ResultMapper:
-    """Counts failures, and raises where a store has not answered."""
+    """Maps results to verdicts. It counts failures, and raises if a store has not answered."""
 
     def __init__(self, counters: Counters, shown_url: str, timeout_s: float) -> None:
         self._counters = counters
         self._shown_url = shown_url
         self._timeout_s = timeout_s
 
-    def found(self, answers: Sequence[Answer[bool]]) -> list[bool]:
-        """Of an exists: a failure is a counted miss.
+    def found(self, results: Sequence[Result[bool]]) -> list[bool]:
+        """Return the verdicts of an exists. A failure is a counted miss.
 
         Raises:
             StorageTimeout, StorageUnavailable: No page was answered.
         """
-        self.must_have_answered(answers)
-        return [answer.value is True for answer in answers]
+        self.check_any_answered(results)
+        return [result.value is True for result in results]
 
-    def removed(self, answers: Sequence[Answer[None]]) -> list[bool]:
-        """Of a delete: what was not there is gone.
+    def removed(self, results: Sequence[Result[None]]) -> list[bool]:
+        """Return the verdicts of a delete. A page that was missing is gone.
 
         Raises:
             StorageTimeout, StorageUnavailable: No page was answered.
         """
-        self.must_have_answered(answers)
-        return [answer.error is None or says_missing(answer.error) for answer in answers]
+        self.check_any_answered(results)
+        return [result.error is None or is_missing(result.error) for result in results]
 
-    def stored(self, answers: Sequence[Answer[None]]) -> list[bool]:
-        """Of a set: False is for pages that surely will not show.
+    def stored(self, results: Sequence[Result[None]]) -> list[bool]:
+        """Return the verdicts of a set. False: the page will never appear.
 
         Raises:
-            StorageTimeout, StorageUnavailable: A page failed, and may be there or may not.
+            StorageTimeout, StorageUnavailable: A page failed, and it may be stored or not.
         """
-        errors = [answer.error for answer in answers if answer.error is not None]
-        failed = self._counted([error for error in errors if not says_full(error)])
+        errors = [result.error for result in results if result.error is not None]
+        failed = self._count([error for error in errors if not is_no_space(error)])
         if failed:
             raise self.failure(failed)
-        verdicts = [answer.error is None for answer in answers]
+        verdicts = [result.error is None for result in results]
         self._counters.add("refused_no_space", verdicts.count(False))
         return verdicts
 
-    def must_have_answered(self, answers: Sequence[Answer[Any]]) -> None:
-        """Raise unless one page was answered, or there are none."""
-        errors = [answer.error for answer in answers if answer.error is not None]
-        failed = self._counted([error for error in errors if says_down(error)])
-        if failed and len(failed) == len(answers):
+    def check_any_answered(self, results: Sequence[Result[Any]]) -> None:
+        """Raise if there are results, and none of them is an answer."""
+        errors = [result.error for result in results if result.error is not None]
+        failed = self._count([error for error in errors if is_outage(error)])
+        if failed and len(failed) == len(results):
             raise self.failure(failed)
 
-    def must_all_have_answered(self, answers: Sequence[Answer[Any]]) -> None:
-        """Raise where one was not answered: what is not known is not left out."""
-        failed = self._counted([one.error for one in answers if one.error is not None])
+    def check_all_succeeded(self, results: Sequence[Result[Any]]) -> None:
+        """Raise if one result is an error: a listing leaves out nothing that is unknown."""
+        failed = self._count([one.error for one in results if one.error is not None])
         if failed:
             raise self.failure(failed)
 
     def failure(self, errors: Sequence[Exception]) -> HiCacheError:
-        """Return what to raise for errors of the store.
+        """Return the error to raise for errors of the store. Raise it without its cause."""
+        for error in errors:
+            if isinstance(error, HiCacheError):
+                return error
+        if any(map(is_timeout, errors)):
+            return StorageTimeout(
+                f"fsspec: {self._shown_url} did not answer within {self._timeout_s:g} s"
+            )
+        return StorageUnavailable(
+            f"fsspec: {self._shown_url} cannot be used: {_kind_of(errors[0])}"
+        )
 
-        It is raised without its cause: the text of fifty libraries may hold tokens and signed URLs.
-        """
-        return failure(errors, self._shown_url, self._timeout_s)
-
-    def _counted(self, failed: list[Exception]) -> list[Exception]:
-        late = sum(map(says_late, failed))
-        self._counters.add("timeouts", late)
-        self._counters.add("io_errors", len(failed) - late)
+    def _count(self, failed: list[Exception]) -> list[Exception]:
+        timeouts = sum(map(is_timeout, failed))
+        self._counters.add("timeouts", timeouts)
+        self._counters.add("io_errors", len(failed) - timeouts)
         return failed
+
+
+def is_missing(error: Exception) -> bool:
+    """Return True if there is no such file."""
+    return isinstance(error, _MISSING)
+
+
+def is_no_space(error: Exception) -> bool:
+    """Return True if there is no space for the file. Smaller files may still fit."""
+    return isinstance(error, OSError) and error.errno in _NO_SPACE
+
+
+def is_outage(error: Exception | None) -> bool:
+    """Return True if the store did not answer, so that nothing is known of the file."""
+    return error is not None and not is_missing(error) and not is_no_space(error)
+
+
+def is_timeout(error: Exception) -> bool:
+    """Return True for a time-out of Python or of a client library."""
+    return isinstance(error, TimeoutError) or any(
+        "timeout" in kind.__name__.lower() for kind in type(error).__mro__
+    )
+
+
+def _kind_of(error: Exception) -> str:
+    name = type(error).__name__
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{name} ({os.strerror(number)})" if isinstance(number, int) else name

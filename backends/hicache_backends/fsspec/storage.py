@@ -1,31 +1,27 @@
-"""`fsspec`: pages as files of any filesystem that fsspec has, with the guarantees that this one has.
-
-What is known of each is in `_protocols`, the trust in what is read in `_page_object`.
-"""
+"""The storage of `fsspec`: pages as files of any filesystem that fsspec has."""
 
 from __future__ import annotations
 
-import json
-import re
 import threading
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from pydantic import Secret, field_validator
-
-from hicache_backends.fsspec.errors import says_late
-from hicache_backends.fsspec.lookup import Lookup
-from hicache_backends.fsspec.mount import Mount, protocol_name, without_secrets
-from hicache_backends.fsspec.page_object import TRAILER_NBYTES, packed, unpacked
+from hicache_backends.fsspec.layout import (
+    manifest_name,
+    pack_page,
+    page_name,
+    unpack_page,
+)
+from hicache_backends.fsspec.lookup import Lookup, pages_among
+from hicache_backends.fsspec.mount import Mount
 from hicache_backends.fsspec.protocols import Publishing, protocol_of
-from hicache_backends.fsspec.results import ResultMapper
+from hicache_backends.fsspec.results import ResultMapper, is_timeout
+from hicache_backends.fsspec.settings import FsspecSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
-from hicache_storage.keys import KeySpace
-from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -38,48 +34,23 @@ from hicache_storage.storage import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
-    from hicache_backends.fsspec.executors import Answer
+    from hicache_backends.fsspec.executors import Result
     from hicache_backends.fsspec.files import Entry
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-
-__all__ = ["FsspecSettings", "FsspecStorage"]
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
-_MANIFEST = "manifest.json"
-_SPACE_NAME = re.compile(r"[0-9a-f]{32}")
 _CLEARED_AT_ONCE = 1000
-_GLANCE_S = 0.5
-"""Within which a store that is merely slow to list answers a short question."""
-_MOST_CUTS = 4
-"""Digits of a hash that one piece of a listing has in common at most."""
-_PAGE_NAME = re.compile(r"[0-9a-f]{32,128}")
-
-
-class FsspecSettings(Settings):
-    """The config of `fsspec`."""
-
-    url: SecretStr = Field(min_length=1)
-    """A directory, as fsspec names it: `s3://bucket/kv`. Everything that shares it shares its pages."""
-    storage_options: Secret[dict[str, Any]] = Field(default=Secret({}))
-    """What fsspec hands to the filesystem: keys, endpoints, ... Never shown."""
-    atomic: Literal["auto", "put", "rename", "none"] = "auto"
-    """How a page is published; "auto": as this filesystem is known to be able to."""
-    parallelism: int | None = Field(default=None, ge=1, le=256)
-    """Concurrent requests; None: what suits the filesystem."""
-    timeout_s: PositiveSeconds = 30.0
-    """The deadline of a call, everything included."""
-
-    @field_validator("url")
-    @classmethod
-    def _one_filesystem(cls, url: SecretStr) -> SecretStr:
-        protocol_name(url.get_secret_value())
-        return url
+_SILENCE_LIMIT_S = 0.5
+"""The time in which a store that is only slow to list answers a short request."""
+_MAX_PREFIX_DIGITS = 4
+"""The longest prefix of hashes by which a listing is split."""
 
 
 class FsspecStorage(HiCacheStorage):
-    """Pages as files of a filesystem that fsspec has. What it promises is the filesystem's."""
+    """Pages as files of a filesystem that fsspec has. Its guarantees are those of the filesystem."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -91,21 +62,19 @@ class FsspecStorage(HiCacheStorage):
     usable_after_fork = True
 
     def __init__(self, settings: FsspecSettings) -> None:
-        url = settings.url.get_secret_value()
         self._settings = settings
-        self._shown_url = without_secrets(url)
-        self._protocol = protocol_of(protocol_name(url))
+        self._protocol = protocol_of(settings.protocol_name)
         self._publishing = (
             self._protocol.publishing if settings.atomic == "auto" else Publishing(settings.atomic)
         )
         self._parallelism = settings.parallelism or self._protocol.parallelism
         self._counters = Counters()
-        self._judge = ResultMapper(self._counters, self._shown_url, settings.timeout_s)
+        self._results = ResultMapper(self._counters, settings.shown_url, settings.timeout_s)
         self._lock = threading.Lock()
-        self._has_stored = False
-        """The place is there, as somebody has seen."""
+        self._root_was_present = False
+        """True once a write has succeeded, so that the root exists."""
         self._declare()
-        self._mounts = ForkLocal(self._mounted, close=Mount.close)
+        self._mounts = ForkLocal(self._new_mount, close=Mount.close)
         self._lookup = Lookup(self._mounts.get().page_guess_s)
 
     @classmethod
@@ -114,104 +83,90 @@ class FsspecStorage(HiCacheStorage):
 
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
-        name, files = f"{space.id}/{_MANIFEST}", self._mounts.get().files
+        files = self._mounts.get().files
 
-        async def make(_: None) -> None:
-            if await self._manifest(name) == space:
+        async def write_manifest(_: None) -> None:
+            if await self._read_manifest(space.id) == space:
                 return
-            if self._publishing is Publishing.DIRECT:  # which overwrites nothing
+            name = manifest_name(space.id)
+            if self._publishing is Publishing.DIRECT:  # it overwrites nothing
                 with suppress(FileNotFoundError):
                     await files.remove(name)
-            await files.write(name, json.dumps(space.manifest()).encode())
+            await files.write(name, encode_manifest(space))
 
-        self._only(make, self._deadline())
-        self._has_stored = True
+        self._run(write_manifest, self._deadline())
+        self._root_was_present = True
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
         deadline = self._deadline()
-        there = self._listed(space, self._lookup.budget_s(space.id, len(hashes)), deadline)
-        if there is not None:
-            return self._unless_gone([page_hash in there for page_hash in hashes], deadline)
-        files, nbytes = self._mounts.get().files, _object_nbytes(space)
-
-        async def look(page_hash: str) -> bool:
-            return await files.size(_name(space, page_hash)) == nbytes
-
-        began_s = time.monotonic()
-        verdicts = self._judge.found(self._each(look, hashes, deadline))
-        self._lookup.note_pages(len(hashes), time.monotonic() - began_s)
-        return self._unless_gone(verdicts, deadline)
+        results = self._lookup.exists(self._mounts.get(), space, hashes, deadline)
+        return self._check_root(self._results.found(results), deadline)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
-        names = [_name(space, page_hash) for page_hash in hashes]
+        names = [page_name(space, page_hash) for page_hash in hashes]
         deadline = self._deadline()
-        answers = self._each(self._mounts.get().files.read, names, deadline)
-        self._judge.must_have_answered(answers)
-        # Pages are filled here, by the caller's thread: work that is late touches none of them.
+        results = self._each(self._mounts.get().files.read, names, deadline)
+        self._results.check_any_answered(results)
+        # The caller's thread fills the pages, so that a late read touches none of them.
         verdicts = [
-            answer.value is not None and self._take(answer.value, space, page_hash, page, deadline)
-            for answer, page_hash, page in zip(answers, hashes, pages, strict=True)
+            result.value is not None and self._copy(result.value, space, page_hash, page, deadline)
+            for result, page_hash, page in zip(results, hashes, pages, strict=True)
         ]
-        return self._unless_gone(verdicts, deadline)
+        return self._check_root(verdicts, deadline)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
         files = self._mounts.get().files
-        objects = [
-            (_name(space, page_hash), packed(page, space.id, page_hash))
+        named = [
+            (page_name(space, page_hash), pack_page(page, space.id, page_hash))
             for page_hash, page in zip(hashes, pages, strict=True)
         ]
 
         async def write(item: tuple[str, bytes]) -> None:
             await files.write(*item)
 
-        verdicts = self._judge.stored(self._each(write, objects, self._deadline()))
-        self._has_stored = self._has_stored or True in verdicts
+        verdicts = self._results.stored(self._each(write, named, self._deadline()))
+        self._root_was_present = self._root_was_present or True in verdicts
         return verdicts
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        names = [_name(space, page_hash) for page_hash in hashes]
-        answers = self._each(self._mounts.get().files.remove, names, self._deadline())
-        return self._judge.removed(answers)
+        return self._results.removed(self._remove(space, hashes, self._deadline()))
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
         deadline = self._deadline()
-        names = [
-            f"{entry.name}/{_MANIFEST}"
-            for entry in self._entries("", "", deadline)
-            if _SPACE_NAME.fullmatch(entry.name)
-        ]
-        answers = self._each(self._manifest, names, deadline)
-        self._judge.must_all_have_answered(answers)
-        return iter([answer.value for answer in answers if answer.value is not None])
+        names = [entry.name for entry in self._entries("", "", deadline)]
+        space_ids = [name for name in names if SPACE_ID.fullmatch(name)]
+        results = self._each(self._read_manifest, space_ids, deadline)
+        self._results.check_all_succeeded(results)
+        return iter([result.value for result in results if result.value is not None])
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
-        whole = [name for found in self._parts(space) for name, whole in found if whole]
-        return iter([PageInfo(name, space.stored_nbytes) for name in whole])
+        names = [name for part in self._list(space) for name, is_whole in part if is_whole]
+        return iter([PageInfo(name, space.stored_nbytes) for name in names])
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()
-        removed, kept = 0, list[Exception]()
+        removed, errors = 0, list[Exception]()
         try:
-            for found in self._parts(space):
-                for step in _steps(found):
-                    removed += self._cleared(space, step, kept)
-                    if any(says_late(error) for error in kept):
-                        raise self._judge.failure(kept)
+            for part in self._list(space):
+                for start in range(0, len(part), _CLEARED_AT_ONCE):
+                    removed += self._clear(space, part[start : start + _CLEARED_AT_ONCE], errors)
+                    if any(map(is_timeout, errors)):
+                        raise self._results.failure(errors)
         except (StorageTimeout, StorageUnavailable) as error:
             raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
-        if kept:
-            reason = self._judge.failure(kept)
-            raise type(reason)(f"{reason}; {len(kept)} pages are left, {removed} were cleared")
+        if errors:
+            reason = self._results.failure(errors)
+            raise type(reason)(f"{reason}; {len(errors)} pages are left, {removed} were cleared")
         return removed
 
     def stats(self) -> StorageStats:
@@ -220,24 +175,25 @@ class FsspecStorage(HiCacheStorage):
 
     def close(self) -> None:
         with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
             self._mounts.close()
 
     # --- the mount -----------------------------------------------------------------------------------
 
     def _declare(self) -> None:
-        direct = self._publishing is Publishing.DIRECT
+        is_direct = self._publishing is Publishing.DIRECT
         self.narrow(
-            retention=Retention.BEST_EFFORT if direct else Retention.UNTIL_DELETED,
-            overwrites=not direct,
+            retention=Retention.BEST_EFFORT if is_direct else Retention.UNTIL_DELETED,
+            overwrites=not is_direct,
             durability=self._protocol.durability,
             shared=self._protocol.shared,
             parallelism=self._parallelism,
         )
 
-    def _mounted(self) -> Mount:
-        """A new mount, whose filesystem has answered."""
+    def _new_mount(self) -> Mount:
+        """Return a new mount whose filesystem has answered."""
+        shown_url = self._settings.shown_url
         try:
             mount = Mount(
                 self._settings.url.get_secret_value(),
@@ -247,29 +203,27 @@ class FsspecStorage(HiCacheStorage):
                 parallelism=self._parallelism,
             )
         except OSError as error:  # no descriptor is left
-            raise self._judge.failure([error]) from None
+            raise self._results.failure([error]) from None
         try:
             mount.connect(self._settings.timeout_s)
         except FileNotFoundError:
             mount.close()
-            raise ConfigError(
-                f"fsspec: url: {self._shown_url} is in no bucket: make it first"
-            ) from None
+            raise ConfigError(f"fsspec: url: {shown_url} is in no bucket: make it first") from None
         except (TypeError, ValueError, ImportError) as error:  # their text may quote the options
             mount.close()
             raise ConfigError(
-                f"fsspec: storage_options: {self._shown_url} cannot be opened with them"
+                f"fsspec: storage_options: {shown_url} cannot be opened with them"
                 f" ({type(error).__name__})"
             ) from None
-        except Exception as error:  # noqa: BLE001 - fifty libraries, whose text may hold a secret
+        except Exception as error:  # noqa: BLE001 - a client library may raise anything
             mount.close()
-            raise self._judge.failure([error]) from None
+            raise self._results.failure([error]) from None
         return mount
 
     # --- parts ---------------------------------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
-        """The deadline of a call that begins now."""
+        """Return the deadline of a call that begins now."""
         return Deadline(self._settings.timeout_s)
 
     def _each(
@@ -277,122 +231,98 @@ class FsspecStorage(HiCacheStorage):
         operation: Callable[[Item], Coroutine[Any, Any, T]],
         items: Sequence[Item],
         deadline: Deadline,
-    ) -> list[Answer[T]]:
+    ) -> list[Result[T]]:
         return self._mounts.get().each(operation, items, deadline) if items else []
 
-    def _only(self, operation: Callable[[None], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
-        """The value of one operation that must succeed."""
-        (answer,) = self._each(operation, [None], deadline)
-        if answer.error is not None:
-            raise self._judge.failure([answer.error])
-        return cast("T", answer.value)
+    def _run(self, operation: Callable[[None], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
+        """Return the value of one operation. Raise if it fails."""
+        (result,) = self._each(operation, [None], deadline)
+        if result.error is not None:
+            raise self._results.failure([result.error])
+        return cast("T", result.value)
+
+    def _remove(
+        self, space: KeySpace, hashes: Sequence[str], deadline: Deadline
+    ) -> list[Result[None]]:
+        names = [page_name(space, page_hash) for page_hash in hashes]
+        return self._each(self._mounts.get().files.remove, names, deadline)
 
     def _entries(self, directory: str, prefix: str, deadline: Deadline) -> list[Entry]:
-        found = self._only(lambda _: self._mounts.get().files.entries(directory, prefix), deadline)
-        self._unless_gone([bool(found)], deadline)
-        return found
+        entries = self._run(lambda _: self._mounts.get().files.entries(directory, prefix), deadline)
+        self._check_root([bool(entries)], deadline)
+        return entries
 
-    def _parts(self, space: KeySpace, prefix: str = "") -> Iterator[list[tuple[str, bool]]]:
-        """Every file that is named like a page, and whether it has a page's size.
+    def _list(self, space: KeySpace, prefix: str = "") -> Iterator[list[tuple[str, bool]]]:
+        """Yield every file that is named like a page, with True if it has the size of a page.
 
-        A listing that takes longer than a call may is cut by the first digits of the hashes, where the
-        filesystem can: each piece is a call of its own. A store that is silent is not asked for pieces.
+        A listing that exceeds the deadline is split by the first digits of the hashes, if the filesystem
+        supports that. Each part has a deadline of its own. A silent store is not asked for parts.
         """
         try:
             entries = self._entries(space.id, prefix, self._deadline())
         except StorageTimeout:
-            if not self._protocol.lists_by_prefix or len(prefix) == _MOST_CUTS or self._is_silent():
+            is_unsplittable = not self._protocol.lists_by_prefix
+            if is_unsplittable or len(prefix) == _MAX_PREFIX_DIGITS or self._is_silent():
                 raise
             for digit in "0123456789abcdef":
-                yield from self._parts(space, prefix + digit)
+                yield from self._list(space, prefix + digit)
         else:
-            yield _pages_among(entries, space)
+            yield pages_among(entries, space)
 
     def _is_silent(self) -> bool:
-        """Whether the store does not even answer a short question."""
-        (answer,) = self._each(self._mounts.get().files.is_gone, [None], Deadline(_GLANCE_S))
-        return answer.error is not None and says_late(answer.error)
+        """Return True if the store does not answer a short request either."""
+        deadline = Deadline(_SILENCE_LIMIT_S)
+        (result,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
+        return result.error is not None and is_timeout(result.error)
 
-    def _cleared(
-        self, space: KeySpace, step: Sequence[tuple[str, bool]], kept: list[Exception]
+    def _clear(
+        self, space: KeySpace, found: Sequence[tuple[str, bool]], errors: list[Exception]
     ) -> int:
-        """Remove some pages, which is a call of its own; add to `kept` why the others are left."""
-        names = [_name(space, name) for name, _ in step]
-        answers = self._each(self._mounts.get().files.remove, names, self._deadline())
-        gone = self._judge.removed(answers)
-        kept.extend(
-            answer.error
-            for answer, is_gone in zip(answers, gone, strict=True)
-            if answer.error is not None and not is_gone
-        )
-        return sum(is_gone and whole for is_gone, (_, whole) in zip(gone, step, strict=True))
+        """Remove some pages within one deadline. Append the error of each page that is left.
 
-    def _unless_gone(self, verdicts: list[bool], deadline: Deadline) -> list[bool]:
-        """Return the verdicts. Where nothing at all is there that was, see that the place still is.
+        Return the number of removed pages, without damaged ones.
+        """
+        results = self._remove(space, [name for name, _ in found], self._deadline())
+        removed = self._results.removed(results)
+        errors.extend(
+            result.error
+            for result, is_removed in zip(results, removed, strict=True)
+            if result.error is not None and not is_removed
+        )
+        return sum(done and is_whole for done, (_, is_whole) in zip(removed, found, strict=True))
+
+    def _check_root(self, verdicts: list[bool], deadline: Deadline) -> list[bool]:
+        """Return the verdicts. If nothing was found, check that the root still exists.
 
         Raises:
-            StorageUnavailable: The bucket or the directory is gone: that is no answer for a page.
+            StorageUnavailable: The bucket or the directory is gone, so nothing is known of the pages.
         """
-        if self._has_stored and verdicts and not any(verdicts):
-            # Who may read and list pages may not be let to ask for the place: that is no answer.
-            (gone,) = self._each(self._mounts.get().files.is_gone, [None], deadline)
-            if gone.value:
-                raise StorageUnavailable(f"fsspec: {self._shown_url} is gone: make it again")
+        if self._root_was_present and verdicts and not any(verdicts):
+            # The credentials may allow pages but not the bucket itself. Such an error is no answer.
+            (missing,) = self._each(self._mounts.get().files.is_root_missing, [None], deadline)
+            if missing.value:
+                raise StorageUnavailable(
+                    f"fsspec: {self._settings.shown_url} is gone: make it again"
+                )
         return verdicts
 
-    def _listed(self, space: KeySpace, budget_s: float, deadline: Deadline) -> set[str] | None:
-        """The pages of `space`, if listing them is quicker than `budget_s`."""
-        if not budget_s:
-            return None
-        began_s = time.monotonic()
-        mount = self._mounts.get()
-        answer = mount.attempt(mount.files.entries, space.id, budget_s, deadline)
-        elapsed_s = time.monotonic() - began_s
-        self._lookup.note_listing(space.id, elapsed_s, done=answer.error is None)
-        if answer.value is None:
-            return None
-        return {name for name, whole in _pages_among(answer.value, space) if whole}
-
-    async def _manifest(self, name: str) -> KeySpace | None:
-        """The key space that a manifest describes; None where there is none, or it is no manifest."""
+    async def _read_manifest(self, space_id: str) -> KeySpace | None:
+        """Return the key space that a manifest describes, or None if there is no valid manifest."""
         try:
-            space = KeySpace.from_manifest(json.loads(await self._mounts.get().files.read(name)))
-        except (FileNotFoundError, ValueError, RecursionError):
+            data = await self._mounts.get().files.read(manifest_name(space_id))
+        except FileNotFoundError:
             return None
-        return space if name == f"{space.id}/{_MANIFEST}" else None
+        return decode_manifest(data, space_id=space_id)
 
-    def _take(
+    def _copy(
         self, data: bytes, space: KeySpace, page_hash: str, page: Page, deadline: Deadline
     ) -> bool:
-        """Copy a page out of its object. What is never overwritten has to go if it is wrong."""
-        payload = unpacked(data, space.id, page_hash)
+        """Copy a page out of its file. Remove a wrong file that no set would overwrite."""
+        payload = unpack_page(data, space.id, page_hash)
         if payload is not None and payload.nbytes == page.nbytes:
             page.copy_from(payload)
             return True
         self._counters.add("wrong_pages")
         if self._publishing is Publishing.DIRECT:
-            self._each(self._mounts.get().files.remove, [_name(space, page_hash)], deadline)
+            self._remove(space, [page_hash], deadline)
         return False
-
-
-def _steps(pages: list[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """So many pages as `timeout_s` is enough for."""
-    for start in range(0, len(pages), _CLEARED_AT_ONCE):
-        yield pages[start : start + _CLEARED_AT_ONCE]
-
-
-def _pages_among(entries: Sequence[Entry], space: KeySpace) -> list[tuple[str, bool]]:
-    nbytes = _object_nbytes(space)
-    return [
-        (entry.name, entry.nbytes == nbytes)
-        for entry in entries
-        if _PAGE_NAME.fullmatch(entry.name)
-    ]
-
-
-def _name(space: KeySpace, page_hash: str) -> str:
-    return f"{space.id}/{page_hash}"
-
-
-def _object_nbytes(space: KeySpace) -> int:
-    return space.stored_nbytes + TRAILER_NBYTES

@@ -82,7 +82,7 @@ class _Names:
             if look_up is None:
                 find = partial(socket.getaddrinfo, *master, type=socket.SOCK_STREAM)
                 look_up = self._look_ups[master] = SingleFlight("hicache-master-lookup", find)
-        ended = look_up.ended(deadline.remaining_s())
+        ended = look_up.wait(deadline.remaining_s())
         return None if ended is None else ended.result()
 
     def forget(self) -> None:

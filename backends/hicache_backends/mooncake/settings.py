@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, field_validator
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.settings import Field, PositiveSeconds, Settings
-from hicache_storage.sizes import parse_nbytes
+from hicache_storage.settings import Field, PositiveSeconds, Settings, parse_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

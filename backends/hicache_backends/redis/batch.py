@@ -1,6 +1,10 @@
-"""A batch, sent to the servers that have its keys, and sent again where that can do no harm.
+"""Batches, sent to the servers that have their keys, and sent again where a second time does no harm.
 
-A reply has its place in the batch, whatever was asked where and in which order.
+The reply to each command has the command's place in the batch, in whichever order servers are asked.
+
+A server that hangs may later carry out the writes in its buffers. A page whose set returned False must
+not appear then. Therefore the failed connection is ended on the server before the writes in doubt are
+resolved.
 """
 
 from __future__ import annotations
@@ -11,8 +15,6 @@ from typing import TYPE_CHECKING
 
 from redis import exceptions
 
-from hicache_backends.redis.address import Address
-from hicache_backends.redis.in_doubt import InDoubt, settled
 from hicache_backends.redis.page_io import PageRequest, get_pages, set_pages, window_of
 from hicache_backends.redis.replies import (
     FAILURES,
@@ -26,199 +28,213 @@ from hicache_backends.redis.replies import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_backends.redis.cluster import Topology
-    from hicache_backends.redis.link import Link
-    from hicache_backends.redis.nodes import Nodes
+    from hicache_backends.redis.cluster import Deployment
+    from hicache_backends.redis.connection import Connection
     from hicache_backends.redis.replies import Command, Reply
-    from hicache_backends.redis.server_pool import Node
+    from hicache_backends.redis.server_pool import ServerPool, ServerPools
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.page import Page
 
-    Work = Callable[[Link, Sequence[int]], None]
+    Work = Callable[[Connection, Sequence[int]], None]
 
-_TRIES = 3
-"""In a row that bring nothing: connections end, or keys are said to be elsewhere."""
+_MAX_FAILED_ROUNDS = 3
+"""The rounds in a row that may bring no new reply, because connections end or keys have moved."""
 
 
 class Router:
-    """Sends batches. Thread-safe."""
+    """Sends batches to the servers that have their keys. Thread-safe."""
 
-    def __init__(self, nodes: Nodes, topology: Topology, counters: Counters, depth: int) -> None:
-        self.nodes = nodes
-        self.topology = topology
+    def __init__(
+        self, pools: ServerPools, deployment: Deployment, counters: Counters, depth: int
+    ) -> None:
+        self.pools = pools
+        self.deployment = deployment
         self.counters = counters
         self._depth = depth
 
-    def ask(
+    def execute(
         self, keys: Sequence[bytes], commands: Sequence[Command], deadline: Deadline
     ) -> list[Reply]:
-        """The reply to each command, which carries no page and may be sent twice; to each its key."""
+        """Return the replies to commands that carry no page and may be sent twice, one for each key."""
         batch = _Batch(self, keys, deadline)
 
-        def work(link: Link, indices: Sequence[int]) -> None:
-            batch.may_ask(link)
-            replies = link.exchange([commands[index] for index in indices])
+        def work(connection: Connection, indices: Sequence[int]) -> None:
+            batch.send_asking(connection)
+            replies = connection.execute([commands[index] for index in indices])
             for index, reply in zip(indices, replies, strict=True):
                 batch.replies[index] = reply
 
         return batch.run(work)
 
     def get(self, keys: Sequence[bytes], pages: Sequence[Page], deadline: Deadline) -> list[Reply]:
-        """Read pages: True, False, an error or nothing."""
+        """Read pages. Each reply is True, False, an error or `UNANSWERED`."""
         batch = _Batch(self, keys, deadline)
 
-        def work(link: Link, indices: Sequence[int]) -> None:
-            batch.may_ask(link)
-            wanted = [pages[index] for index in indices]
-            # Replies that wait behind others are buffered by the server, which costs it dearly.
-            window = window_of(max(1, self._depth // 2), wanted[0].nbytes)
+        def work(connection: Connection, indices: Sequence[int]) -> None:
+            batch.send_asking(connection)
+            targets = [pages[index] for index in indices]
+            # The server buffers replies that wait behind others, at a high cost.
+            window = window_of(max(1, self._depth // 2), targets[0].nbytes)
             settle = partial(_note, batch.replies, indices)
-            get_pages(link.wire, [keys[index] for index in indices], wanted, window, settle)
+            get_pages(
+                connection.socket, [keys[index] for index in indices], targets, window, settle
+            )
 
         return batch.run(work)
 
     def set(
         self, requests: Sequence[PageRequest], pages: Sequence[Page], deadline: Deadline
     ) -> list[Reply]:
-        """Store pages: True, None (the key is taken), False (it will not show), an error or nothing.
+        """Store pages. Each reply is True, None (the key exists), False, an error or `UNANSWERED`.
+
+        False: the page is not stored, and will not appear later.
 
         Raises:
-            OSError, RedisError: Whether some of them are stored is not known.
+            OSError, RedisError: It is not known if some of the pages are stored.
         """
         batch = _SetBatch(self, requests, deadline)
 
-        def work(link: Link, indices: Sequence[int]) -> None:
+        def work(connection: Connection, indices: Sequence[int]) -> None:
             window = window_of(self._depth, pages[indices[0]].nbytes)
-            given = [pages[index] for index in indices]
+            sources = [pages[index] for index in indices]
             try:
-                asked = batch.asked(link, indices)
-                settle = partial(batch.stored, indices, asked)
-                set_pages(link.wire, asked, given, window, settle)
+                sent = batch.requests_for(connection, indices)
+                settle = partial(batch.note, indices, sent)
+                set_pages(connection.socket, sent, sources, window, settle)
             except FAILURES as error:
-                raise InDoubt(link.identity) from error
+                raise WritesInDoubt(connection.identity) from error
 
         replies = batch.run(work)
         self._list_again([requests[index] for index in batch.unlisted], deadline)
         return replies
 
     def _list_again(self, requests: Sequence[PageRequest], deadline: Deadline) -> None:
-        """List pages of which it is not known that they were listed after they were set."""
-        wanted = [request for request in requests if request.listing]
-        self.ask([one.listing[1] for one in wanted], [one.listing for one in wanted], deadline)
+        """List the pages that may not have been listed since they were set."""
+        listed = [request for request in requests if request.listing]
+        self.execute([one.listing[1] for one in listed], [one.listing for one in listed], deadline)
 
 
 class _Batch:
-    """One batch under way."""
+    """One batch in progress."""
 
     def __init__(self, router: Router, keys: Sequence[bytes], deadline: Deadline) -> None:
         self.router = router
         self.deadline = deadline
         self.replies: list[Reply] = [UNANSWERED] * len(keys)
         self._keys = keys
-        self._asking = False
-        self._asked_of: dict[int, Node] = {}
-        """Who told that somebody else should be asked."""
+        self._is_asking = False
+        self._refused_by: dict[int, ServerPool] = {}
+        """The server that has answered an index with an error in this round."""
         self._failure: Exception | None = None
 
     def run(self, work: Work) -> list[Reply]:
-        """Do `work` for every index, on the server that has its key; the replies.
+        """Do `work` for every index, on the server that has its key. Return the replies.
 
         Raises:
-            OSError, RedisError: No server did any of it.
+            OSError, RedisError: No server has done any of it.
         """
         if not self._keys:
             return []
         todo: Sequence[int] = range(len(self._keys))
-        in_vain = 0
-        while todo and in_vain < _TRIES and not isinstance(self._failure, TIMEOUTS):
+        failed_rounds = 0
+        while todo and failed_rounds < _MAX_FAILED_ROUNDS and not self._has_timed_out():
             before = len(todo)
-            self._asked_of.clear()
-            self._try(todo, work)
-            self._follow(work)
+            self._refused_by.clear()
+            self._run_round(todo, work)
+            self._follow_redirections(work)
             todo = [index for index, reply in enumerate(self.replies) if _is_open(reply)]
-            in_vain = 0 if len(todo) < before else in_vain + 1
+            failed_rounds = 0 if len(todo) < before else failed_rounds + 1
         self._conclude()
         return self.replies
 
-    def may_ask(self, link: Link) -> None:
-        """Tell a server that is only about to have the key that it is meant."""
-        if self._asking:
-            link.exchange([("ASKING",)])
+    def send_asking(self, connection: Connection) -> None:
+        """Send ASKING where it is needed: the server imports the slot and does not own it yet."""
+        if self._is_asking:
+            connection.execute([("ASKING",)])
 
-    def resolve(self, node: Node, doubt: InDoubt, indices: Sequence[int]) -> None:
-        """Find out what became of commands that may not be sent twice."""
-        raise NotImplementedError(f"{node.address}: all of {indices} may be sent twice") from doubt
+    def resolve(self, server: ServerPool, doubt: WritesInDoubt, indices: Sequence[int]) -> None:
+        """Find out the result of commands that may not be sent twice."""
+        raise NotImplementedError(
+            f"{server.address}: all of {indices} may be sent twice"
+        ) from doubt
 
-    def _try(self, todo: Sequence[int], work: Work) -> None:
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _has_timed_out(self) -> bool:
+        return isinstance(self._failure, TIMEOUTS)
+
+    def _run_round(self, todo: Sequence[int], work: Work) -> None:
         for index in todo:
             self.replies[index] = UNANSWERED
         try:
-            groups = self._by_node(todo)
+            groups = self._group_by_server(todo)
         except FAILURES as error:
-            self._failed(error)
+            self._note_failure(error)
             return
-        for node, indices in groups.items():
-            self._do(node, indices, work)
+        for server, indices in groups.items():
+            self._run_on(server, indices, work)
 
-    def _do(self, node: Node, indices: Sequence[int], work: Work) -> None:
+    def _run_on(self, server: ServerPool, indices: Sequence[int], work: Work) -> None:
         try:
-            with node.lent(self.deadline) as link:
-                work(link, indices)
-                self._look_at_errors(node, link, indices)
-        except InDoubt as doubt:
-            self._failed(doubt)
-            self.resolve(node, doubt, indices)
+            with server.acquire(self.deadline) as connection:
+                work(connection, indices)
+                self._note_errors(server, connection, indices)
+        except WritesInDoubt as doubt:
+            self._note_failure(doubt)
+            self.resolve(server, doubt, indices)
         except FAILURES as error:
-            self._failed(error)
+            self._note_failure(error)
 
-    def _look_at_errors(self, node: Node, link: Link, indices: Sequence[int]) -> None:
+    def _note_errors(
+        self, server: ServerPool, connection: Connection, indices: Sequence[int]
+    ) -> None:
         for index in indices:
             reply = self.replies[index]
             if isinstance(reply, ErrorReply):
-                self._asked_of[index] = node
+                self._refused_by[index] = server
                 if reply.is_stale:
-                    link.is_stale = True
-                    self.router.topology.doubt()
+                    connection.is_stale = True
+                    self.router.deployment.invalidate()
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self._failure = error
-        self.router.topology.doubt()
+        self.router.deployment.invalidate()
         name = "wrong_replies" if isinstance(error, WrongReply) else "failed_connections"
         self.router.counters.add(name)
 
-    def _by_node(self, todo: Sequence[int]) -> dict[Node, list[int]]:
-        groups: dict[Node, list[int]] = defaultdict(list)
+    def _group_by_server(self, todo: Sequence[int]) -> dict[ServerPool, list[int]]:
+        groups: dict[ServerPool, list[int]] = defaultdict(list)
         for index in todo:
-            node = self.router.topology.node_of(self._keys[index], self.deadline)
-            if node is None:
+            server = self.router.deployment.server_of(self._keys[index], self.deadline)
+            if server is None:
                 self._failure = exceptions.ClusterDownError("no server has the slot")
             else:
-                groups[node].append(index)
+                groups[server].append(index)
         return groups
 
-    def _follow(self, work: Work) -> None:
-        """Go where ASK points to, and look at the map again after MOVED."""
-        for index, node in list(self._asked_of.items()):
+    def _follow_redirections(self, work: Work) -> None:
+        """Send commands where ASK points to. Invalidate the deployment after MOVED."""
+        for index, server in list(self._refused_by.items()):
             reply = self.replies[index]
             if not isinstance(reply, ErrorReply) or not reply.is_redirection:
                 continue
             self.router.counters.add("redirected")
             if reply.code != "ASK":
-                self.router.topology.doubt()
+                self.router.deployment.invalidate()
                 continue
             self.replies[index] = UNANSWERED
             try:
-                target = Address.parse(reply.target, host=node.address.host)
+                target = reply.target(server.address.host)
             except ValueError:
-                self._failed(WrongReply("a redirection names no server"))
+                self._note_failure(WrongReply("a redirection names no server"))
                 continue
-            self._asking = True
-            self._do(self.router.nodes.at(target), [index], work)
-            self._asking = False
+            self._is_asking = True
+            self._run_on(self.router.pools.at(target), [index], work)
+            self._is_asking = False
 
     def _conclude(self) -> None:
-        """Raise where nothing came of the batch: a part that failed is a part of misses."""
+        """Raise if the batch has no result at all. Otherwise the failed part is a part of misses."""
         refused = [reply for reply in self.replies if _concerns_all(reply)]
         unanswered = sum(reply is UNANSWERED for reply in self.replies)
         if refused and len(refused) + unanswered == len(self.replies):
@@ -229,41 +245,42 @@ class _Batch:
 
 
 class _SetBatch(_Batch):
-    """Pages to store: what went out on a connection that failed may yet be carried out."""
+    """A batch of pages to store. Writes of a failed connection may still be carried out."""
 
     def __init__(self, router: Router, requests: Sequence[PageRequest], deadline: Deadline) -> None:
         super().__init__(router, [request.key for request in requests], deadline)
         self._requests = requests
-        self._listed_elsewhere: set[int] = set()
+        self._index_moved: set[int] = set()
+        """Requests whose index has moved to the server that ASK names."""
         self.unlisted: list[int] = []
-        """Set, and not known to be listed since then: removers may have come in between."""
+        """Pages that are set, but may have been unlisted by a remover since then."""
 
-    def asked(self, link: Link, indices: Sequence[int]) -> list[PageRequest]:
-        """The requests for a server, which are bare behind ASKING: that is for one command."""
-        wanted = [self._requests[index] for index in indices]
-        if not self._asking:
-            return wanted
-        (request,) = wanted
-        if self._listed_elsewhere.intersection(indices):
-            link.exchange([("ASKING",), request.listing])
-        self.may_ask(link)
+    def requests_for(self, connection: Connection, indices: Sequence[int]) -> list[PageRequest]:
+        """Return the requests for a server. ASKING is for one command, so they omit the listing."""
+        requests = [self._requests[index] for index in indices]
+        if not self._is_asking:
+            return requests
+        (request,) = requests
+        if self._index_moved.intersection(indices):
+            connection.execute([("ASKING",), request.listing])
+        self.send_asking(connection)
         return [PageRequest(request.key, request.nbytes, request.options)]
 
-    def stored(
-        self, indices: Sequence[int], asked: Sequence[PageRequest], at: int, replies: Reply
+    def note(
+        self, indices: Sequence[int], sent: Sequence[PageRequest], at: int, replies: Reply
     ) -> None:
-        """Take note of the replies to one request."""
-        self.replies[indices[at]] = replies[asked[at].verdict_at]
-        is_listed = bool(asked[at].listing) and isinstance(replies[-1], int)
+        """Note the replies to one request."""
+        self.replies[indices[at]] = replies[sent[at].verdict_at]
+        is_listed = bool(sent[at].listing) and isinstance(replies[-1], int)
         if self.replies[indices[at]] is True and not is_listed:
             self.unlisted.append(indices[at])
         if any(isinstance(reply, ErrorReply) and reply.code == "ASK" for reply in replies[:1]):
-            self._listed_elsewhere.add(indices[at])
+            self._index_moved.add(indices[at])
 
-    def resolve(self, node: Node, doubt: InDoubt, indices: Sequence[int]) -> None:
+    def resolve(self, server: ServerPool, doubt: WritesInDoubt, indices: Sequence[int]) -> None:
         still_open = [index for index in indices if self.replies[index] is UNANSWERED]
-        wanted = [self._requests[index] for index in still_open]
-        verdicts = settled(node, doubt, wanted, self.deadline)
+        requests = [self._requests[index] for index in still_open]
+        verdicts = resolve_writes(server, doubt, requests, self.deadline)
         for index, verdict in zip(still_open, verdicts, strict=True):
             self.replies[index] = verdict
             if verdict:
@@ -280,5 +297,51 @@ def _is_open(reply: Reply) -> bool:
 
 
 def _concerns_all(reply: Reply) -> bool:
-    """Whether a command was refused for what is no matter of its key, nor of room."""
+    """Return True for a refusal whose reason is neither the key nor a lack of memory."""
     return isinstance(reply, ErrorReply) and not (reply.is_about_the_key or reply.is_full)
+
+
+# --- writes in doubt -----------------------------------------------------------------------------
+
+
+class WritesInDoubt(Exception):
+    """A connection failed while pages were on their way. The cause is the connection's failure."""
+
+    def __init__(self, identity: tuple[bytes, bytes] | None) -> None:
+        super().__init__("the connection failed while pages were on their way")
+        self.identity = identity
+
+
+def resolve_writes(
+    server: ServerPool,
+    doubt: WritesInDoubt,
+    requests: Sequence[PageRequest],
+    deadline: Deadline,
+) -> list[bool]:
+    """Return True for each page that is stored. One that is not stored will not appear later.
+
+    Raises:
+        OSError, RedisError: That cannot be found out. The error is the connection's failure.
+    """
+    assert isinstance(doubt.__cause__, FAILURES)
+    if doubt.identity is None:
+        raise doubt.__cause__
+    client_id, client_address = doubt.identity
+    try:
+        with server.acquire(deadline) as connection:
+            commands = [("STRLEN", request.key) for request in requests]
+            killed, *lengths = connection.execute(
+                [("CLIENT", "KILL", "ID", client_id, "ADDR", client_address), *commands]
+            )
+    except FAILURES:
+        raise doubt.__cause__ from None
+    if not isinstance(killed, int) or any(map(_is_inconclusive, lengths)):
+        raise doubt.__cause__
+    return [length == request.nbytes for length, request in zip(lengths, requests, strict=True)]
+
+
+def _is_inconclusive(length: Reply) -> bool:
+    """Return True if a reply leaves open what is stored: the slot has moved, the server loads..."""
+    if isinstance(length, ErrorReply):
+        return not length.is_about_the_key
+    return not isinstance(length, int)

@@ -1,135 +1,139 @@
-"""Which server has which keys: one server, or those of a cluster. `_sentinels` has the third way."""
+"""The server of each key: a single server, or the servers of a cluster. `sentinel` has the third kind.
+
+The slots of keys and the reply to CLUSTER SLOTS are computed by redis-py. Its `NodesManager` is not
+used, because it keeps no deadline: see docs/adr/0008-discovery-by-redis-py.md.
+"""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from redis import cluster
 from redis.crc import key_slot
 
-from hicache_backends.redis.address import Address
+from hicache_backends.redis.access import Address
 from hicache_backends.redis.replies import FAILURES, MALFORMED, ErrorReply, Refused, WrongReply
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hicache_backends.redis.nodes import Nodes
     from hicache_backends.redis.replies import Reply
-    from hicache_backends.redis.server_pool import Node
+    from hicache_backends.redis.server_pool import ServerPool, ServerPools
 
+_cluster: Any = cluster  # untyped in some releases
 _SLOTS = 16384
-_SHARE = 0.4
-"""Of what is left of a call: what one server may take to tell of the others."""
+_REFRESH_SHARE = 0.4
+"""The share of the remaining time that one server may take to report the slots."""
+_UNKNOWN_HOST = "?"
+"""A server that does not know its own host reports this."""
 
 
-class Topology(Protocol):
-    """Finds servers. Thread-safe."""
+class Deployment(Protocol):
+    """Servers that hold the keys. Thread-safe."""
 
-    def node_of(self, key: bytes, deadline: Deadline) -> Node | None:
-        """The server that has the slot of `key`; None: no server has it."""
+    def server_of(self, key: bytes, deadline: Deadline) -> ServerPool | None:
+        """Return the server that has the slot of `key`, or None if no server has it."""
         ...
 
-    def all_nodes(self, deadline: Deadline) -> list[Node]:
-        """Every server that has slots.
+    def all_servers(self, deadline: Deadline) -> list[ServerPool]:
+        """Return every server that has slots.
 
         Raises:
-            OSError, RedisError: They are not known, or slots are without a server.
+            OSError, RedisError: The servers are not known, or some slots have no server.
         """
         ...
 
-    def doubt(self) -> None:
-        """A server did not answer, or said that another one has the key: look again next time."""
+    def invalidate(self) -> None:
+        """Look the servers up again at the next call: one failed, or does not have a key."""
         ...
 
 
-class OneServer:
+class SingleServer:
     """The server of the URL."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, server: ServerPool) -> None:
+        self._server = server
 
-    def node_of(self, key: bytes, deadline: Deadline) -> Node:  # noqa: ARG002 - it has all
-        return self._node
+    def server_of(self, key: bytes, deadline: Deadline) -> ServerPool:  # noqa: ARG002 - it has all
+        return self._server
 
-    def all_nodes(self, deadline: Deadline) -> list[Node]:  # noqa: ARG002
-        return [self._node]
+    def all_servers(self, deadline: Deadline) -> list[ServerPool]:  # noqa: ARG002
+        return [self._server]
 
-    def doubt(self) -> None:
-        """There is no other. Its name may lead to another one: the connections see to that."""
+    def invalidate(self) -> None:
+        """Do nothing. If the name leads to another server, the next connections reach that one."""
 
 
-class ClusterMap:
+class Cluster:
     """The masters of a cluster, each with its slots."""
 
-    def __init__(self, nodes: Nodes, first: Address) -> None:
-        self._nodes = nodes
-        self._first = first
+    def __init__(self, pools: ServerPools, seed: Address) -> None:
+        self._pools = pools
+        self._seed = seed
         self._lock = threading.Lock()
-        self._owners: list[Node | None] = []
-        """By slot; empty: nobody was asked yet."""
-        self._doubted = True
+        self._owners: list[ServerPool | None] = []
+        """The server of each slot. Empty before the first look-up."""
+        self._is_valid = False
 
-    def node_of(self, key: bytes, deadline: Deadline) -> Node | None:
-        owner = self._map(deadline)[key_slot(key)]
+    def server_of(self, key: bytes, deadline: Deadline) -> ServerPool | None:
+        owner = self._current_owners(deadline)[key_slot(key)]
         if owner is None:
-            self.doubt()
+            self.invalidate()
         return owner
 
-    def all_nodes(self, deadline: Deadline) -> list[Node]:
-        owners = self._map(deadline)
+    def all_servers(self, deadline: Deadline) -> list[ServerPool]:
+        owners = self._current_owners(deadline)
         if None in owners:
-            self.doubt()
+            self.invalidate()
             raise ConnectionError("a part of the slots is without a server")
-        return _each_once(owners)
+        return _distinct(owners)
 
-    def doubt(self) -> None:
-        self._doubted = True
+    def invalidate(self) -> None:
+        self._is_valid = False
 
-    def _map(self, deadline: Deadline) -> list[Node | None]:
-        if not self._doubted:
+    def _current_owners(self, deadline: Deadline) -> list[ServerPool | None]:
+        if self._is_valid:
             return self._owners
-        owners = self._asked(deadline)
+        owners = self._look_up(deadline)
         with self._lock:
-            self._owners, self._doubted = owners, False
+            self._owners, self._is_valid = owners, True
         return owners
 
-    def _asked(self, deadline: Deadline) -> list[Node | None]:
-        """The map as the first server that answers has it."""
-        candidates = [*_each_once(self._owners), self._nodes.at(self._first)]
-        for node in candidates[:-1]:
+    def _look_up(self, deadline: Deadline) -> list[ServerPool | None]:
+        """Return the slots as the first server that answers reports them."""
+        *known, seed = [*_distinct(self._owners), self._pools.at(self._seed)]
+        for server in known:
             try:
-                return self._told_by(node, Deadline(deadline.remaining_s() * _SHARE))
+                return self._ask(server, Deadline(deadline.remaining_s() * _REFRESH_SHARE))
             except FAILURES:
-                continue  # the next one may know
-        return self._told_by(candidates[-1], deadline)
+                continue  # the next server may know
+        return self._ask(seed, deadline)
 
-    def _told_by(self, node: Node, deadline: Deadline) -> list[Node | None]:
-        with node.lent(deadline) as link:
-            (reply,) = link.exchange([("CLUSTER", "SLOTS")])
+    def _ask(self, server: ServerPool, deadline: Deadline) -> list[ServerPool | None]:
+        with server.acquire(deadline) as connection:
+            (reply,) = connection.execute([("CLUSTER", "SLOTS")])
         if isinstance(reply, ErrorReply):
             raise Refused(reply)
         try:
-            return self._owners_of(reply, node.address.host)
+            return self._parse(reply, server.address.host)
         except MALFORMED as error:
             raise WrongReply("the map of the cluster has another form") from error
 
-    def _owners_of(self, reply: Reply, host: str) -> list[Node | None]:
-        """Read CLUSTER SLOTS. A server without a host of its own has that of the one asked."""
-        owners: list[Node | None] = [None] * _SLOTS
-        for first, last, master, *_ in reply:
+    def _parse(self, reply: Reply, asked_host: str) -> list[ServerPool | None]:
+        """Return the owners that CLUSTER SLOTS reports. A server without a host is at `asked_host`."""
+        owners: list[ServerPool | None] = [None] * _SLOTS
+        slots = _cluster.parse_cluster_slots(reply, current_host=asked_host)
+        for (first, last), servers in slots.items():
             if not 0 <= first <= last < _SLOTS:
                 raise ValueError("there is no such slot")
-            owner = self._nodes.at(Address.parse(f"{_host(master[0])}:{master[1]}", host=host))
-            owners[first : last + 1] = [owner] * (last + 1 - first)
+            host, port = servers["primary"]
+            host = "" if host == _UNKNOWN_HOST else host
+            address = Address.parse(f"{host}:{port}", default_host=asked_host)
+            owners[first : last + 1] = [self._pools.at(address)] * (last + 1 - first)
         return owners
 
 
-def _each_once(owners: Iterable[Node | None]) -> list[Node]:
+def _distinct(owners: Iterable[ServerPool | None]) -> list[ServerPool]:
     return [owner for owner in dict.fromkeys(owners) if owner is not None]
-
-
-def _host(told: Reply) -> str:
-    """A host as CLUSTER SLOTS tells it; empty where it is the one that was asked."""
-    host = told.decode() if isinstance(told, bytes) else ""
-    return "" if host == "?" else host

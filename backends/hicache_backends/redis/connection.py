@@ -1,36 +1,33 @@
-"""A socket that keeps a deadline and takes pages without copying them, under redis-py's connections.
+"""One connection to one server: redis-py's greeting and commands over a `DeadlineSocket`.
 
-redis-py authenticates, selects and reads replies that carry no page. The one thing of it that is used
-and is not public is the method `_connect` of its connections, which gives them the socket.
+redis-py authenticates, selects the database, packs commands and reads replies that carry no page. Its
+private method `Connection._connect` is overridden, so that the connection uses our socket.
 """
 
 from __future__ import annotations
 
-import select
-import socket
-import ssl
-import struct
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import redis.connection
+from redis import exceptions
 
-from hicache_storage.errors import StorageTimeout
+from hicache_backends.redis.deadline_socket import DeadlineSocket, dial
+from hicache_backends.redis.replies import MALFORMED, ErrorReply, WrongReply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from hicache_backends.redis.access import Access, Address
+    from hicache_backends.redis.replies import Command, Reply
     from hicache_storage.backend_support.deadline import Deadline
 
-_MOST_PIECES = 1024
-"""Of one system call: IOV_MAX."""
-_FEW_NBYTES = 1 << 14
-_SLACK_S = 0.05
-"""By so much may a system call go on beyond a deadline, so that limits are not set for every one."""
-_TIMEVAL = struct.Struct("@ll")
-_MS = 1000
+_MAX_COMMANDS = 1024
+"""The commands that are sent before replies are read. They and their replies fit into kernel buffers."""
+_TLS_ALERT = "\\x15"
+"""The first byte of a TLS server's answer to RESP, as hiredis shows it."""
+_CLOSED_BY_SERVER = "closed by server"
+"""A part of redis-py's message."""
 _CONNECT = "_connect"
-_T = TypeVar("_T")
 
 if not hasattr(redis.connection.Connection, _CONNECT):
     raise ImportError(
@@ -39,207 +36,138 @@ if not hasattr(redis.connection.Connection, _CONNECT):
     )
 
 
-class Wire:
-    """A connected socket. No call of it, not even byte by byte, goes on beyond `deadline`.
+class _WithSocket:
+    """A mixin for redis-py's connection classes that gives them a connected socket."""
 
-    It is what redis-py has for a socket. Used by one thread at a time; any thread may `hang_up`.
-
-    A plain socket is polled with the time that is left, which a signal does not prolong; then one call
-    that blocks moves as much as a page. A signal cannot restart that call, with all of its time again:
-    there is something to move, so that the call returns with a part. The rest of a reply whose head has
-    come is taken without a poll: mostly it is there.
-    """
-
-    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        self.deadline = deadline
-        self._socket = connected
-        self._is_tls = isinstance(connected, ssl.SSLSocket)
-        self._asked_s: float | None = None
-        self._armed_s = 0.0
-        self._readable, self._writable = select.poll(), select.poll()
-        self._readable.register(connected, select.POLLIN)
-        self._writable.register(connected, select.POLLOUT)
-        # The kernel's limit is that of a call over TCP, of each of its many parts in a socket of files.
-        self._send_flags = socket.MSG_DONTWAIT if connected.family == socket.AF_UNIX else 0
-        if not self._is_tls:
-            connected.settimeout(None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-    # --- as redis-py uses it ---------------------------------------------------------------------
-
-    def settimeout(self, timeout_s: float | None) -> None:
-        self._asked_s = timeout_s
-
-    def recv(self, nbytes: int, flags: int = 0) -> bytes:
-        if self._is_tls:
-            return bytes(self._in_time(self._socket.recv, nbytes, flags))
-        return self._came(self._socket.recv, nbytes, flags | socket.MSG_DONTWAIT)
-
-    def recv_into(self, buffer: Any, nbytes: int = 0) -> int:
-        if self._is_tls:
-            return int(self._in_time(self._socket.recv_into, buffer, nbytes))
-        return self._came(self._socket.recv_into, buffer, nbytes, socket.MSG_DONTWAIT)
-
-    def sendall(self, data: Any) -> None:
-        self.send_pieces([memoryview(data)])
-
-    # --- as pages use it -------------------------------------------------------------------------
-
-    def send_pieces(self, pieces: list[memoryview]) -> None:
-        """Send all of these, in order."""
-        if self._is_tls:
-            for piece in _with_few_small(pieces):
-                self._send_encrypted(piece)
-            return
-        start = 0
-        while start < len(pieces):
-            self._wait(self._writable)
-            with suppress(BlockingIOError):  # it was limited by an earlier deadline
-                sent = self._socket.sendmsg(
-                    pieces[start : start + _MOST_PIECES], (), self._send_flags
-                )
-                start = _passed(pieces, start, sent)
-
-    def receive(
-        self, pieces: list[memoryview], least: int | None = None, *, eager: bool = False
-    ) -> list[memoryview]:
-        """Fill `pieces` in order, with `least` bytes or all; return what is left of them.
-
-        `eager`: take what is there already, and return as soon as there are `least`; else wait for the
-        others too, but not for ever.
-
-        Raises:
-            ConnectionResetError: The other side has ended the connection.
-        """
-        wanted = sum(map(len, pieces)) if least is None else least
-        flags = 0 if eager else socket.MSG_WAITALL
-        start, at_once = 0, eager
-        while wanted > 0:
-            if self._is_tls:
-                came = int(self._in_time(self._socket.recv_into, pieces[start]))
-            else:
-                came = self._receive(pieces[start : start + _MOST_PIECES], flags, at_once=at_once)
-                at_once = False
-                if came < 0:
-                    continue
-            if came == 0:
-                raise ConnectionResetError("the server ended the connection")
-            start = _passed(pieces, start, came)
-            wanted -= came
-        return pieces[start:]
-
-    def hang_up(self) -> None:
-        """End it for both sides; a thread that waits in it is woken."""
-        with suppress(OSError):  # the other side was first
-            # Not the method of SSLSocket: it ends encryption first, and the thread that uses the socket
-            # might send in clear before the connection ends.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-    # --- plain -----------------------------------------------------------------------------------
-
-    def _came(self, call: Callable[..., _T], *arguments: Any) -> _T:
-        """Receive what there is, and wait for something unless redis-py asked not to."""
-        while True:
-            if self._asked_s is None:
-                self._wait(self._readable)
-            try:
-                return call(*arguments)
-            except BlockingIOError:
-                if self._asked_s is not None:
-                    raise
-
-    def _receive(self, pieces: list[memoryview], flags: int, *, at_once: bool) -> int:
-        """Return how many bytes came; less than 0 where none did, and there may be time left."""
-        try:
-            if at_once:
-                return self._socket.recvmsg_into(pieces, 0, socket.MSG_DONTWAIT)[0]
-            self._wait(self._readable)
-            return self._socket.recvmsg_into(pieces, 0, flags)[0]
-        except BlockingIOError:
-            return -1
-
-    def _wait(self, ready: select.poll) -> None:
-        """Return when the socket is ready; limit the system calls that follow.
-
-        Raises:
-            StorageTimeout: It was not ready in time.
-        """
-        left_s = self.deadline.remaining_s()
-        if left_s == 0.0 or not ready.poll(left_s * _MS):
-            raise self._too_late()
-        if not left_s / 2 <= self._armed_s <= left_s + _SLACK_S:
-            self._limit(left_s)
-
-    def _limit(self, left_s: float) -> None:
-        limit = _TIMEVAL.pack(*divmod(int(left_s * 1e6) + 1, 10**6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._armed_s = left_s
-
-    # --- encrypted -------------------------------------------------------------------------------
-
-    def _send_encrypted(self, piece: memoryview) -> None:
-        while piece:
-            piece = piece[int(self._in_time(self._socket.send, piece)) :]
-
-    def _in_time(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a call of Python's, which keeps its timeout whatever signals come."""
-        left_s = self.deadline.remaining_s()
-        if left_s == 0.0:
-            raise self._too_late()
-        self._socket.settimeout(left_s if self._asked_s is None else min(left_s, self._asked_s))
-        try:
-            return call(*arguments)
-        except TimeoutError:
-            raise self._too_late() from None
-
-    def _too_late(self) -> StorageTimeout:
-        return StorageTimeout(f"the server did not answer within {self.deadline.timeout_s:g} s")
-
-
-class _Wired:
-    """What is put in front of a redis-py connection class: it has its socket given."""
-
-    wire: Wire | None = None
+    given_socket: DeadlineSocket | None = None
 
     def _connect(self) -> Any:
-        if self.wire is None:
-            raise ConnectionAbortedError("it was ended while it connected")
-        return self.wire
+        if self.given_socket is None:
+            raise ConnectionAbortedError("the connection was ended while it was made")
+        return self.given_socket
 
 
-class TcpConnection(_Wired, redis.connection.Connection):
-    """A redis-py connection whose socket is a `Wire`, encrypted or not."""
+class TcpConnection(_WithSocket, redis.connection.Connection):
+    """A redis-py connection over TCP, encrypted or not."""
 
 
-class UnixConnection(_Wired, redis.connection.UnixDomainSocketConnection):
-    """The same, by a socket of the file system."""
+class UnixConnection(_WithSocket, redis.connection.UnixDomainSocketConnection):
+    """A redis-py connection over a unix socket."""
 
 
-def _passed(pieces: list[memoryview], start: int, nbytes: int) -> int:
-    """The first piece that is not done after `nbytes` more; its beginning is cut off in place."""
-    while nbytes:
-        piece = pieces[start]
-        if nbytes < len(piece):
-            pieces[start] = piece[nbytes:]
-            return start
-        nbytes -= len(piece)
-        start += 1
-    return start
+class Connection:
+    """One connection. One thread at a time may use it; any thread may call `shut_down`.
+
+    The user of a connection drops it after an exception, because replies may still be on their way.
+    """
+
+    def __init__(self, address: Address, access: Access) -> None:
+        self._address = address
+        self._access = access
+        options = {**access.options, "socket_timeout": None}
+        options["protocol"] = (
+            2  # RESP3 has another reply for a miss, and lets servers push messages
+        )
+        if address.path is not None:
+            kind: Any = UnixConnection
+            options["path"] = address.path
+        else:
+            kind = TcpConnection
+            options |= {"host": address.host, "port": address.port}
+        self._redis_connection: Any = kind(**options)
+        self._socket: DeadlineSocket | None = None
+        self._is_shut_down = False
+        self.is_stale = False
+        """True after the server has answered that another server has to be asked."""
+        self.identity: tuple[bytes, bytes] | None = None
+        """The server's id of this connection, and the client's address as the server sees it."""
+
+    @property
+    def socket(self) -> DeadlineSocket:
+        assert self._socket is not None
+        return self._socket
+
+    def prepare(self, deadline: Deadline) -> bool:
+        """Connect, unless the connection is up and idle. Set its deadline. Return True if it is new."""
+        if self._socket is not None and self._is_idle(self._socket, deadline):
+            return False
+        self.drop()
+        made = DeadlineSocket(dial(self._address, self._access.context, deadline), deadline)
+        self._socket = self._redis_connection.given_socket = made
+        if self._is_shut_down:
+            raise ConnectionAbortedError("the connection was ended while it was made")
+        self._greet()
+        return True
+
+    def execute(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands that carry no page, many at a time. Return their replies."""
+        replies: list[Reply] = []
+        for start in range(0, len(commands), _MAX_COMMANDS):
+            part = commands[start : start + _MAX_COMMANDS]
+            packed = b"".join(self._redis_connection.pack_commands(part))
+            self._redis_connection.send_packed_command([packed], check_health=False)
+            replies.extend(self._read_reply() for _ in part)
+        return replies
+
+    def shut_down(self) -> None:
+        """End the connection for good. A thread that waits in it wakes up."""
+        self._is_shut_down = True
+        if self._socket is not None:
+            self._socket.shut_down()
+
+    def drop(self) -> None:
+        """Close the connection. `prepare` may connect it again."""
+        self._redis_connection.disconnect()
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._redis_connection.given_socket = None
+        self.is_stale = False
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        """Authenticate, and read the connection's identity."""
+        try:
+            self._redis_connection.connect()
+        except (exceptions.InvalidResponse, exceptions.ConnectionError) as error:
+            if self._access.context is None and _may_be_tls(error):
+                raise ConnectionError(
+                    f"{self._address} does not answer as a Redis does: {error} If it speaks TLS, the"
+                    " scheme must be rediss://"
+                ) from None
+            raise
+        except MALFORMED as error:
+            raise WrongReply("a reply has another form") from error
+        self.identity = self._read_identity()
+
+    def _read_reply(self) -> Reply:
+        try:
+            return self._redis_connection.read_response()
+        except exceptions.ResponseError as error:
+            reply = ErrorReply.from_exception(error)
+            self.is_stale |= reply.is_stale
+            return reply
+        except MALFORMED as error:
+            raise WrongReply("a reply has another form") from error
+
+    def _is_idle(self, connected: DeadlineSocket, deadline: Deadline) -> bool:
+        """Return True if nothing has arrived since the last use: neither an end nor a late reply."""
+        connected.deadline = deadline
+        try:
+            return not self._redis_connection.can_read(0)
+        except (OSError, exceptions.RedisError):
+            return False
+
+    def _read_identity(self) -> tuple[bytes, bytes] | None:
+        (reply,) = self.execute([("CLIENT", "INFO")])
+        if not isinstance(reply, bytes):
+            return None
+        parts = (part.partition(b"=") for part in reply.split())
+        fields = {name: value for name, _, value in parts}
+        return (fields[b"id"], fields[b"addr"]) if {b"id", b"addr"} <= fields.keys() else None
 
 
-def _with_few_small(pieces: Sequence[memoryview]) -> list[memoryview]:
-    """Neighbours that are small in one piece: each piece is a record of its own in TLS."""
-    joined: list[memoryview] = []
-    small: list[memoryview] = []
-    for piece in pieces:
-        if len(piece) < _FEW_NBYTES:
-            small.append(piece)
-            continue
-        if small:
-            joined.append(memoryview(b"".join(small)))
-            small = []
-        joined.append(piece)
-    return [*joined, memoryview(b"".join(small))] if small else joined
+def _may_be_tls(error: Exception) -> bool:
+    """Return True if a greeting failed as with a TLS server. Most of them end the connection."""
+    ended = isinstance(error.__context__, ConnectionResetError) or _CLOSED_BY_SERVER in str(error)
+    return ended or _TLS_ALERT in str(error)

@@ -1,66 +1,237 @@
-"""Taking pages out of their indices while others set the same pages.
+"""The index of pages and key spaces: listing, deleting, and removing members without a page.
+
+Pages are found by the indices of their buckets, however many other keys the database has. Where indices
+may have been evicted, they are found by walking the database. Either way a page is listed after it was
+seen.
+
+Pages leave their indices while others set the same pages:
 
     writer     ZADD GT index expiry hash      SET page        ZADD GT index expiry hash
     remover    ZADD XX index mark hash        UNLINK page     ZREMRANGEBYSCORE index mark mark
 
-A remover gives the members a score of its own, the mark, and takes out what still has that score at the
-end, where all of its pages are gone. Whoever sets a page in between gives its member another score: no
-page is ever there without a member, whatever comes between two steps, whatever the server refuses, and
-wherever a remover dies. A member without a page is found by the next listing. Marks are negative, so
-that every time at which a page expires replaces them.
+A remover gives the members a score of its own, the mark. It takes out the members that still have the
+mark at the end, when all of its pages are gone. A writer in between gives its member another score.
+Therefore no page is ever present without a member, whatever runs between two steps, whatever the server
+refuses, and wherever a remover dies. The next listing finds a member without a page. Marks are
+negative, so that every expiry replaces them.
 """
 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis.replies import ErrorReply
+from hicache_backends.redis.layout import BUCKETS, registry
+from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Refused, WrongReply, items_of
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.manifest import decode_manifest, encode_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hicache_backends.redis.batch import Router
     from hicache_backends.redis.layout import SpaceKeys
-    from hicache_backends.redis.replies import Command
-    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_backends.redis.replies import Command, Reply
+    from hicache_backends.redis.server_pool import ServerPool
+    from hicache_storage.keys import KeySpace
 
+_BUCKETS_AT_ONCE = 32
+_SCAN_COUNT = 512
+"""The COUNT of one ZSCAN or SCAN."""
+_SCAN_PARTS = 2
+"""The items of a scan's reply: a cursor, and a list."""
+_CLOCK_SKEW_S = 60.0
+_TRIM_SHARE = 1 / 16
+"""The share of batches after whose set expired members are removed from their buckets."""
+_REGISTRATION_S = 10.0
+"""A manifest is assumed to stay for this long. Others may delete it, or the server may lose it."""
 _FIRST_MARK = 1 << 51
 _LAST_MARK = 1 << 52
-"""Whole numbers below 2 to the 53 are exact as scores."""
+"""Scores are floats, which are exact for integers below 2**53."""
+
+
+class Index:
+    """The index as one storage uses it. Thread-safe."""
+
+    def __init__(self, router: Router, prefix: str, timeout_s: float) -> None:
+        self._router = router
+        self._registry = registry(prefix)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._opened: dict[KeySpace, float | None] = {}
+        """The time at which each manifest was last seen. None: unknown."""
+        self._connections_made = 0
+
+    # --- key spaces ------------------------------------------------------------------------------
+
+    def register(self, space: KeySpace, deadline: Deadline) -> None:
+        """Write the manifest of `space`, unless it was seen a short time ago."""
+        connections_made = self._router.pools.connections_made
+        with self._lock:
+            if connections_made != self._connections_made:  # a server may have restarted empty
+                self._connections_made = connections_made
+                self._opened = dict.fromkeys(self._opened)
+            seen_at_s = self._opened.get(space)
+        if seen_at_s is None or time.monotonic() - seen_at_s > _REGISTRATION_S:
+            self._register([space], deadline)
+
+    def spaces(self) -> list[KeySpace]:
+        """Return every key space that any process has registered, and those of this storage."""
+        deadline = Deadline(self._timeout_s)
+        with self._lock:
+            opened = [*self._opened]
+        self._register(opened, deadline)
+        (reply,) = self._execute([("HVALS", self._registry)], deadline)
+        registered = [space for space in map(decode_manifest, _items(reply)) if space is not None]
+        return [*dict.fromkeys([*registered, *opened])]
+
+    def _register(self, spaces: Sequence[KeySpace], deadline: Deadline) -> None:
+        manifests = {space.id: encode_manifest(space) for space in spaces}
+        commands = [("HSETNX", self._registry, *item) for item in manifests.items()]
+        replies = self._execute(commands, deadline)
+        now_s = time.monotonic()
+        with self._lock:
+            for space, reply in zip(spaces, replies, strict=True):
+                self._opened[space] = now_s if isinstance(reply, int) else None
+
+    def _execute(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        """Return the replies to commands on the registry. A full server is no failure."""
+        replies = self._router.execute([self._registry] * len(commands), commands, deadline)
+        for reply in replies:
+            if isinstance(reply, ErrorReply) and not reply.is_full:
+                raise Refused(reply)
+        return replies
+
+    # --- pages -----------------------------------------------------------------------------------
+
+    def pages(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
+        """Yield hash and length of everything under keys of pages, in parts. None: it is no page."""
+        if self._has_whole_indices():
+            yield from self._pages_of_indices(keys)
+        else:
+            yield from self._pages_of_walk(keys)
+
+    def trim(self, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline) -> None:
+        """Remove expired members from the buckets of these pages, once in a while."""
+        if random.random() > _TRIM_SHARE:
+            return
+        indices = [keys.index(bucket) for bucket in sorted({one[:2] for one in hashes})]
+        until_s = time.time() - _CLOCK_SKEW_S
+        # The range begins at 0, not at -inf: a member with a mark may have a page.
+        commands = [("ZREMRANGEBYSCORE", index, 0, until_s) for index in indices]
+        self._router.execute(indices, commands, deadline)
+
+    def _has_whole_indices(self) -> bool:
+        """Ask the servers each time: the policy may change while a storage is open."""
+        deadline = Deadline(self._timeout_s)
+        servers = self._router.deployment.all_servers(deadline)
+        return all(server.facts(deadline).has_whole_indices for server in servers)
+
+    def _pages_of_indices(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
+        for start in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
+            seen: set[str] = set()
+            for members in self._members(keys, BUCKETS[start : start + _BUCKETS_AT_ONCE]):
+                fresh = [page_hash for page_hash in members if page_hash not in seen]
+                seen.update(fresh)
+                found = self._lengths(keys, fresh)
+                absent = [page_hash for page_hash, nbytes in found if nbytes == 0]
+                prune(self._router, keys, absent, Deadline(self._timeout_s))
+                yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
+
+    def _members(self, keys: SpaceKeys, buckets: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the members of the indices of `buckets`, in parts. Some may appear twice."""
+        cursors = {keys.index(bucket): b"0" for bucket in buckets}
+        while cursors:
+            commands = [("ZSCAN", key, at, "COUNT", _SCAN_COUNT) for key, at in cursors.items()]
+            replies = self._router.execute([*cursors], commands, Deadline(self._timeout_s))
+            members: list[str] = []
+            for key, reply in zip([*cursors], replies, strict=True):
+                cursor, found = _parse_scan(reply)
+                hashes = (keys.member(key, member) for member in found[::2])
+                members += (page_hash for page_hash in hashes if page_hash is not None)
+                cursors[key] = cursor
+            cursors = {key: cursor for key, cursor in cursors.items() if cursor != b"0"}
+            yield members
+
+    def _pages_of_walk(self, keys: SpaceKeys) -> Iterator[list[tuple[str, int | None]]]:
+        seen: set[str] = set()
+        servers = self._all_servers()
+        for server in servers:
+            for page_hashes in self._walk(server, keys):
+                fresh = [page_hash for page_hash in page_hashes if page_hash not in seen]
+                seen.update(fresh)
+                found = self._lengths(keys, fresh)
+                yield [(page_hash, nbytes) for page_hash, nbytes in found if nbytes != 0]
+        self._router.deployment.invalidate()
+        if set(servers) != set(self._all_servers()):
+            raise ConnectionError("servers came or went while they were walked: list again")
+
+    def _all_servers(self) -> list[ServerPool]:
+        return self._router.deployment.all_servers(Deadline(self._timeout_s))
+
+    def _walk(self, server: ServerPool, keys: SpaceKeys) -> Iterator[list[str]]:
+        """Yield the page hashes of the keys on one server, in parts. Some may appear twice."""
+        cursor = b"0"
+        while True:
+            command = ("SCAN", cursor, "MATCH", keys.pattern, "COUNT", _SCAN_COUNT)
+            with server.acquire(Deadline(self._timeout_s)) as connection:
+                (reply,) = connection.execute([command])
+            cursor, found = _parse_scan(reply)
+            hashes = [keys.page_hash(key) for key in found]
+            yield list(dict.fromkeys(page_hash for page_hash in hashes if page_hash is not None))
+            if cursor == b"0":
+                return
+
+    def _lengths(self, keys: SpaceKeys, hashes: Sequence[str]) -> list[tuple[str, int | None]]:
+        """Return the length of each page: 0 where there is none, None where the value is no string."""
+        page_keys = [keys.page(page_hash) for page_hash in hashes]
+        if not page_keys:
+            return []
+        commands = [("STRLEN", key) for key in page_keys]
+        replies = self._router.execute(page_keys, commands, Deadline(self._timeout_s))
+        return [
+            (page_hash, _parse_length(reply))
+            for page_hash, reply in zip(hashes, replies, strict=True)
+        ]
+
+
+# --- removing ------------------------------------------------------------------------------------
 
 
 def delete_pages(
     router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline
 ) -> list[bool]:
-    """Remove pages, then the members of those that are gone. True: it is gone. Three round trips."""
+    """Remove pages, then the members of those that are gone, in three round trips. True: it is gone."""
     members = _by_index(keys, hashes)
     mark = _new_mark()
-    marked, full = _marked(router, members, dict.fromkeys(hashes, mark), deadline)
+    marked, full = _mark_members(router, members, dict.fromkeys(hashes, mark), deadline)
     page_keys = keys.pages(hashes)
-    replies = router.ask(page_keys, [("UNLINK", key) for key in page_keys], deadline)
+    replies = router.execute(page_keys, [("UNLINK", key) for key in page_keys], deadline)
     kept = {one for one, reply in zip(hashes, replies, strict=True) if not isinstance(reply, int)}
     emptied = [index for index in marked if kept.isdisjoint(members[index])]
-    router.ask(emptied, [("ZREMRANGEBYSCORE", index, mark, mark) for index in emptied], deadline)
-    if full:  # a full server takes no marks; there may be room now
+    commands: list[Command] = [("ZREMRANGEBYSCORE", index, mark, mark) for index in emptied]
+    router.execute(emptied, commands, deadline)
+    if full:  # A full server takes no marks. The deleted pages have freed memory.
         prune(router, keys, [one for index in full for one in members[index]], deadline)
     return [page_hash not in kept for page_hash in hashes]
 
 
 def prune(router: Router, keys: SpaceKeys, hashes: Sequence[str], deadline: Deadline) -> None:
-    """Remove the members whose pages are not there. Three round trips."""
+    """Remove the members whose pages are missing, in three round trips."""
     if not hashes:
         return
     members = _by_index(keys, hashes)
     first = _new_mark()
     marks = {page_hash: first - number for number, page_hash in enumerate(dict.fromkeys(hashes))}
-    marked, _ = _marked(router, members, marks, deadline)
+    marked, _ = _mark_members(router, members, marks, deadline)
     suspects = [(index, one) for index in marked for one in members[index]]
     page_keys = [keys.page(page_hash) for _, page_hash in suspects]
-    lengths = router.ask(page_keys, [("STRLEN", key) for key in page_keys], deadline)
+    lengths = router.execute(page_keys, [("STRLEN", key) for key in page_keys], deadline)
     gone = [one for one, length in zip(suspects, lengths, strict=True) if length == 0]
     commands = [("ZREMRANGEBYSCORE", index, marks[one], marks[one]) for index, one in gone]
-    router.ask([index for index, _ in gone], commands, deadline)
+    router.execute([index for index, _ in gone], commands, deadline)
 
 
 def _by_index(keys: SpaceKeys, hashes: Sequence[str]) -> dict[bytes, list[str]]:
@@ -70,18 +241,18 @@ def _by_index(keys: SpaceKeys, hashes: Sequence[str]) -> dict[bytes, list[str]]:
     return members
 
 
-def _marked(
+def _mark_members(
     router: Router,
     members: dict[bytes, list[str]],
     marks: dict[str, int],
     deadline: Deadline,
 ) -> tuple[list[bytes], list[bytes]]:
-    """Mark members that are there. The indices that took it, and those for which there is no room."""
+    """Mark the members that exist. Return the indices that took marks, and those that are full."""
     commands: list[Command] = [
-        ("ZADD", index, "XX", *(part for one in named for part in (marks[one], one)))
-        for index, named in members.items()
+        ("ZADD", index, "XX", *(part for one in hashes for part in (marks[one], one)))
+        for index, hashes in members.items()
     ]
-    replies = dict(zip(members, router.ask([*members], commands, deadline), strict=True))
+    replies = dict(zip(members, router.execute([*members], commands, deadline), strict=True))
     marked = [index for index, reply in replies.items() if isinstance(reply, int)]
     full = [
         index for index, reply in replies.items() if isinstance(reply, ErrorReply) and reply.is_full
@@ -90,5 +261,40 @@ def _marked(
 
 
 def _new_mark() -> int:
-    """A score that nobody else uses, with room below it for those of a batch."""
+    """Return a random score. The scores below it are free for the other members of a batch."""
     return -random.randrange(_FIRST_MARK, _LAST_MARK)
+
+
+# --- replies -------------------------------------------------------------------------------------
+
+
+def _parse_length(reply: Reply) -> int | None:
+    """Return a length, or None where the value is no string."""
+    if isinstance(reply, ErrorReply):
+        if reply.is_about_the_key:
+            return None
+        raise Refused(reply)
+    if not isinstance(reply, int):
+        raise ConnectionError("a part of a listing was not answered")
+    return reply
+
+
+def _items(reply: Reply) -> list[bytes]:
+    if isinstance(reply, ErrorReply):
+        raise Refused(reply)
+    items = items_of(reply)
+    if items is None or not all(isinstance(item, bytes) for item in items):
+        raise WrongReply("a listing has another form")
+    return items
+
+
+def _parse_scan(reply: Reply) -> tuple[bytes, list[bytes]]:
+    """Return the cursor and the items of a scan. Half a listing must not pass for all of it."""
+    if isinstance(reply, ErrorReply):
+        raise Refused(reply)
+    if reply is UNANSWERED:
+        raise ConnectionError("a part of a listing was not answered")
+    parts = items_of(reply)
+    if parts is None or len(parts) != _SCAN_PARTS or not isinstance(parts[0], bytes):
+        raise WrongReply("a listing has another form")
+    return parts[0], _items(parts[1])

@@ -1,18 +1,20 @@
-"""The names of everything that is kept in the database.
+"""The keys that the backend uses in the database.
 
     PREFIX{SPACE:BB}HASH     a page: a string of exactly the page's bytes
-    PREFIX{SPACE:BB}         the index of a bucket: a sorted set of page hashes by the time they expire
+    PREFIX{SPACE:BB}         the index of a bucket: a sorted set of page hashes by their expiry
     PREFIXspaces             a hash of key-space id to manifest
 
-BB are the first two digits of the page hash. What is in braces chooses the slot of a cluster, so a page
-and its index are on one server, and the 256 buckets of a key space are spread over all of them.
+BB are the first two digits of the page hash. A cluster chooses the slot by the part in braces.
+Therefore a page and its index are on one server, and the 256 buckets of a key space are spread over all
+servers.
 """
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.manifest import PAGE_HASH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 BUCKETS = tuple(f"{number:02x}" for number in range(256))
-_PAGE_HASH = re.compile(rb"[0-9a-f]+")
-_MEMBER = re.compile(rb"[0-9a-f]{32,128}")
 
 
 class SpaceKeys:
@@ -41,14 +41,14 @@ class SpaceKeys:
         return f"{self._head}{bucket}}}".encode()
 
     def member(self, index: bytes, member: bytes) -> str | None:
-        """The hash of the page that a member of an index stands for; None for what is not ours."""
-        if not _MEMBER.fullmatch(member) or self.index(member[:2].decode()) != index:
-            return None
-        return member.decode()
+        """Return the page hash that a member of an index is, or None for a foreign member."""
+        page_hash = member.decode(errors="replace")
+        is_ours = PAGE_HASH.fullmatch(page_hash) and self.index(page_hash[:2]) == index
+        return page_hash if is_ours else None
 
     @property
     def pattern(self) -> str:
-        """What SCAN takes to find all of them."""
+        """The pattern of SCAN that matches all keys of the space."""
         return f"{self._head}*"
 
     @cached_property
@@ -56,13 +56,11 @@ class SpaceKeys:
         return len(self._head) + len("00}")
 
     def page_hash(self, key: bytes) -> str | None:
-        """The hash of the page that has this key; None for an index, and for what is not ours."""
-        page_hash = key[self._page_key_offset :]
-        if not _PAGE_HASH.fullmatch(page_hash) or self.page(page_hash.decode()) != key:
-            return None
-        return page_hash.decode()
+        """Return the hash of the page that has this key, or None for an index or a foreign key."""
+        page_hash = key[self._page_key_offset :].decode(errors="replace")
+        return page_hash if PAGE_HASH.fullmatch(page_hash) and self.page(page_hash) == key else None
 
 
 def registry(prefix: str) -> bytes:
-    """The key of the manifests."""
+    """Return the key of the hash that holds the manifests."""
     return f"{prefix}spaces".encode()

@@ -1,9 +1,9 @@
-"""Pages over a connection, straight from and into the caller's memory.
+"""GET and SET of pages in RESP2, between a connection and the caller's memory.
 
-RESP2. A request that carries a page is its header, the page's segments and its end, in one `sendmsg`; a
-page that comes is received into its segments in one `recvmsg_into`, together with the end of its reply
-and the beginning of the next. What was read before all of a reply is known to be right is never used:
-`settle` is called for a page when its verdict is certain, in the order of the requests.
+One `sendmsg` sends a request that carries a page: its header, the page's segments and its end. One
+`recvmsg_into` receives a page into its segments, together with the end of its reply and the beginning
+of the next. No page is used before all of its reply is known to be right: `settle` is called for a page
+when its verdict is certain, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from hicache_backends.redis.replies import ErrorReply, Reply, WrongReply
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_backends.redis.connection import Wire
+    from hicache_backends.redis.deadline_socket import DeadlineSocket
     from hicache_storage.page import Page
 
     Settle = Callable[[int, Reply], None]
 
 WINDOW_NBYTES = 1 << 19
-"""Of small pages so many bytes are under way at once: a round trip is worth more than they are."""
-_MOST_PAGES = 512
+"""The bytes of small pages that are on their way at once. A round trip costs more than they do."""
+_MAX_WINDOW_PAGES = 512
 _HEAD_NBYTES = 4
-"""No reply is shorter."""
+"""The length of the shortest reply."""
 _MISS = b"$-1\r"
 _END = b"\r\n"
-_LONGEST_LINE = 4096
+_MAX_LINE_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """How one page is stored: listed, set and listed again.
+    """A request that stores one page: the page is listed, set and listed again.
 
-    Listed before, so that a page whose writer dies is in its index; and again, because what removes
-    pages from the index may have come in between.
+    It is listed before, so that a page whose writer dies is in its index. It is listed again, because a
+    remover may have taken it out of the index in between.
     """
 
     key: bytes
     nbytes: int
     options: tuple[bytes, ...] = ()
-    """Of SET, after the page."""
+    """The options of SET, which follow the page."""
     listing: tuple[bytes, ...] = ()
-    """The command that lists it; empty: it is listed."""
+    """The command that lists the page. Empty: the page is listed already."""
 
-    def around(self) -> tuple[bytes, bytes]:
-        """What goes before the page's bytes, and what follows them."""
-        listed = _packed(self.listing)
+    def framing(self) -> tuple[bytes, bytes]:
+        """Return the bytes before the page and the bytes after it."""
+        listed = _pack(self.listing)
         before = b"%b*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
             *(listed, 3 + len(self.options), len(self.key), self.key, self.nbytes),
         )
@@ -56,15 +56,15 @@ class PageRequest:
 
     @property
     def verdict_at(self) -> int:
-        """Which of its replies is about the page."""
+        """The position of the page's reply among the replies."""
         return 1 if self.listing else 0
 
     @property
-    def replies(self) -> int:
+    def reply_count(self) -> int:
         return 3 if self.listing else 1
 
 
-def _packed(command: tuple[bytes, ...]) -> bytes:
+def _pack(command: tuple[bytes, ...]) -> bytes:
     if not command:
         return b""
     return b"*%d\r\n%b" % (len(command), b"".join(map(_argument, command)))
@@ -75,59 +75,59 @@ def _argument(value: bytes) -> bytes:
 
 
 def window_of(depth: int, page_nbytes: int) -> int:
-    """How many pages of a size are under way at once."""
-    return max(depth, min(_MOST_PAGES, WINDOW_NBYTES // page_nbytes))
+    """Return how many pages of `page_nbytes` are on their way at once."""
+    return max(depth, min(_MAX_WINDOW_PAGES, WINDOW_NBYTES // page_nbytes))
 
 
 # --- get -----------------------------------------------------------------------------------------
 
 
 def get_pages(
-    wire: Wire, keys: Sequence[bytes], pages: Sequence[Page], window: int, settle: Settle
+    sock: DeadlineSocket, keys: Sequence[bytes], pages: Sequence[Page], window: int, settle: Settle
 ) -> None:
-    """Read each page. It settles as True, as False (it is not there, or is no page), or as an error.
+    """Read each page. It settles as True, as False (it is missing, or is no page), or as an error.
 
     Raises:
-        WrongReply: A reply of another length or kind. What lies there under the key of a wrong length
-            has settled as False; pages after it have not settled.
-        OSError: The connection failed; pages have settled or not.
+        WrongReply: A reply has another length or kind. The page whose reply has another length has
+            settled as False. Pages after it have not settled.
+        OSError: The connection failed. Some pages may have settled.
     """
     requests = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]
-    reader = _Reader(wire)
+    reader = _PageReader(sock)
     sent = 0
     for index, page in enumerate(pages):
         if sent < len(keys) and sent - index <= window // 2:
             until = min(len(keys), index + window)
-            wire.send_pieces([memoryview(b"".join(requests[sent:until]))])
+            sock.send_buffers([memoryview(b"".join(requests[sent:until]))])
             sent = until
-        settle(index, reader.page(page, index, settle, more=index + 1 < sent))
+        settle(index, reader.read(page, index, settle, more=index + 1 < sent))
 
 
-class _Reader:
-    """Replies to GET, each of a size that is known beforehand."""
+class _PageReader:
+    """A reader of replies to GET. The size of each page is known."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, sock: DeadlineSocket) -> None:
+        self._socket = sock
         self._head = memoryview(bytearray(_HEAD_NBYTES))
         self._end = memoryview(bytearray(len(_END)))
         self._missing = [self._head]
-        """What has not come yet of the head of the next reply."""
+        """The part of the next reply's head that has not arrived yet."""
 
-    def page(self, page: Page, index: int, settle: Settle, *, more: bool) -> Reply:
-        """The next reply. `more`: another one was asked for, so that its head may be read along."""
-        self._wire.receive(self._missing)
+    def read(self, page: Page, index: int, settle: Settle, *, more: bool) -> Reply:
+        """Read the next reply. `more`: another reply will follow, and its head may be read along."""
+        self._socket.receive_into(self._missing)
         head = bytes(self._head)
         self._missing = [self._head]
         if head == _MISS:
             return self._miss(more=more)
         if head[:1] == b"-":
-            return ErrorReply.of_line((head[1:] + self._line()).decode(errors="replace"))
+            return ErrorReply.from_line((head[1:] + self._line()).decode(errors="replace"))
         header = b"$%d\r\n" % page.nbytes
         if header[:_HEAD_NBYTES] == head:
             rest = memoryview(bytearray(len(header) - _HEAD_NBYTES))
-            pieces = [*([rest] if rest else []), *page.segments, self._end]
-            left = self._wire.receive(
-                [*pieces, *([self._head] if more else [])], least=len(rest), eager=True
+            buffers = [*([rest] if rest else []), *page.segments, self._end]
+            left = self._socket.receive_into(
+                [*buffers, *([self._head] if more else [])], len(rest), eager=True
             )
             if header[_HEAD_NBYTES:] == bytes(rest):
                 self._finish(left, more=more)
@@ -143,21 +143,21 @@ class _Reader:
             raise WrongReply("a reply has another form")
         return False
 
-    def _finish(self, pieces: list[memoryview], *, more: bool) -> None:
-        """Receive the rest of a reply, and what has come of the next one's head along with it."""
-        nbytes = sum(map(len, pieces))
-        left = self._wire.receive(pieces, least=nbytes - (_HEAD_NBYTES if more else 0))
+    def _finish(self, buffers: list[memoryview], *, more: bool) -> None:
+        """Receive the rest of a reply, and the available part of the next one's head."""
+        nbytes = sum(map(len, buffers))
+        left = self._socket.receive_into(buffers, nbytes - (_HEAD_NBYTES if more else 0))
         if more:
             self._missing = left
 
     def _line(self) -> bytes:
-        """The rest of a line, byte by byte: what follows it is no business of this reply."""
+        """Read the rest of a line byte by byte. The bytes after it belong to the next reply."""
         line = bytearray()
         byte = memoryview(bytearray(1))
         while not line.endswith(_END):
-            if len(line) > _LONGEST_LINE:
+            if len(line) > _MAX_LINE_NBYTES:
                 raise WrongReply("an error is too long")
-            self._wire.receive([byte])
+            self._socket.receive_into([byte])
             line += byte
         return bytes(line[: -len(_END)])
 
@@ -166,68 +166,72 @@ class _Reader:
 
 
 def set_pages(
-    wire: Wire, requests: Sequence[PageRequest], pages: Sequence[Page], window: int, settle: Settle
+    sock: DeadlineSocket,
+    requests: Sequence[PageRequest],
+    pages: Sequence[Page],
+    window: int,
+    settle: Settle,
 ) -> None:
-    """Store each page. It settles as the list of its replies: True (set), None (the key is taken)...
+    """Store each page. It settles as the list of its replies: True (set), None (the key exists)...
 
     Raises:
-        WrongReply: A reply of another kind.
-        OSError: The connection failed; what has not settled may or may not be carried out.
+        WrongReply: A reply has another kind.
+        OSError: The connection failed. Requests that have not settled may or may not be carried out.
     """
-    lines = _Lines(wire)
+    lines = _LineReader(sock)
     sent = 0
     for index, request in enumerate(requests):
         if sent < len(requests) and sent - index <= window // 2:
             until = min(len(requests), index + window)
-            wire.send_pieces(_pieces(requests[sent:until], pages[sent:until]))
+            sock.send_buffers(_buffers(requests[sent:until], pages[sent:until]))
             sent = until
-        settle(index, [_reply(lines.read()) for _ in range(request.replies)])
-    lines.must_be_done()
+        settle(index, [_parse_reply(lines.read()) for _ in range(request.reply_count)])
+    lines.check_done()
 
 
-def _pieces(requests: Sequence[PageRequest], pages: Sequence[Page]) -> list[memoryview]:
-    pieces: list[memoryview] = []
+def _buffers(requests: Sequence[PageRequest], pages: Sequence[Page]) -> list[memoryview]:
+    buffers: list[memoryview] = []
     between = b""
     for request, page in zip(requests, pages, strict=True):
-        before, after = request.around()
-        pieces.append(memoryview(between + before))
-        pieces += page.segments
+        before, after = request.framing()
+        buffers.append(memoryview(between + before))
+        buffers += page.segments
         between = after
-    pieces.append(memoryview(between))
-    return pieces
+    buffers.append(memoryview(between))
+    return buffers
 
 
-def _reply(line: bytes) -> Reply:
+def _parse_reply(line: bytes) -> Reply:
     if line == b"+OK":
         return True
     if line == b"$-1":
         return None
     if line[:1] == b"-":
-        return ErrorReply.of_line(line[1:].decode(errors="replace"))
+        return ErrorReply.from_line(line[1:].decode(errors="replace"))
     if line[:1] == b":" and line[1:].isdigit():
         return int(line[1:])
     raise WrongReply("a reply has another form")
 
 
-class _Lines:
-    """Replies of one line each: there are no others to SET and ZADD."""
+class _LineReader:
+    """A reader of one-line replies. SET and ZADD have no others."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, sock: DeadlineSocket) -> None:
+        self._socket = sock
         self._lines: list[bytes] = []
         self._unfinished = b""
 
     def read(self) -> bytes:
         while not self._lines:
-            if len(self._unfinished) > _LONGEST_LINE:
+            if len(self._unfinished) > _MAX_LINE_NBYTES:
                 raise WrongReply("a reply is too long")
-            came = self._wire.recv(1 << 16)
-            if not came:
+            received = self._socket.recv(1 << 16)
+            if not received:
                 raise ConnectionResetError("the server ended the connection")
-            *lines, self._unfinished = (self._unfinished + came).split(_END)
+            *lines, self._unfinished = (self._unfinished + received).split(_END)
             self._lines = lines[::-1]
         return self._lines.pop()
 
-    def must_be_done(self) -> None:
+    def check_done(self) -> None:
         if self._lines or self._unfinished:
-            raise WrongReply("the server sent more replies than requests came")
+            raise WrongReply("the server sent more replies than there were requests")

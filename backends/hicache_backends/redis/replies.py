@@ -1,4 +1,4 @@
-"""Error replies, in one form, whether redis-py has read them or the page path."""
+"""Replies that are no values: errors in one form, whether redis-py or the page path has read them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from redis import exceptions
+
+from hicache_backends.redis.access import Address
 
 _CODES: dict[type[exceptions.RedisError], str] = {
     exceptions.AskError: "ASK",  # before its base
@@ -18,7 +20,8 @@ _CODES: dict[type[exceptions.RedisError], str] = {
     exceptions.ReadOnlyError: "READONLY",
 }
 _FULL = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
-_PAGE_ONLY = frozenset({"WRONGTYPE"})
+_KEY_ONLY = frozenset({"WRONGTYPE"})
+_REDIRECTIONS = frozenset({"MOVED", "ASK", "READONLY"})
 _STALE = frozenset(
     {
         "READONLY",
@@ -34,82 +37,87 @@ _STALE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """The server refused one command. Nothing of it was carried out."""
+    """The refusal of one command, of which the server has carried out nothing."""
 
     code: str
-    """Its first word."""
+    """The first word of the reply."""
     text: str
 
     @classmethod
-    def of(cls, error: exceptions.ResponseError) -> ErrorReply:
-        """From redis-py, which leaves out the codes that it has a class for."""
+    def from_exception(cls, error: exceptions.ResponseError) -> ErrorReply:
+        """Return the reply that redis-py has read. Its text lacks the codes that have a class."""
         text = str(error)
         for kind, code in _CODES.items():
             if isinstance(error, kind):
                 return cls(code, text)
-        return cls.of_line(text)
+        return cls.from_line(text)
 
     @classmethod
-    def of_line(cls, line: str) -> ErrorReply:
+    def from_line(cls, line: str) -> ErrorReply:
         code, _, text = line.partition(" ")
         return cls(code, text)
 
     @property
     def is_full(self) -> bool:
-        """The server takes no writes now: it has no room, or may not write its own files."""
+        """True if the server takes no writes: it has no memory left, or cannot write its files."""
         return self.code in _FULL
 
     @property
     def is_redirection(self) -> bool:
-        """Another server would do it."""
-        return self.code in ("MOVED", "ASK", "READONLY")
+        """True if another server would carry out the command."""
+        return self.code in _REDIRECTIONS
 
     @property
     def is_stale(self) -> bool:
-        """Another connection may lead to a server that would do it: this one has no future."""
+        """True if a new connection may lead to a server that would carry out the command."""
         return self.code in _STALE
 
     @property
     def is_about_the_key(self) -> bool:
-        """What lies under the key is no page."""
-        return self.code in _PAGE_ONLY
+        """True if the value of the key is no page."""
+        return self.code in _KEY_ONLY
 
-    @property
-    def target(self) -> str:
-        """`host:port` of a redirection to one server; `:port` where the host is the same."""
-        return self.text.rpartition(" ")[2]
+    def target(self, host: str) -> Address:
+        """Return the server that ASK names. ASK without a host names a port of `host`.
+
+        Raises:
+            ValueError: The reply names no server.
+        """
+        parsed = exceptions.AskError(self.text)
+        return Address.parse(f"{parsed.host}:{parsed.port}", default_host=host)
 
 
 class WrongReply(ConnectionAbortedError):
-    """What came is not what was asked for: nothing that follows on this connection can be trusted."""
+    """A reply of another form than expected. No later reply on its connection can be trusted."""
 
 
 class Refused(Exception):
-    """A command was refused in a way that concerns all others too."""
+    """A refusal that concerns all commands of a batch."""
 
     def __init__(self, reply: ErrorReply) -> None:
         super().__init__(f"{reply.code} {reply.text}")
 
 
 class _Unanswered:
-    """What stands for a reply that did not come."""
+    """The type of `UNANSWERED`."""
 
     def __repr__(self) -> str:
         return "UNANSWERED"
 
 
 UNANSWERED = _Unanswered()
+"""A placeholder for a reply that did not arrive."""
 Reply: TypeAlias = Any
 """int, bytes, None, a list of replies, `ErrorReply` or `UNANSWERED`."""
 Command: TypeAlias = tuple[bytes | str | int | float, ...]
 TIMEOUTS = (TimeoutError, exceptions.TimeoutError)
 _ARRAY: type[Any] = list
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
-"""What redis-py and our own readers meet in a reply that no server should send."""
+"""Exceptions that redis-py and our parsers raise for a reply that no server should send."""
 FAILURES = (OSError, exceptions.RedisError, Refused)
-"""What a connection may raise."""
+"""Exceptions that a connection may raise."""
 
 
 def items_of(reply: Reply) -> list[Reply] | None:
-    """Return the items of an array; None: it is something else."""
+    """Return the items of an array, or None if `reply` is no array."""
     return reply if isinstance(reply, _ARRAY) else None

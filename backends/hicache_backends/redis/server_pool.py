@@ -1,25 +1,63 @@
-"""One server, and the few connections to it."""
+"""The connections to each server, and the facts that a server reports about itself."""
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis.link import Link
+from hicache_backends.redis.connection import Connection
 from hicache_backends.redis.replies import WrongReply
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from hicache_backends.redis.access import Access
-    from hicache_backends.redis.address import Address
+    from hicache_backends.redis.access import Access, Address
     from hicache_storage.backend_support.deadline import Deadline
 
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
-class Node:
-    """Lends the connections to one server, each to one call at a time. Thread-safe."""
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """A part of INFO. Nothing is known where INFO is forbidden."""
+
+    policy: str | None
+    """`maxmemory-policy`. CONFIG reports it too, but many managed servers forbid CONFIG."""
+    evicted_keys: int
+    """The number of evictions since the server was started."""
+    is_cluster: bool
+
+    @classmethod
+    def parse(cls, info: str) -> ServerFacts:
+        lines = (line.partition(":") for line in info.splitlines())
+        fields = {name: value for name, _, value in lines}
+        evicted = fields.get("evicted_keys", "0")
+        return cls(
+            policy=fields.get("maxmemory_policy"),
+            # Indices are trusted only if none was evicted, so a malformed number counts as an eviction.
+            evicted_keys=int(evicted) if _NUMBER.fullmatch(evicted) else 1,
+            is_cluster=fields.get("cluster_enabled") == "1",
+        )
+
+    @property
+    def may_evict_anything(self) -> bool:
+        """True if keys without an expiry may be evicted. An index may then go before its pages."""
+        return self.policy is None or self.policy.startswith("allkeys")
+
+    @property
+    def has_whole_indices(self) -> bool:
+        """True if no index can have been evicted. The policy may have been another one before."""
+        if self.may_evict_anything or self.policy is None:
+            return False
+        return self.evicted_keys == 0 or self.policy.startswith("volatile")
+
+
+class ServerPool:
+    """A pool of connections to one server. One call at a time uses a connection. Thread-safe."""
 
     def __init__(self, address: Address, access: Access, limit: int) -> None:
         self.address = address
@@ -27,87 +65,149 @@ class Node:
         self._access = access
         self._limit = limit
         self._changed = threading.Condition()
-        self._idle: list[Link] = []
-        self._busy: dict[Link, int] = {}
-        """In use, each with the generation that it is of."""
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, int] = {}
+        """The connections in use, each with its generation."""
         self._generation = 0
-        """Of connections: whoever meets a failure distrusts all that there are."""
+        """The current generation. A failure of one connection ends all of its generation."""
         self._closed = False
 
     @contextmanager
-    def lent(self, deadline: Deadline) -> Generator[Link, None, None]:
-        """A connection that is ready. What fails on it, or is stale, ends it and all of its age.
+    def acquire(self, deadline: Deadline) -> Generator[Connection, None, None]:
+        """Lend a connection that is ready. A failed or stale one ends all of its generation.
 
-        A wrong reply ends it alone: most come of a page that is damaged, on a server that is well.
+        A wrong reply ends its own connection only: mostly one page is damaged, and the server is well.
+
+        Raises:
+            StorageTimeout: All connections were in use.
+            StorageClosed: The pool is closed.
+            OSError, RedisError: The server cannot be reached, or refuses the credentials.
         """
-        link = self._lease(deadline)
+        connection = self._take(deadline)
         try:
-            self.connections_made += link.ready(deadline)
-            self._must_be_open()  # `close` cannot end what is being connected
-            yield link
+            self.connections_made += connection.prepare(deadline)
+            self._check_open()  # `close` cannot end a connection that is being made
+            yield connection
         except WrongReply:
-            self._give_back(link, is_sound=False, doubts_all=False)
+            self._put_back(connection, is_sound=False, ends_generation=False)
             raise
         except BaseException:
-            self._give_back(link, is_sound=False, doubts_all=True)
+            self._put_back(connection, is_sound=False, ends_generation=True)
             raise
-        self._give_back(link, is_sound=not link.is_stale, doubts_all=link.is_stale)
+        is_stale = connection.is_stale
+        self._put_back(connection, is_sound=not is_stale, ends_generation=is_stale)
 
-    def end(self) -> None:
-        """End all connections, those in use too, and make no more. Idempotent."""
+    def facts(self, deadline: Deadline) -> ServerFacts:
+        """Ask the server for its facts.
+
+        Raises:
+            OSError, RedisError: The server does not answer.
+        """
+        with self.acquire(deadline) as connection:
+            (reply,) = connection.execute([("INFO",)])
+        return ServerFacts.parse(reply.decode(errors="replace") if isinstance(reply, bytes) else "")
+
+    def close(self) -> None:
+        """End all connections, also those in use, and make no more. Idempotent."""
         with self._changed:
             self._closed = True
-            for link in self._busy:
-                link.hang_up()
+            for connection in self._busy:
+                connection.shut_down()
             self._drop_idle()
             self._changed.notify_all()
 
-    def await_end(self, deadline: Deadline) -> None:
-        """Wait until nobody uses a connection: one that is being made cannot be ended."""
+    def wait_closed(self, deadline: Deadline) -> None:
+        """Wait until no connection is in use. A connection that is being made cannot be ended."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy, deadline.remaining_s())
 
     def abandon(self) -> None:
-        """In a forked child: close what was inherited, which ends nothing for the parent.
+        """Close a forked child's copies of the connections. The parent's stay open.
 
-        Takes no lock: it may have been held by a thread that the child does not have.
+        No lock is taken: a thread that the child does not have may have held it.
         """
         self._closed = True
-        for link in (*self._idle, *self._busy):
-            link.drop()
+        for connection in (*self._idle, *self._busy):
+            connection.drop()
 
-    def _lease(self, deadline: Deadline) -> Link:
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _take(self, deadline: Deadline) -> Connection:
         with self._changed:
-            if not self._changed.wait_for(self._has_turn, deadline.remaining_s()):
+            if not self._changed.wait_for(self._may_take, deadline.remaining_s()):
                 raise StorageTimeout(
                     f"all {self._limit} connections were in use for {deadline.timeout_s:g} s"
                 )
-            self._must_be_open()
-            link = self._idle.pop() if self._idle else Link(self.address, self._access)
-            self._busy[link] = self._generation
-            return link
+            self._check_open()
+            connection = self._idle.pop() if self._idle else Connection(self.address, self._access)
+            self._busy[connection] = self._generation
+            return connection
 
-    def _must_be_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise StorageClosed(
                 f"the connections to {self.address} were closed: open a new storage"
             )
 
-    def _has_turn(self) -> bool:
+    def _may_take(self) -> bool:
         return self._closed or len(self._busy) < self._limit
 
-    def _give_back(self, link: Link, *, is_sound: bool, doubts_all: bool) -> None:
+    def _put_back(self, connection: Connection, *, is_sound: bool, ends_generation: bool) -> None:
         with self._changed:
-            generation = self._busy.pop(link)
-            if doubts_all:  # the server may have gone, or be another one
+            generation = self._busy.pop(connection)
+            if ends_generation:  # the address may lead to another server now
                 self._generation += 1
                 self._drop_idle()
             if is_sound and generation == self._generation and not self._closed:
-                self._idle.append(link)
+                self._idle.append(connection)
             else:
-                link.drop()
+                connection.drop()
             self._changed.notify_all()
 
     def _drop_idle(self) -> None:
         while self._idle:
             self._idle.pop().drop()
+
+
+class ServerPools:
+    """The pools of all servers that were met so far, by address. Thread-safe."""
+
+    def __init__(self, access: Access, limit: int) -> None:
+        self._access = access
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._pools: dict[Address, ServerPool] = {}
+        self._closed = False
+
+    def at(self, address: Address) -> ServerPool:
+        """Return the pool of the server at `address`, the same one each time."""
+        with self._lock:
+            if address not in self._pools:
+                self._pools[address] = ServerPool(address, self._access, self._limit)
+                if self._closed:
+                    self._pools[address].close()
+            return self._pools[address]
+
+    @property
+    def connections_made(self) -> int:
+        """The connections made since the start. A new one may lead to another server."""
+        return sum(pool.connections_made for pool in list(self._pools.values()))
+
+    def close(self) -> None:
+        """End all connections to all servers, and make no more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
+
+    def wait_closed(self, deadline: Deadline) -> None:
+        """Wait until no connection is in use."""
+        for pool in list(self._pools.values()):
+            pool.wait_closed(deadline)
+
+    def abandon(self) -> None:
+        """Close a forked child's copies of all connections. No lock is taken."""
+        self._closed = True
+        for pool in self._pools.values():
+            pool.abandon()

@@ -1,30 +1,28 @@
-"""The connections of one process, and the batches that go over them."""
+"""The session of one process: its connections, and the calls of a storage over them."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from hicache_backends.redis.address import Address
+from hicache_backends.redis.access import Address
 from hicache_backends.redis.batch import Router
-from hicache_backends.redis.cluster import ClusterMap, OneServer
-from hicache_backends.redis.index import delete_pages
+from hicache_backends.redis.cluster import Cluster, SingleServer
+from hicache_backends.redis.index import Index, delete_pages
 from hicache_backends.redis.layout import SpaceKeys
-from hicache_backends.redis.listing import Listing
-from hicache_backends.redis.nodes import Nodes
 from hicache_backends.redis.page_io import PageRequest
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply
-from hicache_backends.redis.sentinels import SentinelMaster
-from hicache_backends.redis.server_facts import facts_of
+from hicache_backends.redis.sentinel import SentinelMaster
+from hicache_backends.redis.server_pool import ServerPools
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_backends.redis.access import Access
-    from hicache_backends.redis.cluster import Topology
+    from hicache_backends.redis.cluster import Deployment
     from hicache_backends.redis.replies import Reply
-    from hicache_backends.redis.server_facts import ServerFacts
+    from hicache_backends.redis.server_pool import ServerFacts
     from hicache_backends.redis.settings import RedisSettings
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.keys import KeySpace
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 _CLOSE_LIMIT_S = 10.0
 _MS = 1000
 _DIRECTIONS = 2
-"""Gets need not wait for sets: each have as many connections as may be in use at once."""
+"""Gets do not wait for sets: each direction has `parallelism` connections."""
 
 
 class Session:
@@ -53,15 +51,15 @@ class Session:
     ) -> None:
         self._settings = settings
         self._counters = counters
-        self.nodes = Nodes(servers, _DIRECTIONS * settings.parallelism)
-        self._sentinels = Nodes(sentinels, 1)
-        self._topology = self._chosen(is_cluster=is_cluster)
-        self._router = Router(self.nodes, self._topology, counters, settings.depth)
-        self.listing = Listing(self._router, settings.prefix, settings.timeout_s)
+        self.pools = ServerPools(servers, _DIRECTIONS * settings.parallelism)
+        self._sentinel_pools = ServerPools(sentinels, 1)
+        self.deployment = self._new_deployment(is_cluster=is_cluster)
+        self._router = Router(self.pools, self.deployment, counters, settings.depth)
+        self.index = Index(self._router, settings.prefix, settings.timeout_s)
 
     def facts(self, deadline: Deadline) -> list[ServerFacts]:
-        """What each server says of itself."""
-        return [facts_of(node, deadline) for node in self._topology.all_nodes(deadline)]
+        """Return the facts of each server."""
+        return [server.facts(deadline) for server in self.deployment.all_servers(deadline)]
 
     def exists(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
         lengths = self._lengths(self._keys(space).pages(hashes), deadline)
@@ -77,36 +75,36 @@ class Session:
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
         keys = self._keys(space)
-        self.listing.register(space, deadline)
+        self.index.register(space, deadline)
         verdicts = self._set(keys, hashes, pages, deadline)
-        self.listing.register(space, deadline)  # a new connection may have found an empty server
+        self.index.register(space, deadline)  # a new connection may have reached an empty server
         if self._settings.ttl_s is not None:
-            self.listing.trim(keys, hashes, deadline)
+            self.index.trim(keys, hashes, deadline)
         return verdicts
 
     def delete(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
         return delete_pages(self._router, self._keys(space), hashes, deadline)
 
     def close(self) -> None:
-        """End everything, then wait for the calls that have met their end."""
-        everything = (self.nodes, self._sentinels)
-        for nodes in everything:
-            nodes.end()
+        """End all connections, then wait for the calls that used them."""
+        all_pools = (self.pools, self._sentinel_pools)
+        for pools in all_pools:
+            pools.close()
         deadline = Deadline(_CLOSE_LIMIT_S)
-        for nodes in everything:
-            nodes.await_end(deadline)
+        for pools in all_pools:
+            pools.wait_closed(deadline)
 
     def abandon(self) -> None:
-        """End a forked child's copies of everything."""
-        self.nodes.abandon()
-        self._sentinels.abandon()
+        """Close a forked child's copies of all connections."""
+        self.pools.abandon()
+        self._sentinel_pools.abandon()
 
     # --- parts -----------------------------------------------------------------------------------
 
     def _set(
         self, keys: SpaceKeys, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Send what is not there. What another writer was quicker with stays; what is damaged goes."""
+        """Send the missing pages. A page of another writer stays; a damaged one is overwritten."""
         nbytes = keys.space.stored_nbytes
         verdicts = [False] * len(hashes)
         todo = [index for index, page in enumerate(pages) if page.nbytes == nbytes]
@@ -118,8 +116,8 @@ class Session:
                 if not verdicts[index] and length is not UNANSWERED:
                     kept = keep and length == 0
                     requests[index] = self._request(keys, hashes[index], keep=kept)
-            asked = [pages[index] for index in requests]
-            replies = self._router.set([*requests.values()], asked, deadline)
+            sent = [pages[index] for index in requests]
+            replies = self._router.set([*requests.values()], sent, deadline)
             todo.clear()
             for index, reply in zip(requests, replies, strict=True):
                 verdicts[index] = reply is True
@@ -139,26 +137,27 @@ class Session:
             key=keys.page(page_hash),
             nbytes=keys.space.stored_nbytes,
             options=(*((b"NX",) if keep else ()), *expiry),
-            # GT: another process may have set it to stay longer.
+            # GT: another process may have set the page with a later expiry.
             listing=(b"ZADD", keys.index(page_hash[:2]), b"GT", expires_s, page_hash.encode()),
         )
 
     def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:
-        """The length of what lies under each key; None where that is no string."""
-        replies = self._router.ask(page_keys, [("STRLEN", key) for key in page_keys], deadline)
+        """Return the length of each key's value, or None where the value is no string."""
+        replies = self._router.execute(page_keys, [("STRLEN", key) for key in page_keys], deadline)
         return [_length(reply) for reply in replies]
 
     def _keys(self, space: KeySpace) -> SpaceKeys:
         return SpaceKeys(self._settings.prefix, space)
 
-    def _chosen(self, *, is_cluster: bool) -> Topology:
+    def _new_deployment(self, *, is_cluster: bool) -> Deployment:
         settings = self._settings
         if settings.sentinel_master is not None:
             addresses = [Address.parse(text) for text in settings.sentinels]
-            return SentinelMaster(self.nodes, self._sentinels, addresses, settings.sentinel_master)
+            master = settings.sentinel_master
+            return SentinelMaster(self.pools, self._sentinel_pools, addresses, master)
         if is_cluster:
-            return ClusterMap(self.nodes, settings.address)
-        return OneServer(self.nodes.at(settings.address))
+            return Cluster(self.pools, settings.address)
+        return SingleServer(self.pools.at(settings.address))
 
 
 def _length(reply: Reply) -> Reply:

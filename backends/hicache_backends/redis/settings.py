@@ -1,4 +1,4 @@
-"""The config of `redis`, and what redis-py is given of it."""
+"""The config of `redis`, and the options that redis-py gets from it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from urllib.parse import quote
 import redis.connection
 from pydantic import field_validator, model_validator
 
-from hicache_backends.redis.access import Access
-from hicache_backends.redis.address import PORT, Address
-from hicache_backends.redis.tls import URL_OPTIONS, tls_context
+from hicache_backends.redis.access import PORT, URL_OPTIONS, Access, Address, tls_context
 from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
 
 if TYPE_CHECKING:
@@ -22,53 +20,53 @@ if TYPE_CHECKING:
 
 _connection: Any = redis.connection  # untyped
 _parse_url: Callable[[str], dict[str, Any]] = _connection.parse_url
-# Timeouts, retries and encodings are this backend's own; redis-py's would break its promises.
+# Timeouts, retries and encodings are left out: redis-py's would exceed the deadline of a call.
 _URL_OPTIONS = ("db", "client_name")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-"""A name that nobody would choose for a password: it may be shown."""
+"""Matches a name that is no password, so that messages may show it."""
 
 
 class RedisSettings(Settings):
     """The config of `redis`."""
 
     url: SecretStr
-    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it; of a cluster: any server."""
+    """`redis://`, `rediss://` (TLS) or `unix://`, as redis-py takes it. Of a cluster: any server."""
     username: str | None = None
     password: SecretStr | None = None
     password_file: str | None = None
-    """The file that holds the password; white space around it is dropped. Read once, when opened."""
+    """The file that holds the password, read once. White space around the password is dropped."""
     password_env: str | None = None
     """The environment variable that holds the password."""
     tls_ca_file: str | None = None
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_verify: bool = True
-    """False: the server may have any certificate."""
+    """False: any certificate of the server is accepted."""
     cluster: bool | None = None
-    """Whether the server is one of a cluster. None: it is asked."""
+    """True if the server is one of a cluster. None: the server is asked."""
     sentinels: tuple[str, ...] = ()
-    """`host:port` of each sentinel; `url` then gives everything but the server's address."""
+    """`host:port` of each sentinel. `url` then gives everything but the server's address."""
     sentinel_master: str | None = None
-    """What the sentinels call the server."""
+    """The name of the master at the sentinels."""
     sentinel_username: str | None = None
     sentinel_password: SecretStr | None = None
     sentinel_tls: bool | None = None
-    """Whether sentinels speak TLS, with the certificates of `url`. None: if `url` says so."""
+    """True if sentinels speak TLS, with the certificates of `url`. None: as `url`."""
     prefix: str = Field(default="hicache:", pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
-    """What all keys begin with. Everything that shares it shares its pages."""
+    """The beginning of all keys. Storages with the same prefix share their pages."""
     ttl_s: float | None = Field(default=None, ge=0.001, allow_inf_nan=False)
-    """Pages go so long after they were set. None: never."""
+    """The time after which a page expires. None: never."""
     parallelism: int = Field(default=4, ge=1, le=64)
-    """Calls that the page store makes at once in each direction; each needs a connection."""
+    """Concurrent calls of the page store in each direction. Each needs a connection."""
     depth: int = Field(default=4, ge=1, le=16)
-    """Large pages under way at once on a connection, in gets half as many; of small ones more."""
+    """Large pages on their way at once on a connection. Gets have half as many, small pages more."""
     max_batch: int = Field(default=1024, ge=1, le=16384)
     timeout_s: PositiveSeconds = 10.0
-    """For each call as a whole, connecting and every further try included."""
+    """The limit of each call, which includes connecting and every retry."""
 
     @field_validator("url")
     @classmethod
-    def _is_understood(cls, url: SecretStr) -> SecretStr:
+    def _check_url(cls, url: SecretStr) -> SecretStr:
         try:
             options = _parse_url(url.get_secret_value())
         except ValueError:
@@ -85,13 +83,13 @@ class RedisSettings(Settings):
 
     @field_validator("sentinels")
     @classmethod
-    def _are_addresses(cls, sentinels: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_addresses(cls, sentinels: tuple[str, ...]) -> tuple[str, ...]:
         for text in sentinels:
             Address.parse(text)
         return sentinels
 
     @model_validator(mode="after")
-    def _agree(self) -> RedisSettings:
+    def _check_together(self) -> RedisSettings:
         given = [name for name in ("password", "password_file", "password_env") if vars(self)[name]]
         if "password" in self.url_options:
             given.append("url")
@@ -105,7 +103,7 @@ class RedisSettings(Settings):
         if self.sentinels and self.cluster:
             raise ValueError("cluster: a cluster has no sentinels")
         if self.is_tls and self.sentinel_password and self.sentinel_tls is False:
-            raise ValueError("sentinel_tls: without it sentinel_password would be sent in clear")
+            raise ValueError("sentinel_tls: without it sentinel_password would be sent unencrypted")
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             if vars(self)[name] is not None and not (self.is_tls or self.sentinel_tls):
                 raise ValueError(f"{name}: needs a url that begins with rediss://")
@@ -113,12 +111,12 @@ class RedisSettings(Settings):
 
     @property
     def url_options(self) -> dict[str, Any]:
-        """What redis-py makes of the URL."""
+        """The options that redis-py parses from the URL."""
         return _parse_url(self.url.get_secret_value())
 
     @property
     def is_tls(self) -> bool:
-        """Whether the URL asks for TLS."""
+        """True if the URL asks for TLS."""
         return self.url.get_secret_value().startswith("rediss://")
 
     @property
@@ -131,43 +129,43 @@ class RedisSettings(Settings):
 
     @property
     def place(self) -> str:
-        """The server for people: never a secret."""
+        """The server as messages show it, without a secret."""
         if self.sentinel_master is not None:
             return f"{self.sentinel_master}, by sentinels {', '.join(self.sentinels)}"
         return str(self.address)
 
     def secret(self) -> str | None:
-        """Return the password, wherever it is.
+        """Return the password from the field, file, variable or URL that has it.
 
         Raises:
-            ValueError: Names the field whose file or variable cannot be read.
+            ValueError: The file or variable of a field cannot be read.
         """
         if self.password is not None:
             return self.password.get_secret_value()
         if self.password_file is not None:
-            return _of_file(self.password_file)
+            return _read_file(self.password_file)
         if self.password_env is not None:
-            return _of_variable(self.password_env)
+            return _read_variable(self.password_env)
         return self.url_options.get("password")
 
     def access(self) -> Access:
-        """Return what opens a server, but for its address. Files are read once, here.
+        """Return everything that opens a server, except its address. Files are read here, once.
 
         Raises:
-            ValueError: Names the field whose file or variable cannot be read.
+            ValueError: The file or variable of a field cannot be read.
         """
         url_options = self.url_options
         options = {name: url_options.get(name) for name in _URL_OPTIONS} | {
             "username": self.username or url_options.get("username"),
             "password": self.secret(),
         }
-        return Access(_given(options), self._tls_context() if self.is_tls else None)
+        return Access(_without_none(options), self._tls_context() if self.is_tls else None)
 
     def sentinel_access(self, context: ssl.SSLContext | None) -> Access:
-        """Return what opens a sentinel; `context` is that of the servers, if they speak TLS.
+        """Return everything that opens a sentinel. `context` is that of the servers, if they speak TLS.
 
         Raises:
-            ValueError: Names the field whose file cannot be read.
+            ValueError: The file of a field cannot be read.
         """
         password = self.sentinel_password
         options = {
@@ -178,17 +176,15 @@ class RedisSettings(Settings):
             context = None
         elif self.sentinel_tls:
             context = context or self._tls_context()
-        return Access(_given(options), context)
+        return Access(_without_none(options), context)
 
     def secrets(self, password: str | None) -> list[str]:
-        """Return everything that no message may show, as it is and as it stands in a URL."""
+        """Return every text that no message may show: each secret as it is and as a URL has it."""
         key_password = self.url_options.get("ssl_password")
-        held = [password, key_password, *(one.get_secret_value() for one in self._held())]
-        told = {text for one in held if one for text in (one, quote(one, safe=""))}
-        return sorted(told, key=len, reverse=True)
-
-    def _held(self) -> list[SecretStr]:
-        return [one for one in (self.password, self.sentinel_password) if one is not None]
+        fields = [one for one in (self.password, self.sentinel_password) if one is not None]
+        secrets = [password, key_password, *(one.get_secret_value() for one in fields)]
+        texts = {text for one in secrets if one for text in (one, quote(one, safe=""))}
+        return sorted(texts, key=len, reverse=True)
 
     def _tls_context(self) -> ssl.SSLContext:
         return tls_context(
@@ -200,7 +196,7 @@ class RedisSettings(Settings):
         )
 
 
-def _of_file(path: str) -> str:
+def _read_file(path: str) -> str:
     shown = repr(path) if os.sep in path else "the file (a name without a path is not shown)"
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
@@ -212,7 +208,7 @@ def _of_file(path: str) -> str:
     return secret
 
 
-def _of_variable(name: str) -> str:
+def _read_variable(name: str) -> str:
     """Return a variable's value. A name that may be the password itself is not shown."""
     shown = repr(name) if _VARIABLE.fullmatch(name) else "of the name that is given"
     if not os.environ.get(name):
@@ -220,5 +216,5 @@ def _of_variable(name: str) -> str:
     return os.environ[name]
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def _without_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}

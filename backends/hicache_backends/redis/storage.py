@@ -1,9 +1,7 @@
-"""`redis`: one string a page in Redis or Valkey: one server, sentinels or a cluster.
+"""The storage of `redis`: one string a page in Redis or Valkey.
 
-`_dial` and `_tls` make connections; redis-py greets, and sends what carries no page. Pages
-go past it: `_pages` is their path, `_wire` the socket under both. `_router` sends a batch to servers,
-and again where that is safe; `_topology` and `_sentinels` find them. `_listing` knows what is there,
-`_index` takes out what has gone.
+The server is a single one, a cluster, or a master behind sentinels. The map of the modules is in
+docs/backends/redis.md.
 """
 
 from __future__ import annotations
@@ -33,18 +31,16 @@ from hicache_storage.storage import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from hicache_backends.redis.server_facts import ServerFacts
+    from hicache_backends.redis.server_pool import ServerFacts
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-__all__ = ["RedisSettings", "RedisStorage"]
-
 _MAX_PAGE_NBYTES = 512 << 20
-"""Of a string, unless the server's proto-max-bulk-len says otherwise."""
+"""The limit of a string with the default proto-max-bulk-len."""
 
 
 class RedisStorage(HiCacheStorage):
-    """Pages as strings of a server. Shared by everything that reaches it."""
+    """Pages as strings of a server, shared by every process that reaches it."""
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -61,7 +57,7 @@ class RedisStorage(HiCacheStorage):
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._is_cluster = settings.cluster
-        try:  # once: a forked child need not find the files again
+        try:  # a forked child does not read the files again
             self._servers = settings.access()
             self._sentinels = settings.sentinel_access(self._servers.context)
         except ValueError as error:
@@ -81,7 +77,7 @@ class RedisStorage(HiCacheStorage):
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
         with self._calling() as (session, deadline):
-            session.listing.register(space, deadline)
+            session.index.register(space, deadline)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         with self._calling() as (session, deadline):
@@ -105,7 +101,7 @@ class RedisStorage(HiCacheStorage):
 
     def spaces(self) -> Iterator[KeySpace]:
         with self._calling() as (session, _):
-            return iter(session.listing.known())
+            return iter(session.index.spaces())
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
@@ -117,11 +113,12 @@ class RedisStorage(HiCacheStorage):
         )
 
     def clear(self, space: KeySpace) -> int:
-        """Everything that lies where pages of `space` do goes; what was damaged is not counted.
+        """Remove everything under the keys of pages of `space`. Damaged pages are not counted.
+
+        Each step of the work has a deadline of its own.
 
         Raises:
-            StorageUnavailable, StorageTimeout: A part is not known to be gone. Each step of the work has
-                a deadline of its own.
+            StorageUnavailable, StorageTimeout: A part is not known to be gone.
         """
         self.ensure_open()
         removed = 0
@@ -151,28 +148,28 @@ class RedisStorage(HiCacheStorage):
     def _calling(
         self, deadline: Deadline | None = None
     ) -> Generator[tuple[Session, Deadline], None, None]:
-        """One call: what it needs, and its failures in the contract's words."""
+        """Provide session and deadline of one call. Translate failures into the contract's errors."""
         deadline = deadline or Deadline(self._settings.timeout_s)
         self.ensure_open()
         try:
             yield self._sessions.get(), deadline
         except FAILURES as error:
-            self.ensure_open()  # `close` ends calls that run
+            self.ensure_open()  # `close` ends running calls
             self._counters.add("timeouts" if isinstance(error, TIMEOUTS) else "unavailable")
             kind = StorageTimeout if isinstance(error, TIMEOUTS) else StorageUnavailable
-            told = self._without_secrets(str(error))
-            raised = kind(f"redis: {self._settings.place}: {told}")
-            raise raised from (error if told == str(error) else None)
+            message = self._without_secrets(str(error))
+            raised = kind(f"redis: {self._settings.place}: {message}")
+            raise raised from (error if message == str(error) else None)
 
     def _without_secrets(self, text: str) -> str:
-        """What a server says may repeat what it was sent."""
+        """Return `text` without secrets: an error reply may repeat the command."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
 
     def _listed(self, space: KeySpace) -> Iterator[list[tuple[str, int | None]]]:
         with self._calling() as (session, _):
-            yield from session.listing.pages(SpaceKeys(self._settings.prefix, space))
+            yield from session.index.pages(SpaceKeys(self._settings.prefix, space))
 
     def _new_session(self) -> Session:
         self._counters = Counters()
@@ -185,7 +182,7 @@ class RedisStorage(HiCacheStorage):
         )
 
     def _facts(self, deadline: Deadline) -> list[ServerFacts]:
-        """Ask the servers, and find out whether they are a cluster."""
+        """Ask the servers for their facts. Open the session again if they are a cluster."""
         try:
             with self._calling(deadline) as (session, _):
                 facts = session.facts(deadline)
@@ -205,7 +202,7 @@ class RedisStorage(HiCacheStorage):
                 "password: the server asks for one and none is given: set password, password_file or"
                 " password_env"
             )
-        return "password: the server does not take it, with this username: change one"
+        return "password: the server refuses it for this username: change one of the two"
 
     def _declare(self, facts: Sequence[ServerFacts]) -> None:
         self.narrow(parallelism=self._settings.parallelism, max_batch=self._settings.max_batch)

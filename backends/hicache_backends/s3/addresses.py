@@ -54,7 +54,7 @@ class Addresses:
         """
         if self._known:
             return True
-        look_up = self._look_up.ended(limit_s)
+        look_up = self._look_up.wait(limit_s)
         if look_up is None:
             return False
         if look_up.exception() is not None:

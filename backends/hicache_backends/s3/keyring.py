@@ -61,7 +61,7 @@ class Keyring:
         if self._are_good_for(_SPENT_S):
             self._renew_beside()
             return
-        renewal = self._renewal.ended(deadline.remaining_s())
+        renewal = self._renewal.wait(deadline.remaining_s())
         if renewal is None:
             raise StorageTimeout(
                 f"s3: the credentials were not renewed in time ({deadline.timeout_s:g} s):"

@@ -24,7 +24,7 @@ from hicache_conformance.run.outcomes import NotDeclared, NotVerified
 from hicache_conformance.run.subject import Scratch
 from hicache_conformance.tools.content.content import content
 from hicache_conformance.tools.network.endpoints import endpoints_in
-from hicache_conformance.tools.observation.leftovers import remove_tree
+from hicache_conformance.tools.observation.files import remove_tree
 from hicache_conformance.tools.processes.child import Child
 from hicache_storage.errors import StorageClosed, StorageUnavailable
 from hicache_storage.keys import KeySpace, Shard

@@ -89,7 +89,7 @@ class Probe:
         answers: list[bool] = []
         for part in self._parts(items):
             hashes, data = [h for h, _ in part], [d for _, d in part]
-            memory = self.memory(space, len(part), segments).holding(data)
+            memory = self.memory(space, len(part), segments).filled_with(data)
             given = self.batch_set(space, hashes, memory.pages)
             if [page.tobytes() for page in memory.pages] != data:
                 raise self.violation(
@@ -153,7 +153,7 @@ class Probe:
 
     def set_once(self, space: KeySpace, contents: Mapping[str, bytes]) -> list[bool]:
         """Store pages in one call; what is refused is not offered again."""
-        memory = self.memory(space, len(contents)).holding(list(contents.values()))
+        memory = self.memory(space, len(contents)).filled_with(list(contents.values()))
         return self._set_once(space, list(contents), memory.pages)
 
     def look_again(self) -> None:

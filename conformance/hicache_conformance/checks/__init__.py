@@ -1,4 +1,4 @@
-"""The tests of the rules, a module a family; every one a function of a `Case` that states one fact."""
+"""The registry of checks. Each check is a function of a `Case` that states one fact of a rule."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MODULES = (
     "key_spaces.clearing",
     "key_spaces.partial_clear",
     "key_spaces.listings",
-    "key_spaces.space_lists",
+    "key_spaces.space_listings",
     "batches.verdicts",
     "batches.duplicates",
-    "batches.volumes",
+    "batches.batch_sizes",
     "batches.buffers",
     "lifecycle.closing",
     "lifecycle.process_hygiene",
@@ -40,8 +40,8 @@ _MODULES = (
     "lifecycle.network",
     "lifecycle.deadlines",
     "lifecycle.recovery",
-    "lifecycle.lost_listings",
-    "lifecycle.round_trip_counts",
+    "lifecycle.unanswered_calls",
+    "batches.round_trip_counts",
     "lifecycle.capacity",
     "lifecycle.exhaustion",
     "persistence.crash",
@@ -50,9 +50,9 @@ _MODULES = (
     "persistence.corruption",
     "concurrency.interleavings",
     "concurrency.races",
-    "concurrency.histories",
+    "concurrency.linearizability",
     "concurrency.parallel_calls",
-    "concurrency.sharing",
+    "concurrency.processes",
     "basics.model",
     "declarations.declarations",
     "declarations.bounded",
@@ -67,20 +67,20 @@ class Check:
     rule: Rule
     run: Callable[[Case], None]
     needs: tuple[Need, ...]
-    """What it needs beyond what the rule needs."""
+    """The needs beyond those of the rule."""
     quick: bool
-    """Whether `--quick` runs it."""
+    """A flag: `--quick` runs this check."""
     stochastic: bool
-    """Whether a pass only means "not caught in this many tries"."""
+    """A flag: a pass only means "not caught in this many tries"."""
 
     @property
     def name(self) -> str:
-        """`KV-002:what_was_set_is_read_back`."""
+        """The rule and the function, such as `KV-002:what_was_set_is_read_back`."""
         return f"{self.rule.id}:{self.run.__name__}"
 
     @property
     def title(self) -> str:
-        """The fact, as the first sentence of the docstring."""
+        """The fact: the first paragraph of the docstring."""
         return " ".join((self.run.__doc__ or self.run.__name__).split("\n\n")[0].split())
 
 
@@ -90,7 +90,7 @@ _CHECKS: dict[str, Check] = {}
 def check(
     rule_id: str, *needs: Need, quick: bool = True, stochastic: bool = False
 ) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
-    """Make a function a test of rule `rule_id`. Its docstring states the fact, in a sentence."""
+    """Register a function as a check of rule `rule_id`. Its docstring states the fact, in a sentence."""
 
     def register(run: Callable[[Case], None]) -> Callable[[Case], None]:
         made = Check(RULES[rule_id], run, needs, quick, stochastic)
@@ -104,7 +104,7 @@ def check(
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of the rules."""
+    """Return all checks, in the order of the rules."""
     for module in _MODULES:
         importlib.import_module(f"{__name__}.{module}")
     order = list(RULES)

@@ -20,7 +20,7 @@ from hicache_conformance.report.record import CheckRecord
 from hicache_conformance.run.operator import deployed_store
 from hicache_conformance.run.outcomes import Outcome, Unknown
 from hicache_conformance.run.runner import RunOptions, run_check
-from hicache_conformance.tools.observation.leftovers import remove_tree
+from hicache_conformance.tools.observation.files import remove_tree
 from hicache_conformance.tools.processes.child import Child, Link
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class CheckProcess:
         """
         if self._worker is None:
             self._worker = self._stack.enter_context(worker(self._actor, *self._arguments))
-        self._worker.say(question)
+        self._worker.send(question)
         try:
-            return self._worker.hear(limit_s)
+            return self._worker.receive(limit_s)
         except EOFError:
             raise EOFError(_death(self._worker.wait())) from None
 
@@ -115,7 +115,7 @@ def worker(actor: Callable[..., None], *arguments: Any) -> Generator[Child, None
     """A process for checks. What it, or a store in it, leaves among the temporary files is removed."""
     directory = tempfile.mkdtemp(prefix="hicache-conformance-")
     try:
-        with Child(None, {}, actor, *arguments, temporary=directory, leads=True) as child:
+        with Child(None, {}, actor, *arguments, temporary=directory, owns_group=True) as child:
             yield child
     finally:
         remove_tree(directory)
@@ -125,7 +125,7 @@ def asked_claims(name: str, config: Mapping[str, Any]) -> tuple[Capabilities | N
     """What the store claims, or why none could be opened."""
     with worker(_tell_claims, name, dict(config)) as one:
         try:
-            said: Capabilities | str = one.hear()
+            said: Capabilities | str = one.receive()
         except EOFError:
             return None, f"opening it, the process {_death(one.wait())}"
         except Unknown as error:
@@ -138,9 +138,9 @@ def _tell_claims(link: Link, name: str, config: dict[str, Any]) -> None:
     _, make_subject = deployed_store(name, config)
     with Case(make_subject()) as case:
         try:
-            link.say(case.claims)
+            link.send(case.claims)
         except Exception as error:  # noqa: BLE001 - told to the operator
-            link.say(f"it can't be opened: {type(error).__name__}: {error}")
+            link.send(f"it can't be opened: {type(error).__name__}: {error}")
 
 
 def _asked(lane: CheckProcess, check: Check, limit_s: float) -> CheckRecord:
@@ -178,4 +178,4 @@ def _run_checks(link: Link, name: str, config: dict[str, Any], options: RunOptio
     _, make_subject = deployed_store(name, config)
     by_name = {check.name: check for check in all_checks()}
     while True:
-        link.say(run_check(make_subject, by_name[link.hear()], options))
+        link.send(run_check(make_subject, by_name[link.receive()], options))

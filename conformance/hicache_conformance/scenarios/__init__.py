@@ -1,1 +1,1 @@
-"""Situations that stores are put in, shared by the checks of several rules."""
+"""Situations of a store that the checks of several rules share."""

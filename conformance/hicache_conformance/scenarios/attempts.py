@@ -1,4 +1,4 @@
-"""Calls that the contract lets fail: what came of each, how long it took, whether it came back."""
+"""Calls that the contract lets fail: the result of each, its duration, and whether it returned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One call that was made, and that came back."""
+    """One call that has returned."""
 
     operation: str
     answer: Any = None
@@ -32,52 +32,52 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """What came of it, in a line."""
+        """The result of the call, in a line."""
         if self.error is None:
             return _shortened(repr(self.answer), 100)
         return f"raised {error_text(self.error)}"
 
     @property
     def failed_by_contract(self) -> bool:
-        """Whether it raised what a store raises that does not answer."""
+        """A flag: the call raised what a store raises that does not answer."""
         return isinstance(self.error, (StorageUnavailable, StorageTimeout))
 
 
-def attempted(
+def make_attempt(
     probe: Probe, operation: str, call: Callable[[], Any], *, limit_s: float, detail: str = ""
 ) -> Attempt:
     """Make a call in a thread of its own.
 
     Raises:
-        Violation: It has not come back after `limit_s`. Its thread is left to itself.
-        NotVerified: The store refuses it, since it was not written for it.
+        Violation: The call has not returned after `limit_s`. Its thread is left behind.
+        NotVerified: The store does not implement the call, and says so.
     """
     number = probe.trace.began(f"{probe.label}.{operation}({detail})")
     began_s = time.monotonic()
-    made: list[Attempt] = []
+    attempts: list[Attempt] = []
 
     def run() -> None:
         try:
             answer, error = call(), None
-        except BaseException as raised:  # noqa: BLE001 - whatever a store raises is an outcome
+        except BaseException as raised:  # noqa: BLE001 - any exception is a result
             answer, error = None, raised
         elapsed_s = time.monotonic() - began_s
         attempt = Attempt(operation=operation, answer=answer, error=error, elapsed_s=elapsed_s)
-        made.append(attempt)
+        attempts.append(attempt)
         probe.trace.ended(number, f"{attempt.text} after {elapsed_s:.2f} s")
 
     thread = threading.Thread(target=run, name=f"conformance {operation}", daemon=True)
     thread.start()
     thread.join(limit_s)
-    if not made:
-        raise hang(probe, operation, time.monotonic() - began_s)
-    if isinstance(made[0].error, UnsupportedOperation):
+    if not attempts:
+        raise hang_violation(probe, operation, time.monotonic() - began_s)
+    if isinstance(attempts[0].error, UnsupportedOperation):
         require_present(operation, probe.absent)
-    return made[0]
+    return attempts[0]
 
 
-def hang(probe: Probe, operation: str, elapsed_s: float) -> Violation:
-    """What to raise for a call that does not come back."""
+def hang_violation(probe: Probe, operation: str, elapsed_s: float) -> Violation:
+    """Return the violation of a call that does not return."""
     return probe.violation(
         f"{operation} did not return: the call hangs",
         expected="an answer or an exception in time",
@@ -85,8 +85,8 @@ def hang(probe: Probe, operation: str, elapsed_s: float) -> Violation:
     )
 
 
-def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make these calls at once; what each returned."""
+def call_at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make these calls at the same time and return their results."""
     met = threading.Barrier(len(calls))
 
     def begun(call: Callable[[], T]) -> T:
@@ -98,7 +98,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Caller:
-    """The calls of a storage that may fail, over bytes, none waited for longer than `limit_s`."""
+    """The calls of a storage that may fail, over bytes. No call is waited for longer than `limit_s`."""
 
     def __init__(self, probe: Probe, space: KeySpace, limit_s: float) -> None:
         self.probe = probe
@@ -106,17 +106,17 @@ class Caller:
         self.limit_s = limit_s
 
     def open_space(self) -> Attempt:
-        """Its answer: None."""
+        """Attempt `open_space`. The answer is None."""
         storage = self.probe.storage
         return self._made("open_space", [], lambda: storage.open_space(self.space))
 
     def exists(self, hashes: Sequence[str]) -> Attempt:
-        """Its answer: a list of bool."""
+        """Attempt `batch_exists`. The answer is a list of bool."""
         storage = self.probe.storage
         return self._made("batch_exists", hashes, lambda: storage.batch_exists(self.space, hashes))
 
     def get(self, hashes: Sequence[str]) -> Attempt:
-        """Its answer: the bytes of each page, None for a miss."""
+        """Attempt `batch_get`. The answer is the bytes of each page, or None for a miss."""
         memory = self.probe.memory(self.space, len(hashes))
 
         def call() -> list[bytes | None]:
@@ -129,9 +129,11 @@ class Caller:
         return self._made("batch_get", hashes, call)
 
     def set(self, contents: Mapping[str, bytes]) -> Attempt:
-        """Its answer: a list of bool. The pages are taken for stored, whatever it is."""
+        """Attempt `batch_set`. The answer is a list of bool. The trace counts the pages as stored
+        in any case.
+        """
         hashes = list(contents)
-        memory = self.probe.memory(self.space, len(hashes)).holding(list(contents.values()))
+        memory = self.probe.memory(self.space, len(hashes)).filled_with(list(contents.values()))
         self.probe.trace.stored[self.space].update(hashes)
         self.probe.trace.offered(self.space, hashes)
         storage = self.probe.storage
@@ -140,22 +142,22 @@ class Caller:
         )
 
     def delete(self, hashes: Sequence[str]) -> Attempt:
-        """Its answer: a list of bool."""
+        """Attempt `batch_delete`. The answer is a list of bool."""
         storage = self.probe.storage
         return self._made("batch_delete", hashes, lambda: storage.batch_delete(self.space, hashes))
 
     def close(self) -> Attempt:
-        """Its answer: None."""
-        return attempted(self.probe, "close", self.probe.storage.close, limit_s=self.limit_s)
+        """Attempt `close`. The answer is None."""
+        return make_attempt(self.probe, "close", self.probe.storage.close, limit_s=self.limit_s)
 
     def _made(self, operation: str, hashes: Sequence[str], call: Callable[[], Any]) -> Attempt:
         shown = ", ".join(page_hash[:8] for page_hash in hashes[:4])
         detail = f"{space_text(self.space)}, [{shown}]"
-        return attempted(self.probe, operation, call, limit_s=self.limit_s, detail=detail)
+        return make_attempt(self.probe, operation, call, limit_s=self.limit_s, detail=detail)
 
 
 def error_text(error: BaseException) -> str:
-    """An exception in a line: its kind and its message."""
+    """Return the kind and the message of an exception, in a line."""
     return _shortened(f"{type(error).__name__}: {' '.join(str(error).split())}", 300)
 
 

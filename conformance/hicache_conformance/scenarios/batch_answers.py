@@ -1,4 +1,4 @@
-"""Batches with absent pages, and pages that occur twice, held against what is there."""
+"""Batches with absent pages and with pages that occur twice, compared with the stored pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def calls(store: Probe, space: KeySpace) -> dict[str, Call]:
-    """The four calls over hashes and pages, each of them one batch."""
+    """Return the four calls over hashes and pages, each of them one batch."""
     return {
         "batch_exists": lambda hashes, _: store.batch_exists(space, hashes),
         "batch_get": lambda hashes, pages: store.batch_get(space, hashes, pages),
@@ -32,7 +32,7 @@ def must_answer(
     hashes: Sequence[str],
     pages: Mapping[str, bytes | Sequence[bytes]],
 ) -> None:
-    """Get and exists of `hashes`: those among `pages` are there, with one of the contents given."""
+    """Check get and exists of `hashes`: those in `pages` are hits with one of the given contents."""
     found = store.get(space, hashes)
     seen = store.exists(space, hashes)
     for place, (page_hash, data, there) in enumerate(zip(hashes, found, seen, strict=True)):
@@ -53,7 +53,7 @@ def must_answer(
 def _strange_hit(
     case: Case, store: Probe, space: KeySpace, item: tuple[int, str], data: bytes | None
 ) -> Violation:
-    """What to raise for a True about a page that is not there; `data`: as what it was read."""
+    """Return the violation of a hit for an absent page. `data` is what batch_get read, if anything."""
     place, page_hash = item
     operation = "batch_exists" if data is None else "batch_get"
     got = f"[{place}] {page_hash[:8]}: True"

@@ -1,4 +1,4 @@
-"""What stores stumble over: bytes that look like something else, hashes that are alike, odd numbers."""
+"""Edge cases of stores: bytes that look like other data, similar hashes, odd numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BATCH_SIZES = (
     *(1, 2, 3, 5, 8, 9, 10, 11, 16, 17, 32, 33, 64, 65, 100, 101, 128, 129, 200, 256, 257),
     *(512, 1000, 1024),
 )
-"""Where batches are cut, or limits lie: whole pieces, and one page more."""
+"""Sizes around the numbers at which batches are cut: whole pieces, and one page more."""
 _MOST_SEGMENTS = 512
 _EQUAL_CHECKSUMS = (
     "32c3c1de684896929855599feb5a6a672d51a3fbabebde8b170a420bb71d86c3",
     "3c84110c446884955d190a054a175389da6eebaf3c2ab7957d3fad7e9c3d4e83",
 )
-"""Two page hashes whose texts have one CRC-32."""
+"""Two page hashes whose texts have the same CRC-32."""
 
 PAGE_SIZES = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257),
@@ -32,12 +32,12 @@ FEW_PAGE_SIZES = (1, 2, 3, 7, 64, 127, 513, 1000, 4096, 4097, 65537)
 
 
 def batch_sizes(limit: int) -> list[int]:
-    """Sizes of batches to try, of up to `limit` pages and the limit itself."""
+    """Return the batch sizes to try, up to `limit` and with `limit` itself."""
     return [size for size in _BATCH_SIZES if size < limit] + [limit]
 
 
 def deceptive_bytes(nbytes: int, noise: random.Random) -> dict[str, bytes]:
-    """Pages of `nbytes` that something in between may take for more than bytes, by what they are."""
+    """Return pages of `nbytes` that code between caller and store may misread, by a description."""
     random_bytes = noise.randbytes(nbytes)
     half = random_bytes[: nbytes // 2]
     starts = {
@@ -70,7 +70,7 @@ def _not_zero(value: int) -> int:
 
 
 def nearly_equal(nbytes: int, noise: random.Random) -> list[bytes]:
-    """Pages that differ from the first in one byte, in their order, or in one bit."""
+    """Return pages that differ from the first one in one byte, in their order, or in one bit."""
     base = noise.randbytes(nbytes)
     places = {0, 1, nbytes // 4, nbytes // 2, 3 * nbytes // 4, nbytes - 2, nbytes - 1}
     changed = [
@@ -85,8 +85,8 @@ def _with(data: bytes, place: int, value: int) -> bytes:
     return data[:place] + bytes([value]) + data[place + 1 :]
 
 
-def alike_hashes(noise: random.Random) -> dict[str, list[str]]:
-    """Groups of page hashes that are easily taken for one another, by what they have in common."""
+def similar_hashes(noise: random.Random) -> dict[str, list[str]]:
+    """Return groups of page hashes that are easily confused, by what they have in common."""
     short, usual, long = (noise.randbytes(count).hex() for count in (16, 32, 64))
     number = f"7{noise.randrange(10**62):062}1"
     return {
@@ -121,7 +121,7 @@ def _one_digit_changed(page_hash: str, step: int) -> list[str]:
 def segmentations(
     nbytes: int, alignment: int, noise: random.Random, most: int = _MOST_SEGMENTS
 ) -> dict[str, Sequence[int]]:
-    """Lengths of a page's segments, by what they are; cuts are at multiples of `alignment`."""
+    """Return lengths of a page's segments, by a description. Cuts are multiples of `alignment`."""
     fibonacci = takewhile(lambda place: place < nbytes, accumulate(_fibonacci(), initial=0))
     places: Mapping[str, Sequence[int]] = {
         "1 segment": (),

@@ -1,4 +1,4 @@
-"""The way from a store to its server, with a proxy in front of each address that the config names."""
+"""The path from a store to its server, with a proxy in front of each address of the config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.case.probe import Probe
 from hicache_conformance.run.outcomes import NotVerified, Unknown, Violation
-from hicache_conformance.scenarios.attempts import Attempt, Caller, attempted, error_text
+from hicache_conformance.scenarios.attempts import Attempt, Caller, error_text, make_attempt
 from hicache_conformance.tools.network.proxy import Endpoint, FaultProxy, endpoints_in, redirected
 from hicache_storage.errors import ConfigError, HiCacheError
 
@@ -24,28 +24,30 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 TIMEOUT_S = 1.0
-"""What `timeout_s` is set to, where the store has it."""
+"""The value of `timeout_s`, where the store has that field."""
 GRACE_S = 1.75
-"""What a call may take beyond it: the second of the contract, and what a busy machine takes."""
-PATIENCE_S = 12.0
-"""For how long a store may have a breaker open, or be late on a busy machine, before it is given up."""
+"""The time that a call may take beyond its timeout: the contract's second, and more on a busy
+machine.
+"""
+RECOVERY_LIMIT_S = 12.0
+"""The longest time that a store may have a breaker open, or be late on a busy machine."""
 _HANGS_AFTER_S = 4.0
-"""For how long a call that is too late is waited for, before it is said to hang."""
+"""The time that a late call is waited for before it counts as hanging."""
 _DEFAULT_TIMEOUT_S = 30.0
 _LONGEST_TIMEOUT_S = 15.0
 _MAX_WIDTH = 8
-_SETTLED_S = 0.2
-"""On the way to this machine itself, what has not connected by then waits."""
+_CONNECT_WAIT_S = 0.2
+"""The time after which a connection to this machine itself is waiting in a queue."""
 _ABSENT = "0" * 64
-_ASKED = 4
-"""So many calls in a row do not all meet a heartbeat that goes the same way."""
+_PROBE_CALLS = 4
+"""The number of calls that show whether a store uses its proxies: one alone may meet a heartbeat."""
 LEAST_NBYTES = len(_ABSENT) // 2
-"""That a call moves: it names a page, if only in binary."""
+"""The fewest bytes of a call: it names a page, at least in binary."""
 
 
 @dataclass
 class FaultPath:
-    """A store whose network or server the kit can make fail, and pages of one key space in it."""
+    """A store whose network or server the kit can make fail, with pages of one key space."""
 
     case: Case
     config: dict[str, Any]
@@ -55,82 +57,111 @@ class FaultPath:
 
     @property
     def limit_s(self) -> float:
-        """In what time a call must come back."""
+        """The longest time of a call."""
         return self.timeout_s + GRACE_S
 
     @property
     def width(self) -> int:
-        """How many calls at once use every connection that the store keeps."""
+        """The number of simultaneous calls that use every connection of the store."""
         return min(self.case.claims.parallelism, _MAX_WIDTH)
 
-    def all(self, fault: Callable[[FaultProxy], object]) -> None:
-        """Do the same to every proxy."""
+    def on_all(self, fault: Callable[[FaultProxy], object]) -> None:
+        """Call `fault` with every proxy."""
         for proxy in self.proxies:
             fault(proxy)
 
     def bytes_moved(self) -> int:
-        """Through all proxies, in both directions."""
+        """Return the number of bytes through all proxies, in both directions."""
         return sum(proxy.bytes_up + proxy.bytes_down for proxy in self.proxies)
 
     def caller(self, label: str = "store") -> Caller:
-        """The calls of a new handle, which has opened the key space."""
+        """Return the calls of a new handle that has opened the key space."""
         opened: list[HiCacheStorage] = []
-        _patiently(lambda: opened.append(self.case.open_storage(self.config)))
+        _retry(lambda: opened.append(self.case.open_storage(self.config)))
         caller = self.caller_of(opened[0], label)
-        self.in_time(caller.open_space)
+        self.answer_of(caller.open_space)
         return caller
 
     def caller_of(self, storage: HiCacheStorage, label: str = "store") -> Caller:
-        """The calls of a handle, which has not opened the key space."""
+        """Return the calls of a handle that has not opened the key space."""
         probe = Probe(storage, self.case.trace, label, absent=self.case.absent)
         return Caller(probe, self.space, self.limit_s + _HANGS_AFTER_S)
 
-    def planted(self, caller: Caller, count: int) -> dict[str, bytes]:
-        """Pages that are there and that `caller` has not seen, where another handle can set them."""
+    def stored_pages(self, caller: Caller, count: int) -> dict[str, bytes]:
+        """Store pages and return them. `caller` has not seen them where another handle can set them."""
         pages = self.case.contents(self.space, self.case.hashes(count))
         writer = self.caller("writer") if self.case.claims.shared else caller
         for page_hash, data in pages.items():
-            self.in_time(partial(writer.set, {page_hash: data}))
+            self.answer_of(partial(writer.set, {page_hash: data}))
         return pages
 
-    def in_time(self, call: Callable[[], Attempt]) -> Any:
-        """The answer of a call that must succeed, and that a busy machine may make too late."""
-        until_s = time.monotonic() + PATIENCE_S
-        while (made := call()).error is not None:
-            if not made.failed_by_contract:
-                raise foreign(made, self.case.trace.sequence())
+    def answer_of(self, call: Callable[[], Attempt]) -> Any:
+        """Repeat a call that must succeed until a busy machine makes it in time. Return its answer."""
+        until_s = time.monotonic() + RECOVERY_LIMIT_S
+        while (attempt := call()).error is not None:
+            if not attempt.failed_by_contract:
+                raise foreign_exception(attempt, self.case.trace.sequence())
             if time.monotonic() > until_s:
-                raise Unknown(f"{made.operation} fails though nothing is wrong: {made.text}")
-        return made.answer
+                raise Unknown(f"{attempt.operation} fails though nothing is wrong: {attempt.text}")
+        return attempt.answer
 
     def open_and_call(self, caller: Caller) -> Attempt:
-        """Open one more handle and make a call: a lazy store connects only then."""
+        """Open one more handle and make a call, since a lazy store connects only then."""
 
         def call() -> list[bool]:
             with self.case.subject.storage_class.from_config(self.config) as storage:
                 return storage.batch_exists(self.space, [_ABSENT])
 
-        return attempted(caller.probe, "from_config", call, limit_s=caller.limit_s + self.timeout_s)
+        return make_attempt(
+            caller.probe, "from_config", call, limit_s=caller.limit_s + self.timeout_s
+        )
 
 
-def foreign(made: Attempt, sequence: Sequence[str]) -> Violation:
-    """What to raise for an exception that no store may raise, whatever its network does."""
+def foreign_exception(attempt: Attempt, sequence: Sequence[str]) -> Violation:
+    """Return the violation of an exception that no store may raise, whatever its network does."""
     return Violation(
-        f"{made.operation} raised {type(made.error).__name__}, a foreign exception",
+        f"{attempt.operation} raised {type(attempt.error).__name__}, a foreign exception",
         "StorageUnavailable or StorageTimeout: translated at the edge, `raise ... from error`",
-        made.text,
+        attempt.text,
         sequence,
     )
 
 
+def must_not_be_foreign(path: FaultPath, attempt: Attempt) -> None:
+    """Raise `Violation` where a call raised an exception that the contract does not allow."""
+    if attempt.error is not None and not attempt.failed_by_contract:
+        raise foreign_exception(attempt, path.case.trace.sequence(attempt.operation))
+
+
+def must_end_in_time(
+    path: FaultPath, attempt: Attempt, why: str, *, claim: str = "", hint: str = ""
+) -> None:
+    """Raise `Violation` where a call took too long or raised a foreign exception.
+
+    `why` completes the message "took too long when". `claim` begins the message, and `hint` completes
+    what was expected.
+    """
+    must_not_be_foreign(path, attempt)
+    if attempt.elapsed_s > path.limit_s:
+        raise Violation(
+            f"{claim}{attempt.operation} took too long when {why}",
+            f"an end within timeout_s + 1 = {path.timeout_s + 1:g} s{hint}",
+            f"{attempt.text} after {attempt.elapsed_s:.1f} s",
+            path.case.trace.sequence(attempt.operation),
+        )
+
+
 @contextmanager
-def road(
-    case: Case, page_nbytes: int = 64 << 10, *, hurried: bool = True
+def open_fault_path(
+    case: Case, page_nbytes: int = 64 << 10, *, short_timeout: bool = True
 ) -> Generator[FaultPath, None, None]:
-    """The case's store behind proxies. Nothing fails yet. `hurried`: with a short `timeout_s`.
+    """Open the case's store behind proxies that pass everything at first.
+
+    With `short_timeout`, the store has a short `timeout_s`.
 
     Raises:
-        NotVerified: The config names no address, or the store does not go through a proxy there.
+        NotVerified: The config names no address, or the store does not connect to a proxy
+            there.
     """
     endpoints = endpoints_in(case.config)
     if not endpoints:
@@ -141,27 +172,29 @@ def road(
         proxies = {each: stack.enter_context(_proxy(each)) for each in endpoints}
         config = redirected(case.config, {each: proxy.address for each, proxy in proxies.items()})
         try:
-            made = direct_road(case, config, page_nbytes, hurried=hurried)
+            made = open_direct_path(case, config, page_nbytes, short_timeout=short_timeout)
             made.proxies.extend(proxies.values())
-            _must_go_through(made)
+            _must_use_proxies(made)
         except (HiCacheError, Unknown) as error:
             raise NotVerified(f"the store does not open at a proxy: {error}") from error
-        stack.callback(case.close_storages)  # while there is still a way to the server
-        stack.callback(made.all, FaultProxy.pass_through)
+        stack.callback(case.close_storages)  # Handles close while the proxies still run.
+        stack.callback(made.on_all, FaultProxy.pass_through)
         yield made
 
 
-def direct_road(
-    case: Case, config: dict[str, Any], page_nbytes: int = 4 << 10, *, hurried: bool = True
+def open_direct_path(
+    case: Case, config: dict[str, Any], page_nbytes: int = 4 << 10, *, short_timeout: bool = True
 ) -> FaultPath:
-    """The same without proxies, for servers that the kit may stop."""
-    config, timeout_s = _hurried(case, config) if hurried else (config, _DEFAULT_TIMEOUT_S)
+    """Return the case's store without proxies, for servers that the kit may stop."""
+    config, timeout_s = (
+        _with_short_timeout(case, config) if short_timeout else (config, _DEFAULT_TIMEOUT_S)
+    )
     page_nbytes = min(page_nbytes, case.claims.max_page_nbytes or page_nbytes)
     return FaultPath(case, config, timeout_s, case.space(page_nbytes))
 
 
 def without_server(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The config with an address where nobody listens; None where it names no address."""
+    """Return the config with an address where nobody listens, or None where it names no address."""
     endpoints = endpoints_in(config)
     if not endpoints:
         return None
@@ -171,11 +204,11 @@ def without_server(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @contextmanager
-def nobody_accepts() -> Generator[tuple[str, int], None, None]:
-    """An address where connecting neither succeeds nor fails: the queue of its listener is full.
+def full_listener() -> Generator[tuple[str, int], None, None]:
+    """Yield an address where connecting neither succeeds nor fails: the listener's queue is full.
 
     Raises:
-        NotVerified: This system lets more in than a queue holds.
+        NotVerified: This system accepts more connections than the queue holds.
     """
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
@@ -186,7 +219,7 @@ def nobody_accepts() -> Generator[tuple[str, int], None, None]:
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
-            if not select.select([], [waiting], [], _SETTLED_S)[1]:
+            if not select.select([], [waiting], [], _CONNECT_WAIT_S)[1]:
                 yield address
                 return
         raise NotVerified("this system has no full queue of connections")
@@ -199,8 +232,8 @@ def _proxy(endpoint: Endpoint) -> FaultProxy:
         raise NotVerified(f"no proxy can reach {endpoint.host}:{endpoint.port}: {error}") from error
 
 
-def _hurried(case: Case, config: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """The config with a short `timeout_s`, and what its calls may take."""
+def _with_short_timeout(case: Case, config: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """Return the config with a short `timeout_s`, and the timeout of its calls."""
     short = {**config, "timeout_s": TIMEOUT_S}
     try:
         case.subject.storage_class.from_config(short).close()
@@ -215,25 +248,26 @@ def _hurried(case: Case, config: dict[str, Any]) -> tuple[dict[str, Any], float]
     return short, TIMEOUT_S
 
 
-def _must_go_through(made: FaultPath) -> None:
-    """Bytes of every call must pass the proxies, or nothing is shown by what these do.
+def _must_use_proxies(path: FaultPath) -> None:
+    """Raise `NotVerified` where the bytes of calls do not pass the proxies.
 
-    Not those of pages: there are stores that ask a server where a page is, and fetch it elsewhere.
+    The bytes of pages may take another path: some stores ask a server where a page is and fetch it
+    elsewhere.
     """
-    caller = made.caller()
-    pages = made.planted(caller, _ASKED)
+    caller = path.caller()
+    pages = path.stored_pages(caller, _PROBE_CALLS)
     for page_hash in pages:
-        before = made.bytes_moved()
-        made.in_time(partial(caller.get, [page_hash]))
-        if made.bytes_moved() - before < LEAST_NBYTES:
+        before = path.bytes_moved()
+        path.answer_of(partial(caller.get, [page_hash]))
+        if path.bytes_moved() - before < LEAST_NBYTES:
             raise NotVerified(
                 "the store does not go through a proxy: it finds its server another way"
             )
 
 
-def _patiently(call: Callable[[], None]) -> None:
-    """Make a call that a busy machine may make too late, until it is in time."""
-    until_s = time.monotonic() + PATIENCE_S
+def _retry(call: Callable[[], None]) -> None:
+    """Repeat a call until a busy machine makes it in time."""
+    until_s = time.monotonic() + RECOVERY_LIMIT_S
     while True:
         try:
             call()

@@ -1,7 +1,7 @@
-"""Processes that are made to be killed while they write, and what they do until then.
+"""A server that forks the processes which checks kill while they write, and the actors of these.
 
-`ForkServer` starts one interpreter, which forks once for every process that is wanted. No store is open
-in that interpreter, so a fork is as clean as a fresh interpreter, and quicker.
+`ForkServer` starts one interpreter, which forks once for every process. No store is open in that
+interpreter, so a fork is as clean as a fresh interpreter, and quicker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import Unknown
-from hicache_conformance.tools.processes.child import START_LIMIT_S, act
+from hicache_conformance.tools.processes.child import START_LIMIT_S, run_actor
 from hicache_conformance.tools.processes.gates import Gate, GatedPage
 
 if TYPE_CHECKING:
@@ -31,21 +31,23 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 HELD = "held"
-"""What `write_half` says when the store is half way through a page."""
-_BURY = "bury"
+"""The message of `write_half` when the store is half way through a page."""
+_REAP = "bury"
 _END_LIMIT_S = 10.0
 _POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class _Birth:
+class _ForkRequest:
     actor: Callable[..., None]
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Death:
-    """A process has ended: its exit code, negative for a signal. It is a zombie until it is buried."""
+class _ChildExit:
+    """The exit of a process, with its code (negative for a signal). It stays a zombie until it is
+    reaped.
+    """
 
     code: int
 
@@ -54,63 +56,66 @@ class ForkServer:
     """Processes that open a case's store, one at a time."""
 
     def __init__(self, case: Case) -> None:
-        self._mother = case.child(_spawn)
+        self._server = case.child(_serve_forks)
         self._latest: ForkedChild | None = None
         case.at_end(self.end)
 
-    def start(self, actor: Callable[..., None], *arguments: Any) -> ForkedChild:
-        """A process that runs `actor(link, *arguments)`. The one before it is killed."""
+    def spawn(self, actor: Callable[..., None], *arguments: Any) -> ForkedChild:
+        """Fork a process that runs `actor(link, *arguments)`. The process before it is killed."""
         if self._latest is not None:
             self._latest.kill()
-        self._mother.say(_Birth(actor, arguments))
-        self._latest = ForkedChild(self._mother.say, self._mother.hear)
+        self._server.send(_ForkRequest(actor, arguments))
+        self._latest = ForkedChild(self._server.send, self._server.receive)
         return self._latest
 
     def end(self) -> None:
-        """Kill the last one.
+        """Kill the last process.
 
-        It would outlive its mother for a moment, and write where the case has just cleaned up.
+        Otherwise it would outlive the server for a moment and write where the case has just cleaned up.
         """
         if self._latest is not None:
             self._latest.end()
 
 
 class ForkedChild:
-    """One process."""
+    """The parent's side of one forked process."""
 
-    def __init__(self, say: Callable[[Any], None], hear: Callable[[float], Any]) -> None:
-        self._say = say
-        self._hear = hear
-        self._pid: int = hear(START_LIMIT_S)
+    def __init__(self, send: Callable[[Any], None], receive: Callable[[float], Any]) -> None:
+        self._send = send
+        self._receive = receive
+        self._pid: int = receive(START_LIMIT_S)
         self._code: int | None = None
 
-    def say(self, value: Any) -> None:
-        self._say(value)
+    def send(self, value: Any) -> None:
+        self._send(value)
 
-    def hear(self, limit_s: float = START_LIMIT_S) -> Any:
-        """The next thing that it says.
+    def receive(self, limit_s: float = START_LIMIT_S) -> Any:
+        """Return the next message of the process.
 
         Raises:
-            EOFError: It has died.
+            EOFError: The process has died.
         """
-        said = None if self._code is not None else self._hear(limit_s)
-        if isinstance(said, _Death):
-            self._code = said.code
-            self._say(_BURY)
-            self._hear(START_LIMIT_S)
+        message = None if self._code is not None else self._receive(limit_s)
+        if isinstance(message, _ChildExit):
+            self._code = message.code
+            self._send(_REAP)
+            self._receive(START_LIMIT_S)
         if self._code is not None:
             raise EOFError
-        return said
+        return message
 
     def kill(self) -> list[Any]:
-        """SIGKILL it; what it had said and nobody had heard."""
+        """Send SIGKILL. Return the messages that nobody had received."""
         if self._code is None:
             with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)  # not buried yet: the number is still its own
-        return self.last_words()
+                # The process is not reaped yet, so the number is still its own.
+                os.kill(self._pid, signal.SIGKILL)
+        return self.remaining_messages()
 
     def end(self) -> None:
-        """SIGKILL it, and wait until it is dead. Nobody is asked: its mother may be dead, or hang."""
+        """Send SIGKILL and wait for the death. The fork server is not asked, since it may be dead
+        or hang.
+        """
         if self._code is not None:
             return
         with suppress(ProcessLookupError):
@@ -123,25 +128,26 @@ class ForkedChild:
 
     @contextmanager
     def stopped(self) -> Generator[None, None, None]:
-        """SIGSTOP it, wherever it is; SIGCONT at the end."""
-        os.kill(self._pid, signal.SIGSTOP)  # not buried yet: the number is still its own
+        """Send SIGSTOP, and SIGCONT at the end of the block."""
+        # The process is not reaped yet, so the number is still its own.
+        os.kill(self._pid, signal.SIGSTOP)
         try:
             _await_stop(self._pid)
             yield
         finally:
             os.kill(self._pid, signal.SIGCONT)
 
-    def last_words(self) -> list[Any]:
-        """All that it says until it has died."""
-        heard: list[Any] = []
+    def remaining_messages(self) -> list[Any]:
+        """Return all messages until the process has died."""
+        messages: list[Any] = []
         with suppress(EOFError):
             while True:
-                heard.append(self.hear())
-        return heard
+                messages.append(self.receive())
+        return messages
 
 
 def _await_stop(pid: int) -> None:
-    """A signal is delivered at once, or as soon as the process is scheduled."""
+    """Wait until a signal has stopped the process."""
     stat = Path(f"/proc/{pid}/stat")
     until_s = time.monotonic() + _END_LIMIT_S
     while stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
@@ -150,29 +156,28 @@ def _await_stop(pid: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _spawn(link: Link) -> None:
-    """Fork a process for each order, and tell when it has died."""
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # the thread that other Pythons warn of sleeps
+def _serve_forks(link: Link) -> None:
+    """Fork a process for each request, and report its exit."""
+    # Newer Pythons warn of the other thread, which sleeps.
+    warnings.simplefilter("ignore", DeprecationWarning)
     own = os.getpid()
     while True:
-        birth: _Birth = link.hear()
+        request: _ForkRequest = link.receive()
         pid = os.fork()
         if pid == 0:
-            link.say(os.getpid())
-            act(link, own, birth.actor, *birth.arguments)
+            link.send(os.getpid())
+            run_actor(link, own, request.actor, *request.arguments)
             os._exit(0)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        link.say(_Death(_peeked(pid)))
-        while link.hear() != _BURY:
-            pass  # meant for the dead
+        link.send(_ChildExit(_exit_code(pid)))
+        while link.receive() != _REAP:
+            pass  # The message was for the process that has exited.
         os.waitpid(pid, 0)
-        link.say(_BURY)
+        link.send(_REAP)
 
 
-def _peeked(pid: int) -> int:
-    """The exit code of a zombie, which stays one."""
+def _exit_code(pid: int) -> int:
+    """Return the exit code of a zombie, and leave the zombie."""
     status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert status is not None
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
@@ -184,11 +189,11 @@ def _peeked(pid: int) -> int:
 def write_until_the_limit(
     link: Link, space: KeySpace, pages: Mapping[str, bytes], file_nbytes: int
 ) -> None:
-    """Set pages, and be killed by the kernel in the write that makes a file longer than a limit."""
+    """Set pages. The kernel kills this process in the write that makes a file longer than a limit."""
     probe = link.open(alone=False)
     probe.open_space(space)
     _limit_files(file_nbytes)
-    link.say(probe.set(space, pages))
+    link.send(probe.set(space, pages))
 
 
 def open_within_the_limit(
@@ -198,9 +203,9 @@ def open_within_the_limit(
     pages: Mapping[str, bytes],
     file_nbytes: int,
 ) -> None:
-    """The same on the store that `config` names, with the limit in force before it is opened."""
+    """Open the store of `config` and set pages, with the limit in force before the opening."""
     assert link.reference is not None
-    link.reference.load()  # what an import writes is not to meet the limit
+    link.reference.load()  # The limit is not for the files of an import.
     sys.dont_write_bytecode = True
     link.config = config
     _limit_files(file_nbytes)
@@ -214,42 +219,42 @@ def write_half(
     pages: Mapping[str, bytes],
     before: int,
 ) -> None:
-    """Set `kept`; then one page of eight segments, and say so when the store is half way through it.
+    """Set `kept`, then one page of eight segments, and report when the store is half way through it.
 
-    It goes on from there when it is told anything.
+    The set continues after the next message of the parent.
     """
     probe = link.open(alone=False)
     probe.open_space(space)
-    link.say(probe.set(space, kept) if kept else [])
-    memory = probe.memory(space, 1, 8).holding(list(pages.values()))
-    gated = GatedPage(memory.pages[0], _ToldGate(link), before=before)
-    link.say(probe.batch_set(space, list(pages), [gated]))
+    link.send(probe.set(space, kept) if kept else [])
+    memory = probe.memory(space, 1, 8).filled_with(list(pages.values()))
+    gated = GatedPage(memory.pages[0], _LinkGate(link), before=before)
+    link.send(probe.batch_set(space, list(pages), [gated]))
 
 
 def read_half(link: Link, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Get pages of eight segments, and say so when the store is half way through the first."""
+    """Get pages of eight segments, and report when the store is half way through the first page."""
     probe = link.open(alone=False)
     probe.open_space(space)
     memory = probe.memory(space, 1, 8)
-    gated = GatedPage(memory.pages[0], _ToldGate(link), before=4)
-    link.say(probe.batch_get(space, hashes[:1], [gated]))
-    link.hear()
+    gated = GatedPage(memory.pages[0], _LinkGate(link), before=4)
+    link.send(probe.batch_get(space, hashes[:1], [gated]))
+    link.receive()
 
 
 def scan_half(link: Link, space: KeySpace) -> None:
-    """List pages, and say so when the first of them came."""
+    """List pages, and report the arrival of the first."""
     probe = link.open(alone=False)
     probe.open_space(space)
     listing = probe.scanning(space)
     next(listing, None)
-    link.say(HELD)
-    link.hear()
+    link.send(HELD)
+    link.receive()
 
 
-def write_for_ever(
+def write_forever(
     link: Link, space: KeySpace, pages: Mapping[str, Sequence[bytes]], batch_pages: int
 ) -> None:
-    """Set all pages again and again in ever new versions; tell which were taken, batch by batch."""
+    """Set all pages again and again in new versions. Report the accepted pages batch by batch."""
     probe = link.open(alone=False)
     probe.open_space(space)
     hashes = list(pages)
@@ -258,33 +263,33 @@ def write_for_ever(
             part = hashes[start : start + batch_pages]
             contents = {h: pages[h][turn % len(pages[h])] for h in part}
             verdicts = probe.set(space, contents)
-            link.say([h for h, ok in zip(part, verdicts, strict=True) if ok])
+            link.send([h for h, ok in zip(part, verdicts, strict=True) if ok])
 
 
 def write_in_a_loop(link: Link, space: KeySpace, pages: Mapping[str, bytes]) -> None:
-    """Set the same pages again and again and do next to nothing else: who stops it stops a set."""
+    """Set the same pages again and again with little else, so that a stop meets a set."""
     probe = link.open(alone=False)
     probe.open_space(space)
-    memory = probe.memory(space, len(pages)).holding(list(pages.values()))
-    link.say(probe.storage.batch_set(space, list(pages), memory.pages))
+    memory = probe.memory(space, len(pages)).filled_with(list(pages.values()))
+    link.send(probe.storage.batch_set(space, list(pages), memory.pages))
     while True:
         probe.storage.batch_set(space, list(pages), memory.pages)
 
 
-class _ToldGate(Gate):
-    """A gate that tells the parent that it has been reached, and waits for its word."""
+class _LinkGate(Gate):
+    """A gate that reports to the parent that it was reached, and waits for its answer."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
 
     def hold(self) -> None:
-        self._link.say(HELD)
-        self._link.hear()
+        self._link.send(HELD)
+        self._link.receive()
 
 
 def _limit_files(nbytes: int) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it, and gets EFBIG instead
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores this signal and gets EFBIG.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, most))

@@ -1,7 +1,7 @@
-"""A process that forks while a store is open in it, and what becomes of the handle on both sides.
+"""A process that forks while a store is open in it, and the handle on both sides of the fork.
 
-The process is one of the kit's own, so that nothing else is in it: a child of this one would have the
-threads of pytest, and of other stores, half alive.
+The kit starts a process for this. A fork of the test's process would have dead threads of pytest
+and of other stores in it.
 """
 
 from __future__ import annotations
@@ -35,63 +35,64 @@ CALL_LIMIT_S = 15.0
 _ANSWER_LIMIT_S = 60.0
 _ROUNDS = 12
 _ROUNDS_LIMIT_S = 8.0
-"""A slow store has fewer rounds: many calls that are each in time are no hang."""
+"""The time after which a slow store has fewer rounds: many calls in time are no hang."""
 _ROUND_PAGES = 3
 
 
-class First(enum.Enum):
-    """Who closes first, while the other goes on."""
+class ClosesFirst(enum.Enum):
+    """The side that closes first, while the other one continues."""
 
     CHILD = "the forked child"
     PARENT = "its parent"
-    """The child is killed in the end: what it was told to have stored is there without a close."""
+    """The child is killed in the end, so the pages that it set are never closed by it."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What one side has seen of its handle."""
+    """The results of one side of the fork."""
 
-    wrong: str = ""
-    """What no store may do, whoever calls it; empty: nothing."""
+    problem: str = ""
+    """A description of the fault, or ""."""
     refusals: int = 0
     calls: int = 0
     taken: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    """Pages whose set returned True."""
+    """The pages whose set returned True."""
 
 
 def fork_and_use(
-    link: Link, space: KeySpace, kept: Mapping[str, bytes], first: First, limit_s: float
+    link: Link, space: KeySpace, kept: Mapping[str, bytes], first: ClosesFirst, limit_s: float
 ) -> None:
-    """Actor: set `kept`, fork, use the handle on both sides at once, then on one after the other.
+    """Actor: set `kept`, fork, and use the handle on both sides at once, then on one after the other.
 
-    Says what the forked child has seen, and the pages that its parent has set since.
+    The actor sends the reports of the forked child and of its parent.
     """
-    warnings.simplefilter("ignore", DeprecationWarning)  # this process's only thread sleeps
+    # The only other thread of this process sleeps, so the warning about threads does not apply.
+    warnings.simplefilter("ignore", DeprecationWarning)
     probe = link.open()
     probe.open_space(space)
-    ours = _Side(Caller(probe, space, CALL_LIMIT_S), kept, "parent")
-    ours.set_all(kept)
-    ours.use(0.0)  # what begins with the first calls, threads for example, has begun
-    child = _Fork(ours)
+    parent = _HandleUser(Caller(probe, space, CALL_LIMIT_S), kept, "parent")
+    parent.set_all(kept)
+    parent.use(0.0)  # The first calls start what the store starts lazily, such as threads.
+    child = _ForkedUser(parent)
     try:
-        child.say(limit_s)
-        ours.use(limit_s)
-        child.hear()
-        if first is First.PARENT:
-            ours.close()
-        child.say(0.0)
-        report = child.hear()
-        if first is First.CHILD and not report.wrong:
+        child.send(limit_s)
+        parent.use(limit_s)
+        child.receive()
+        if first is ClosesFirst.PARENT:
+            parent.close()
+        child.send(0.0)
+        report = child.receive()
+        if first is ClosesFirst.CHILD and not report.problem:
             child.end()
-            ours.use(0.0)
-            ours.close()
-        link.say((report, ours.report))
+            parent.use(0.0)
+            parent.close()
+        link.send((report, parent.report))
     finally:
         child.kill()
 
 
-class _Side:
-    """The parent or its forked child, with the handle that was opened before the fork."""
+class _HandleUser:
+    """One side of the fork, with the handle that was opened before the fork."""
 
     def __init__(self, caller: Caller, kept: Mapping[str, bytes], name: str) -> None:
         self.caller = caller
@@ -102,44 +103,46 @@ class _Side:
         self._keeps = caller.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
 
     def set_all(self, pages: Mapping[str, bytes]) -> None:
-        """Set pages that are to be there from then on.
+        """Set pages that must be there from now on.
 
         Raises:
-            NotVerified: The store does not take them.
+            NotVerified: The store refuses one of them.
         """
         for page_hash, data in pages.items():
-            made = self.caller.set({page_hash: data})
-            if self._keeps and made.answer != [True]:
-                raise NotVerified(f"the store takes no page before the fork: {made.text}")
+            attempt = self.caller.set({page_hash: data})
+            if self._keeps and attempt.answer != [True]:
+                raise NotVerified(f"the store takes no page before the fork: {attempt.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for so long, and some rounds at least; stop at what is wrong."""
+        """Set, read and look up pages for `limit_s` and some rounds at least. Stop at the first
+        fault.
+        """
         began_s = time.monotonic()
         elapsed_s, turn = 0.0, 0
-        while not self.report.wrong and (
+        while not self.report.problem and (
             turn == 0 or elapsed_s < limit_s or (turn < _ROUNDS and elapsed_s < _ROUNDS_LIMIT_S)
         ):
             turn += 1
             for problem in self._problems():
-                self.report.wrong = problem
+                self.report.problem = problem
                 break
             elapsed_s = time.monotonic() - began_s
 
     def close(self) -> None:
-        self.report.wrong = self.report.wrong or self._foreign(self.caller.close())
+        self.report.problem = self.report.problem or self._foreign_error(self.caller.close())
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong in one round."""
+        """Yield the faults of one round."""
         fresh = self._fresh()
         for page_hash, data in fresh.items():
-            made = self.caller.set({page_hash: data})
-            yield from filter(None, [self._foreign(made)])
-            if made.answer == [True]:
+            attempt = self.caller.set({page_hash: data})
+            yield from filter(None, [self._foreign_error(attempt)])
+            if attempt.answer == [True]:
                 self.report.taken[page_hash] = data
         for page_hash, data in [*self.kept.items(), *fresh.items()]:
             was_set = page_hash in self.kept or page_hash in self.report.taken
             read, seen = self.caller.get([page_hash]), self.caller.exists([page_hash])
-            yield from filter(None, [self._foreign(read), self._foreign(seen)])
+            yield from filter(None, [self._foreign_error(read), self._foreign_error(seen)])
             if read.error is None and read.answer not in ([data], [None]):
                 yield f"batch_get is True with wrong bytes: {self._diagnosed(page_hash, read, data)}"
             lost = read.answer == [None] or seen.answer == [False]
@@ -147,18 +150,20 @@ class _Side:
                 yield f"a page that was set is a miss: {page_hash[:8]}"
         if len(self.report.taken) > 8 * _ROUND_PAGES:
             going = list(self.report.taken)[:_ROUND_PAGES]
-            made = self.caller.delete(going)
-            yield from filter(None, [self._foreign(made)])
+            attempt = self.caller.delete(going)
+            yield from filter(None, [self._foreign_error(attempt)])
             for page_hash in going:
                 del self.report.taken[page_hash]
 
-    def _foreign(self, made: Attempt) -> str:
-        """What it raised, where that is no refusal."""
+    def _foreign_error(self, attempt: Attempt) -> str:
+        """Return the exception of a call where it is no refusal, or ""."""
         self.report.calls += 1
-        if made.error is None:
+        if attempt.error is None:
             return ""
         self.report.refusals += 1
-        return "" if isinstance(made.error, HiCacheError) else f"{made.operation} {made.text}"
+        return (
+            "" if isinstance(attempt.error, HiCacheError) else f"{attempt.operation} {attempt.text}"
+        )
 
     def _fresh(self) -> dict[str, bytes]:
         space = self.caller.space
@@ -172,38 +177,38 @@ class _Side:
         return diagnose(got, space_id=self.caller.space.id, page_hash=page_hash, allowed=[data])
 
 
-class _Fork:
-    """The parent's side of a forked child that uses what it inherited, whenever it is told to."""
+class _ForkedUser:
+    """The parent's side of a forked child that uses the inherited handle on request."""
 
-    def __init__(self, ours: _Side) -> None:
+    def __init__(self, parent: _HandleUser) -> None:
         self._connection, theirs = Pipe()
         self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
             with suppress(BaseException):
-                _live(theirs, _Side(ours.caller, ours.kept, "forked child"))
+                _run_child(theirs, _HandleUser(parent.caller, parent.kept, "forked child"))
             os._exit(0)
         theirs.close()
 
-    def say(self, limit_s: float) -> None:
-        """Let it use the handle for so long."""
+    def send(self, limit_s: float) -> None:
+        """Request that the child uses the handle for `limit_s`."""
         with suppress(BrokenPipeError):
             self._connection.send(limit_s)
 
-    def hear(self) -> Report:
-        """What it has seen."""
+    def receive(self) -> Report:
+        """Return the report of the child."""
         try:
             if self._connection.poll(_ANSWER_LIMIT_S):
                 report: Report = self._connection.recv()
                 return report
         except (EOFError, ConnectionResetError):
             return Report(
-                wrong=f"the process died: {_ending(os.waitpid(self._pid, os.WNOHANG)[1])}"
+                problem=f"the process died: {_exit_text(os.waitpid(self._pid, os.WNOHANG)[1])}"
             )
-        return Report(wrong=f"it was not done after {_ANSWER_LIMIT_S:.0f} s")
+        return Report(problem=f"it was not done after {_ANSWER_LIMIT_S:.0f} s")
 
     def end(self) -> None:
-        """Close the handle there, and wait until it has ended."""
+        """Close the handle in the child and wait until the child has ended."""
         self._connection.close()
         descriptor = os.pidfd_open(self._pid)
         try:
@@ -212,26 +217,26 @@ class _Fork:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """SIGKILL it: it is not told before, or it would close its handle."""
+        """Send SIGKILL without a message before it: the child would close its handle after one."""
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
         self._connection.close()
 
 
-def _live(connection: Connection, side: _Side) -> None:
-    """The forked child."""
+def _run_child(connection: Connection, side: _HandleUser) -> None:
+    """Run the forked child."""
     with suppress(EOFError):
         while True:
             limit_s: float = connection.recv()
             try:
                 side.use(limit_s)
-            except Violation as violation:  # a call that hangs
-                side.report.wrong = f"{violation.message} ({violation.got})"
+            except Violation as violation:  # A call hangs.
+                side.report.problem = f"{violation.message} ({violation.got})"
             connection.send(side.report)
     side.close()
 
 
-def _ending(status: int) -> str:
+def _exit_text(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"signal {-code}" if code < 0 else f"exit code {code}"

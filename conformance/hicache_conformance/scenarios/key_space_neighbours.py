@@ -1,4 +1,4 @@
-"""Key spaces that a store might take for one another: one field apart, run together, oddly named."""
+"""Key spaces that a store might confuse: one field apart, equal when joined, oddly named."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-
 _TEXTS = ("model", "dtype", "layout", "pool", "revision", "tenant")
+_SUFFIXES = ("a-b-c", "a/b/c", "a_b/c", "a b/c", "a", "a/", "a//b", "a/b", "a/./b", "A/B", "a--b")
+_QUOTED = (
+    *("[a]", "{a}", "'a", '"a', "$a", "`a", "%s", "{0}", ";a", "|a"),
+    *(".", "/", "/..", "\\.."),
+)
+_LETTERS = (
+    *("stra\u00dfe", "strasse", "STRASSE", "通义千问", "通義千問", "модель"),
+    "千" * 299 + "问",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +31,21 @@ class Neighbour:
     """A key space that differs from another in one field."""
 
     field: str
-    """`dtype`, `shard.heads`."""
+    """The name of the field, such as `dtype` or `shard.heads`."""
     space: KeySpace
     difference: str
-    """In words, with both values."""
+    """A description with both values."""
 
 
 def rich_space(space: KeySpace) -> KeySpace:
-    """`space` with a value in every text field, for its neighbours to differ in."""
+    """Return `space` with a value in every text field, so that its neighbours can differ in each."""
     return replace(space, revision="main", tenant="team-a")
 
 
-def neighbours(space: KeySpace, *, brief: bool = False) -> list[Neighbour]:
-    """Key spaces that differ from a `rich_space` in one field, each field in several ways.
+def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
+    """Return key spaces that differ from a `rich_space` in one field, each field in several values.
 
-    `brief`: the first way of each field only. No page is larger than those of `space`.
+    With `quick`, each field has its first value only. No page is larger than those of `space`.
     """
     plain: dict[str, tuple[Any, ...]] = {
         "model": (f"{space.model}-Instruct", space.model[:-1], space.model.upper()),
@@ -55,22 +63,24 @@ def neighbours(space: KeySpace, *, brief: bool = False) -> list[Neighbour]:
         "heads": ((0, 4), (4, 8), None, (0, 1), (1, 8)),
         "context": ((0, 2), (1, 2), (0, 1), (0, 4)),
     }
-    ways = 1 if brief else None
+    ways = 1 if quick else None
     found = [
-        Neighbour(name, replace(space, **{name: value}), _words(name, getattr(space, name), value))
+        Neighbour(
+            name, replace(space, **{name: value}), _difference(name, getattr(space, name), value)
+        )
         for name, values in plain.items()
         for value in values[:ways]
     ]
     for name, values in shards.items():
         for value in values[:ways]:
-            words = _words(f"shard.{name}", getattr(space.shard, name), value)
+            words = _difference(f"shard.{name}", getattr(space.shard, name), value)
             apart = replace(space, shard=replace(space.shard, **{name: value}))
             found.append(Neighbour(f"shard.{name}", apart, words))
     return [one for one in found if one.space != space]
 
 
-def run_together(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Pairs that are one where fields are swapped, joined or summed up, and in words, how."""
+def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
+    """Yield pairs that are equal where fields are swapped, joined or summed up, with a description."""
     whole = space.stored_nbytes
     part = whole // 4
     plain: tuple[tuple[str, Fields, Fields], ...] = (
@@ -101,38 +111,39 @@ def run_together(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]]:
     )
     for words, one, other in plain:
         sizes = {fields.get("page_nbytes", 1) for fields in (one, other)}
-        if one != other and all(0 < nbytes <= whole for nbytes in sizes):  # small pages are not cut
+        # Pages that are too small for a pair are left out.
+        if one != other and all(0 < nbytes <= whole for nbytes in sizes):
             yield words, replace(space, **one), replace(space, **other)
     for words, one, other in shards:
         first, second = replace(space.shard, **one), replace(space.shard, **other)
         yield words, replace(space, shard=first), replace(space, shard=second)
 
 
-def joined_alike(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
-    """Key spaces that are one where text fields are joined by `separator`, in whatever order.
+def equal_when_joined(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
+    """Return key spaces that are equal where `separator` joins the text fields, in any order.
 
-    Every text field is `token`, and one of them is two with the separator between: the names of the
-    result.
+    Every text field is `token`. The field that names a key space is two tokens with the separator
+    between.
     """
     texts: Fields = dict.fromkeys(_TEXTS, token)
     twice: Fields = dict.fromkeys(_TEXTS, f"{token}{separator}{token}")
     return {name: replace(space, **(texts | {name: text})) for name, text in twice.items()}
 
 
-def odd_texts(space: KeySpace, *, brief: bool = False) -> Iterator[tuple[str, KeySpace]]:
-    """Key spaces with odd values of their text fields, the model aside; and in words, which."""
+def odd_texts(space: KeySpace, *, quick: bool = False) -> Iterator[tuple[str, KeySpace]]:
+    """Yield key spaces with odd values of their text fields other than the model, with a description."""
     values = ["a/b", "a-b", "A-b", "..", "a b", "a_b", "x" * 300, "x" * 299 + "y"]
     values += [unicodedata.normalize(form, "é") for form in ("NFC", "NFD")]
     for name in _TEXTS[1:]:
-        for value in values[:3] if brief else values:
+        for value in values[:3] if quick else values:
             field: Fields = {name: value}
             yield f"{name} {value[:9]!r}", replace(space, **field)
 
 
-def look_alikes(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Two spaces whose ids begin with the same few digits, two whose ids end so; and in words, how.
+def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, KeySpace]]:
+    """Yield a pair whose ids begin with the same few digits and a pair whose ids end so.
 
-    Neither is `space` itself, nor equal to it.
+    Each pair has a description. None of the key spaces is `space` itself, nor equal to it.
     """
     ways = {"begin": slice(digits), "end": slice(-digits, None)}
     seen: dict[str, dict[str, KeySpace]] = {words: {} for words in ways}
@@ -147,8 +158,10 @@ def look_alikes(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, K
             return
 
 
-def known_look_alikes() -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """The same with twelve digits, which took long to find: not of a test's own, unlike the others."""
+def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
+    """Yield such pairs with twelve equal digits. The search took long, so they are the same in
+    every run.
+    """
     space = KeySpace(
         model="conformance/look-alike",
         dtype="bfloat16",
@@ -162,11 +175,11 @@ def known_look_alikes() -> Iterator[tuple[str, KeySpace, KeySpace]]:
         yield f"their ids {words} with the same twelve digits", first, second
 
 
-def odd_names(token: str, elsewhere: str, *, brief: bool = False) -> list[str]:
-    """Model names that stores stumble over, or take for one another; most of them begin with `token`.
+def odd_names(token: str, elsewhere: str, *, quick: bool = False) -> list[str]:
+    """Return model names that stores mishandle or confuse. Most of them begin with `token`.
 
-    Some are ways to other directories, for stores that take names for paths: up by two at most, or to
-    `elsewhere`, which is absolute. `brief`: one or two of each kind.
+    Some are paths for stores that use names as paths: up by two directories at most, or
+    `elsewhere`, which is absolute. With `quick`, there are one or two of each kind.
     """
     long = f"{token}/" + "x" * 300
     accent = f"{token}/modèle-é"
@@ -183,45 +196,19 @@ def odd_names(token: str, elsewhere: str, *, brief: bool = False) -> list[str]:
         *(unicodedata.normalize("NFC", accent), unicodedata.normalize("NFD", accent)),
         *(long, f"{long}y", f"{token}y{long[len(token) + 1 :]}"),
     ]
-    if brief:
+    if quick:
         return few
-    ends = ("a-b-c", "a/b/c", "a_b/c", "a b/c", "a", "a/", "a//b", "a/b", "a/./b", "A/B", "a--b")
-    quoted = (
-        "[a]",
-        "{a}",
-        "'a",
-        '"a',
-        "$a",
-        "`a",
-        "%s",
-        "{0}",
-        ";a",
-        "|a",
-        ".",
-        "/",
-        "/..",
-        "\\..",
-    )
-    letters = (
-        "stra\u00dfe",
-        "strasse",
-        "STRASSE",
-        "通义千问",
-        "通義千問",
-        "модель",
-        "千" * 299 + "问",
-    )
     return [
         *few,
-        *(f"{token}/{end}" for end in (*ends, *letters)),
+        *(f"{token}/{end}" for end in (*_SUFFIXES, *_LETTERS)),
         *(f"{token}-{end}" for end in ("a%20b", "a.b", "a:b", "a__b")),
-        *(f"{token}{end}" for end in (*quoted, "-", "~", "%", "?", "#", "*")),
+        *(f"{token}{end}" for end in (*_QUOTED, "-", "~", "%", "?", "#", "*")),
         *(f"{start}{token}" for start in (" ", "../../", "./", "~/")),
         *(".", "../..", token.upper(), f"{long[:-1]}y", f"{long[:255]}y"),
     ]
 
 
-def _words(name: str, one: object, other: object) -> str:
+def _difference(name: str, one: object, other: object) -> str:
     return f"{name} only: {other!r}, not {one!r}"
 
 

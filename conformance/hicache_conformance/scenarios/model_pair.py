@@ -1,4 +1,4 @@
-"""A store and a dict to which the same is done, and which must agree."""
+"""A store and a dict that receive the same calls and must agree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.run.outcomes import Violation
-from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.scenarios.setup import fitting
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 PAGES = 5
 SPACES = {"kv": 100, "draft": 33, "swa": 100}
-"""Three small pools: two whose pages have one size, and one of another."""
+"""Three small pools: two with pages of one size, and one of another size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do; handles, key spaces and pages go by numbers."""
+    """One call. Numbers stand for handles, key spaces and pages."""
 
     kind: str
-    """`set`, `get`, `exists`, `delete`, `open`, `clear`, `scan`, `reopen` or `agree`."""
+    """The name: `set`, `get`, `exists`, `delete`, `open`, `clear`, `scan`, `reopen` or `agree`."""
     handle: int = 0
     space: int = 0
     pages: tuple[int, ...] = ()
 
 
 class ModelPair:
-    """A store and a dict. What the store must never do raises Violation, with the steps so far.
+    """A store and a dict. A disagreement raises `Violation` with the steps so far.
 
-    What may be read is what was set since the page was deleted last: one version, or one of several
-    where a present page was set again.
+    A read may return a version that was set since the last delete: one, or one of several where a
+    present page was set again.
     """
 
     def __init__(self, case: Case, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """`config`: of another store than the case's."""
+        """Open the handles. `config` is that of another store than the case's."""
         self.case = case
         self._config = config
         self.steps: list[Step] = []
@@ -66,21 +66,21 @@ class ModelPair:
         }
 
     @staticmethod
-    def last(case: Case) -> bool:
-        """Whether pages are there when a handle was closed and opened again."""
+    def outlives_handle(case: Case) -> bool:
+        """Return whether pages are there after a handle was closed and opened again."""
         return case.claims.durability >= Durability.CRASH
 
     @property
     def handles(self) -> int:
         return len(self._handles)
 
-    def do(self, step: Step) -> None:
-        """Do it to both."""
+    def apply(self, step: Step) -> None:
+        """Apply a step to both."""
         self.steps.append(step)
         self._lines.append(f"{len(self.steps)}. {self._text(step)}")
         try:
             self._kinds[step.kind](step)
-        except Violation as violation:  # a call that went wrong in itself has no sequence yet
+        except Violation as violation:  # A violation of a single call has no sequence yet.
             violation.sequence = self._lines
             raise
 
@@ -158,7 +158,7 @@ class ModelPair:
         self._handles[step.handle] = self._opened(step.handle)
 
     def _agree(self, _: Step) -> None:
-        """Read everything, by every handle; nothing was ever done to the other key spaces."""
+        """Read everything through every handle. The other key spaces were never used."""
         touched = sorted({step.space for step in self.steps})
         for handle in range(self.handles):
             for space in touched:
@@ -175,7 +175,7 @@ class ModelPair:
         return handle
 
     def _space(self, step: Step) -> KeySpace:
-        return replace(self._spaces[step.space])  # equal, and never the same object
+        return replace(self._spaces[step.space])  # The copy is equal, and never the same object.
 
     def _data(self, space: int, page: int, version: int) -> bytes:
         page_hash = self._hashes[page]
@@ -196,8 +196,8 @@ class ModelPair:
         raise self._disagreement(got, wanted or "False: no such page is there", page)
 
     def _disagreement(self, got: str, expected: str, page: int | None = None) -> Violation:
-        about = "the store disagrees with a dict" + ("" if page is None else f" about page {page}")
-        return Violation(f"{about}: {got.partition(':')[0]}", expected, got)
+        note = "the store disagrees with a dict" + ("" if page is None else f" about page {page}")
+        return Violation(f"{note}: {got.partition(':')[0]}", expected, got)
 
     def _text(self, step: Step) -> str:
         words = [step.kind]

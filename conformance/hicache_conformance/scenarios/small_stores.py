@@ -1,34 +1,38 @@
-"""Stores made small: what happens in a full one happens soon, whatever size people give theirs."""
+"""Stores made small, so that a check fills them quickly."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.run.outcomes import NotVerified
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified
 from hicache_storage.errors import ConfigError
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence, Sized
+
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
     from hicache_storage.keys import KeySpace
 
 _FIELDS = ("capacity_nbytes", "max_nbytes", "map_nbytes", "size_nbytes", "capacity", "map_size")
-"""Names of a capacity in configs. The first is the contract's, and is tried where there is none."""
+"""Names of a capacity in configs. The first is the contract's, and is tried where the config has
+none.
+"""
 _PAGE_NBYTES = 64 << 10
 _PAGES = 16
-"""That have room in the store that is made for the checks."""
+"""The number of pages that have room in the small store."""
 _MIN_CAPACITY_NBYTES = 256 << 10
 _LARGEST_NBYTES = 16 << 20
-"""A store whose own capacity is larger is made smaller."""
+"""The largest capacity of a store that is not made smaller."""
 _MAX_CALLS = 64
-"""For filling it: a remote store has few calls a second."""
+"""The most calls for filling a store: a remote store makes few calls a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A store of a small capacity, empty."""
+class SmallStore:
+    """An empty store of a small capacity."""
 
     case: Case
     probe: Probe
@@ -37,11 +41,11 @@ class Room:
 
     @property
     def pages(self) -> int:
-        """How many pages fit, where nothing else takes room."""
+        """The number of pages that fit, where nothing else takes room."""
         return self.capacity_nbytes // self.space.stored_nbytes
 
-    def filled(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        """The pages that were taken and those that were refused, when twice the capacity was offered."""
+    def fill(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Offer twice the capacity. Return the accepted pages and the refused ones."""
         taken: dict[str, bytes] = {}
         refused: dict[str, bytes] = {}
         left = 2 * self.pages + 2
@@ -53,8 +57,8 @@ class Room:
             left -= step
         return taken, refused
 
-    def must_take(self, present: dict[str, bytes]) -> None:
-        """Set pages that the store has; that needs no room."""
+    def must_accept(self, present: dict[str, bytes]) -> None:
+        """Set pages that the store has, which needs no room."""
         answers = self.probe.set(self.space, present)
         if not all(answers):
             raise self.probe.violation(
@@ -63,8 +67,8 @@ class Room:
                 got=f"{answers} for {len(present)} pages that are there",
             )
 
-    def refused_some(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
-        """Raise where the store has taken more than it may."""
+    def must_not_exceed_capacity(self, taken: dict[str, bytes], refused: dict[str, bytes]) -> None:
+        """Raise where the store has accepted more than its capacity allows."""
         nbytes = len(taken) * self.space.stored_nbytes
         if not refused and nbytes > 2 * self.capacity_nbytes:
             raise self.probe.violation(
@@ -73,26 +77,47 @@ class Room:
                 got=f"True for {len(taken)} pages of {self.space.stored_nbytes} bytes",
             )
 
+    def require_kept(self) -> None:
+        """End the check where a full store may make room by itself."""
+        if not self.case.keeps:
+            raise NotDeclared(
+                "retention is below UNTIL_DELETED: a full store may make room by itself"
+            )
 
-def small_room(case: Case, page_nbytes: int = _PAGE_NBYTES) -> Room:
-    """An empty store that is full soon, and an open key space.
+    def must_have_room_again(
+        self, first: Sized, again: Sized, why: str, sequence: Sequence[str] = ()
+    ) -> None:
+        """Raise where the store took fewer pages than at `first`. `why` completes "a store that"."""
+        if len(again) < 0.9 * len(first) - 1:
+            raise self.probe.violation(
+                f"a store that {why} has lost room",
+                expected=f"about {len(first)} pages have room, as at first",
+                got=f"{len(again)} pages",
+                sequence=sequence,
+            )
+
+
+def small_store(case: Case, page_nbytes: int = _PAGE_NBYTES) -> SmallStore:
+    """Return an empty store that is full soon, with an open key space.
 
     Raises:
-        NotVerified: It is not small, and could not be made so: the message says why.
+        NotVerified: The store is not small and could not be made so. The message gives the
+            reason.
     """
     page_nbytes = min(page_nbytes, case.claims.max_page_nbytes or page_nbytes)
     capacity_nbytes = make_small(case, max(_MIN_CAPACITY_NBYTES, _PAGES * page_nbytes))
     page_nbytes = min(page_nbytes, max(1, capacity_nbytes // _PAGES))
     probe, space = case.open(), case.space(page_nbytes)
     probe.open_space(space)
-    return Room(case, probe, space, capacity_nbytes)
+    return SmallStore(case, probe, space, capacity_nbytes)
 
 
 def make_small(case: Case, capacity_nbytes: int) -> int:
-    """Let what is opened from now on have room for about so much; how much it is.
+    """Reduce the capacity of the stores that are opened from now on. Return the capacity.
 
     Raises:
-        NotVerified: It is not small, and could not be made so: the message says why.
+        NotVerified: The store is not small and could not be made so. The message gives the
+            reason.
     """
     own_nbytes = _capacity_nbytes(case)
     if own_nbytes is not None and own_nbytes <= _LARGEST_NBYTES:
@@ -108,7 +133,7 @@ def make_small(case: Case, capacity_nbytes: int) -> int:
 
 
 def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
-    """What to change in the config."""
+    """Return the fields of the config to change."""
     if case.subject.offers("small_config"):
         small = case.subject.small_config(case.scratch, capacity_nbytes)
         return {name: value for name, value in small.items() if case.config.get(name) != value}
@@ -130,9 +155,9 @@ def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
 
 
 def _is_own(case: Case) -> bool:
-    """Whether no pages but the test's can be in the store.
+    """Return whether no pages but the test's can be in the store.
 
-    A prefix may be that of a store, or that of names in a store which others fill, too.
+    A prefix may name a store, or only names in a store which others fill as well.
     """
     dies_with_us = not case.claims.shared and case.claims.durability < Durability.CRASH
     named = str(case.config)

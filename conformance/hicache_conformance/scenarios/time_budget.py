@@ -1,4 +1,4 @@
-"""How much to ask of a store, so that a slow one is asked for less."""
+"""A time budget, so that a check asks less of a slow store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SOME = 6
 
 
 class TimeBudget:
-    """What pages have cost so far, to stop before more of them take too long.
+    """The cost of the pages so far, so that a check stops before more pages take too long.
 
     for count in (10, 100, 1000):
-        if not pace.allows(count):
+        if not budget.allows(count):
             break
-        with pace.measured(count):
+        with budget.measured(count):
             ...
     """
 
@@ -29,16 +29,16 @@ class TimeBudget:
         self._cost_s = 0.0
 
     def allows(self, count: int) -> bool:
-        """Whether so many pages will be done in time, at the cost of the last ones."""
+        """Return whether `count` pages end in time at the cost of the last ones."""
         return time.monotonic() + count * self._cost_s < self._until_s
 
     @contextmanager
     def measured(self, count: int) -> Generator[None, None, None]:
-        """Something is done with `count` pages."""
+        """Measure the block, which uses `count` pages."""
         began_s = time.monotonic()
         yield
         self._cost_s = (time.monotonic() - began_s) / count
 
     def shortened(self, items: Sequence[T]) -> Sequence[T]:
-        """`items`, or some from all over them where there is no time for all."""
+        """Return `items`, or some from all over them where the time is too short for all."""
         return items if self.allows(len(items)) else items[:: -(-len(items) // _SOME)]

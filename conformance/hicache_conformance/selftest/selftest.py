@@ -113,8 +113,8 @@ def _answer(link: Link, options: RunOptions) -> None:
     """The actor: judge the stores that are named."""
     answers = {"wrong": _wrong_findings, "right": _right_findings, "skips": _skip_findings}
     while True:
-        job: _Job = link.hear()
-        link.say(answers[job.kind](job.name, options))
+        job: _Job = link.receive()
+        link.send(answers[job.kind](job.name, options))
 
 
 def _wrong_findings(name: str, options: RunOptions) -> list[Finding]:

@@ -1,1 +1,1 @@
-"""What checks measure with: pages that name themselves, proxies, processes. None knows a rule."""
+"""Tools of the checks: page contents, proxies, processes, observation. None of them knows a rule."""

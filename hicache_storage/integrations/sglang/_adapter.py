@@ -14,7 +14,7 @@ from hicache_storage.integrations.sglang._settings import split_config
 from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
 from hicache_storage.integrations.sglang._transport import TransferResult, Transport
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.hit_policy import HitPolicy, usable_prefix
+from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:

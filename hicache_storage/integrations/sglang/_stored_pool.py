@@ -8,7 +8,7 @@ from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.integrations.sglang._host_pages import flat_parts, host_pages
 from hicache_storage.integrations.sglang._identity import is_logical
 from hicache_storage.page_store.frame import FramedPage
-from hicache_storage.page_store.hit_policy import HitPolicy, PoolSpec
+from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.fsspec import FsspecSettings, FsspecStorage
-from hicache_backends.fsspec.executors import EventLoopLane, Lane, ThreadLane
+from hicache_backends.fsspec.executors import EventLoopExecutor, Executor, ThreadExecutor
+from hicache_backends.fsspec.layout import TRAILER_NBYTES, pack_page, unpack_page
 from hicache_backends.fsspec.lookup import Lookup
-from hicache_backends.fsspec.page_object import TRAILER_NBYTES, packed, unpacked
 from pages import blank, hash_of, page, space
 
 from hicache_storage import open_storage
@@ -269,38 +269,38 @@ class TestClaims:
 
 class TestPageObject:
     def test_it_holds_the_page_and_a_trailer(self) -> None:
-        data = packed(page(seed=1), SPACE.id, A)
+        data = pack_page(page(seed=1), SPACE.id, A)
 
         assert len(data) == SPACE.stored_nbytes + TRAILER_NBYTES
-        assert bytes(unpacked(data, SPACE.id, A) or b"") == page(seed=1).tobytes()
+        assert bytes(unpack_page(data, SPACE.id, A) or b"") == page(seed=1).tobytes()
 
     def test_segments_make_no_difference(self) -> None:
         whole = page(seed=1).tobytes()
         parts = Page(bytearray(whole[:7]), bytearray(whole[7:]))
 
-        assert packed(parts, SPACE.id, A) == packed(page(seed=1), SPACE.id, A)
+        assert pack_page(parts, SPACE.id, A) == pack_page(page(seed=1), SPACE.id, A)
 
     def test_another_page_is_not_taken_for_it(self) -> None:
-        data = packed(page(), SPACE.id, A)
+        data = pack_page(page(), SPACE.id, A)
 
-        assert unpacked(data, SPACE.id, B) is None
-        assert unpacked(data, space(pool="draft").id, A) is None
+        assert unpack_page(data, SPACE.id, B) is None
+        assert unpack_page(data, space(pool="draft").id, A) is None
 
     @pytest.mark.parametrize("nbytes", [0, 1, TRAILER_NBYTES, 2000])
     def test_a_part_of_it_is_no_page(self, nbytes: int) -> None:
-        assert unpacked(packed(page(), SPACE.id, A)[:nbytes], SPACE.id, A) is None
+        assert unpack_page(pack_page(page(), SPACE.id, A)[:nbytes], SPACE.id, A) is None
 
     @pytest.mark.parametrize("offset", [0, 2048, 4095, 4096, 4100, 4102, 4110, 4127])
     def test_a_flipped_bit_is_no_page(self, offset: int) -> None:
-        data = bytearray(packed(page(), SPACE.id, A))
+        data = bytearray(pack_page(page(), SPACE.id, A))
         data[offset] ^= 1
 
-        assert unpacked(bytes(data), SPACE.id, A) is None
+        assert unpack_page(bytes(data), SPACE.id, A) is None
 
     def test_half_of_one_and_half_of_another_write_are_no_page(self) -> None:
-        one, other = (packed(page(seed=seed), SPACE.id, A) for seed in (1, 2))
+        one, other = (pack_page(page(seed=seed), SPACE.id, A) for seed in (1, 2))
 
-        assert unpacked(one[:2048] + other[2048:], SPACE.id, A) is None
+        assert unpack_page(one[:2048] + other[2048:], SPACE.id, A) is None
 
 
 class TestPublishing:
@@ -398,7 +398,7 @@ class TestListing:
         local.batch_set(SPACE, hashes[::2], [page() for _ in hashes[::2]])
         page_file(tmp_path, hashes[2]).write_bytes(b"cut")
         one_by_one = local.batch_exists(SPACE, hashes)
-        listed = local._listed(SPACE, LIMIT_S, Deadline(LIMIT_S))
+        listed = local._lookup.list_pages(local._mounts.get(), SPACE, LIMIT_S, Deadline(LIMIT_S))
 
         assert one_by_one == [number % 2 == 0 and number != 2 for number in range(40)]
         assert listed == {h for h, there in zip(hashes, one_by_one, strict=True) if there}
@@ -510,7 +510,7 @@ class TestClear:
         self, willing: Wish, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """To remove all takes four times as long as a call may, to remove some of them half of that."""
-        monkeypatch.setattr("hicache_backends.fsspec._CLEARED_AT_ONCE", 5)
+        monkeypatch.setattr("hicache_backends.fsspec.storage._CLEARED_AT_ONCE", 5)
         hashes = [hash_of(number) for number in range(40)]
         with opened("willing://kv", timeout_s=1.0) as store:
             store.batch_set(SPACE, hashes, [page() for _ in hashes])
@@ -622,7 +622,7 @@ class TestDeadline:
         """Whoever opens a filesystem holds a lock, for which nobody waits."""
         gate = threading.Event()
         with opened("willing://kv", timeout_s=0.3) as store:
-            store._mounts.get().files.hang_up()
+            store._mounts.get().files.close_connections()
             willing.before_opening = lambda: gate.wait(LIMIT_S)
             for _ in range(2):
                 began_s = time.monotonic()
@@ -691,7 +691,7 @@ class TestProcesses:
 
 _HANGS = """
     import asyncio, threading, time
-    from hicache_backends.fsspec.executors import EventLoopLane
+    from hicache_backends.fsspec.executors import EventLoopExecutor
     from hicache_storage.backend_support.deadline import Deadline
 
     began = threading.Event()
@@ -703,29 +703,29 @@ _HANGS = """
     async def look_up(_):
         await asyncio.get_running_loop().run_in_executor(None, hang)
 
-    (answer,) = EventLoopLane(1).each(look_up, [None], Deadline(2))
+    (answer,) = EventLoopExecutor(1).each(look_up, [None], Deadline(2))
     assert isinstance(answer.error, TimeoutError)
     assert began.is_set()
 """
 
 
-@pytest.fixture(params=[EventLoopLane, ThreadLane])
-def lane(request: pytest.FixtureRequest) -> Iterator[Lane]:
-    made: Lane = request.param(2)
+@pytest.fixture(params=[EventLoopExecutor, ThreadExecutor])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    made: Executor = request.param(2)
     yield made
-    made.close(farewell)
+    made.close(on_close)
 
 
-async def farewell(_: None) -> None:
+async def on_close(_: None) -> None:
     """Nothing to close."""
 
 
-class TestLanes:
-    def test_answers_are_in_the_order_of_the_items(self, lane: Lane) -> None:
+class TestExecutors:
+    def test_answers_are_in_the_order_of_the_items(self, executor: Executor) -> None:
         async def halve(number: int) -> float:
             return 10 / number
 
-        answers = lane.each(halve, [1, 0, 5], Deadline(LIMIT_S))
+        answers = executor.each(halve, [1, 0, 5], Deadline(LIMIT_S))
 
         assert [10.0, None, 2.0] == [answer.value for answer in answers]
         assert isinstance(answers[1].error, ZeroDivisionError)
@@ -735,9 +735,9 @@ class TestLanes:
             await asyncio.sleep(duration_s)
             return "done"
 
-        lane = EventLoopLane(2)
-        quick, slow = lane.each(wait, [0.0, LIMIT_S], Deadline(0.2))
-        lane.close(farewell)
+        executor = EventLoopExecutor(2)
+        quick, slow = executor.each(wait, [0.0, LIMIT_S], Deadline(0.2))
+        executor.close(on_close)
 
         assert quick.value == "done"
         assert isinstance(slow.error, TimeoutError)
@@ -750,27 +750,27 @@ class TestLanes:
             started.set()
             await asyncio.sleep(LIMIT_S)
 
-        def call(lane: Lane) -> None:
+        def call(executor: Executor) -> None:
             try:
-                lane.each(wait, [None], Deadline(LIMIT_S))
+                executor.each(wait, [None], Deadline(LIMIT_S))
             except StorageClosed as error:
                 raised.append(error)
 
-        lane = EventLoopLane(2)
-        caller = threading.Thread(target=call, args=(lane,))
+        executor = EventLoopExecutor(2)
+        caller = threading.Thread(target=call, args=(executor,))
         caller.start()
         assert started.wait(LIMIT_S)
-        lane.close(farewell)
+        executor.close(on_close)
         caller.join(LIMIT_S)
 
         assert len(raised) == 1
 
-    def test_nothing_starts_after_close(self, lane: Lane) -> None:
+    def test_nothing_starts_after_close(self, executor: Executor) -> None:
         async def never(_: None) -> None:
             raise AssertionError
 
-        closed = type(lane)(1)  # type: ignore[call-arg]
-        closed.close(farewell)
+        closed = type(executor)(1)  # type: ignore[call-arg]
+        closed.close(on_close)
         with pytest.raises(StorageClosed):
             closed.each(never, [None], Deadline(LIMIT_S))
 

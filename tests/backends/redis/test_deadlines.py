@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
-from hicache_backends.redis.address import Address
-from hicache_backends.redis.connection import Wire
+from hicache_backends.redis.access import Address
+from hicache_backends.redis.deadline_socket import DeadlineSocket
 from hicache_backends.redis.session import Session
 from pages import blank, hash_of, page, space
 from redis_servers import RespServer, array, bulk, hole, usual
@@ -26,7 +26,7 @@ from hicache_storage.backend_support.deadline import Deadline
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from hicache_backends.redis.server_pool import Node
+    from hicache_backends.redis.server_pool import ServerPool
 
 LIMIT_S = 0.4
 LATE_S = LIMIT_S + 1.0
@@ -255,7 +255,7 @@ class TestSentinels:
             }
             with RedisStorage.from_config(config) as storage:
                 silent.set()
-                storage._sessions.get()._topology.doubt()
+                storage._sessions.get().deployment.invalidate()
                 lengths: list[float] = []
                 ask = calls_of(storage)["exists"]
                 threads = [
@@ -285,16 +285,16 @@ class TestClose:
         access = settings.access()
         session = Session(settings, access, access, Counters(), is_cluster=False)
         with hole(*hosts) as port:
-            nodes = [session.nodes.at(Address(host, port)) for host in hosts]
+            pools = [session.pools.at(Address(host, port)) for host in hosts]
 
-            def use(node: Node) -> None:
-                with suppress(OSError, StorageClosed), node.lent(Deadline(10 * limit_s)):
+            def use(pool: ServerPool) -> None:
+                with suppress(OSError, StorageClosed), pool.acquire(Deadline(10 * limit_s)):
                     pass
 
-            threads = [threading.Thread(target=use, args=(node,)) for node in nodes]
+            threads = [threading.Thread(target=use, args=(pool,)) for pool in pools]
             for thread in threads:
                 thread.start()
-            wait_until(lambda: all(node._busy for node in nodes))
+            wait_until(lambda: all(pool._busy for pool in pools))
             began_s = time.monotonic()
             session.close()
             took_s = time.monotonic() - began_s
@@ -309,9 +309,9 @@ class TestUnixSockets:
         """The kernel's limit for a send is there that of each part of it."""
         near, far = socket.socketpair()
         with near, far:
-            wire = Wire(near, Deadline(LIMIT_S))
+            sock = DeadlineSocket(near, Deadline(LIMIT_S))
             done = threading.Event()
-            last_resort = threading.Timer(10 * LATE_S, wire.hang_up)
+            last_resort = threading.Timer(10 * LATE_S, sock.shut_down)
 
             def read() -> None:
                 while not done.wait(LIMIT_S / 4):
@@ -321,7 +321,7 @@ class TestUnixSockets:
             reader.start()
             last_resort.start()
             try:
-                assert LATE_S > took_s(lambda: wire.sendall(bytes(64 << 20)))
+                assert LATE_S > took_s(lambda: sock.sendall(bytes(64 << 20)))
             finally:
                 done.set()
                 last_resort.cancel()

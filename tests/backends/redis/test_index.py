@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisStorage, batch
+from hicache_backends.redis.connection import Connection
 from hicache_backends.redis.layout import SpaceKeys
-from hicache_backends.redis.link import Link
 from pages import hash_of, page, space
 from redis_servers import client_of_one, config_of
 from servers import RedisServer
@@ -71,26 +71,26 @@ def listed(storage: RedisStorage) -> set[str]:
 @contextmanager
 def between_commands(at: int, act: Callable[[], None]) -> Generator[list[int], None, None]:
     """Send commands one by one, and call `act` before the one with this number; the count of all."""
-    link_class: Any = Link
-    exchange = link_class.exchange
+    connection_class: Any = Connection
+    execute = connection_class.execute
     sent = [0]
 
-    def one_by_one(link: Link, commands: Sequence[Any]) -> list[Any]:
+    def one_by_one(connection: Connection, commands: Sequence[Any]) -> list[Any]:
         replies: list[Any] = []
         for command in commands:
             if sent[0] == at:
-                link_class.exchange = exchange
+                connection_class.execute = execute
                 act()
-                link_class.exchange = one_by_one
+                connection_class.execute = one_by_one
             sent[0] += 1
-            replies += exchange(link, [command])
+            replies += execute(connection, [command])
         return replies
 
-    link_class.exchange = one_by_one
+    connection_class.execute = one_by_one
     try:
         yield sent
     finally:
-        link_class.exchange = exchange
+        connection_class.execute = execute
 
 
 def set_all(storage: RedisStorage) -> None:
@@ -184,7 +184,7 @@ class TestScan:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """The scan finds members without pages, as expiry or a full server leaves them."""
-        monkeypatch.setattr("hicache_backends.redis.listing.BUCKETS", ("ab", "cd"))
+        monkeypatch.setattr("hicache_backends.redis.index.BUCKETS", ("ab", "cd"))
         admin = client_of_one(server)
         at, steps = 0, 1
         while at < steps:
@@ -227,8 +227,8 @@ class TestExpiry:
         self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Two writers set one page at once: the one that keeps pages for ever is first."""
-        monkeypatch.setattr("hicache_backends.redis.listing._TRIM_SHARE", 1.0)
-        monkeypatch.setattr("hicache_backends.redis.listing._CLOCKS_APART_S", -3600.0)
+        monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
+        monkeypatch.setattr("hicache_backends.redis.index._CLOCK_SKEW_S", -3600.0)
         router: Any = batch
         unhindered = router.set_pages
 
@@ -250,7 +250,7 @@ class TestExpiry:
         self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The remover has died; its pages are there."""
-        monkeypatch.setattr("hicache_backends.redis.listing._TRIM_SHARE", 1.0)
+        monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         set_all(writer)
         admin = client_of_one(server)
         admin.zadd(KEYS.index("ab"), dict.fromkeys(BUCKET_MATES, -(1 << 51)))

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from hicache_backends.redis.connection import Wire
+from hicache_backends.redis.deadline_socket import DeadlineSocket
 from hicache_backends.redis.page_io import PageRequest, get_pages, set_pages, window_of
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply, Reply, WrongReply
 from pages import blank, page
@@ -27,7 +27,7 @@ class Peer:
 
     def __init__(self) -> None:
         near, self._far = socket.socketpair()
-        self.wire = Wire(near, Deadline(10))
+        self.socket = DeadlineSocket(near, Deadline(10))
         self._near = near
         self._speaker = threading.Thread()
 
@@ -82,7 +82,7 @@ def got(peer: Peer, pages: list[Page], window: int = 4) -> tuple[list[Reply], Ex
 
     keys = [b"key%d" % number for number in range(len(pages))]
     try:
-        get_pages(peer.wire, keys, pages, window, settle)
+        get_pages(peer.socket, keys, pages, window, settle)
     except OSError as error:
         return replies, error
     return replies, None
@@ -174,7 +174,7 @@ class TestGet:
         assert isinstance(error, ConnectionResetError)
 
     def test_silence_ends_with_the_deadline(self, peer: Peer) -> None:
-        peer.wire.deadline = Deadline(0.05)
+        peer.socket.deadline = Deadline(0.05)
 
         replies, error = got(peer, [blank(_NBYTES)])
 
@@ -202,7 +202,7 @@ def put(peer: Peer, count: int, *, listing: tuple[bytes, ...] = ()) -> list[Repl
     settled: list[Reply] = []
     requests = [PageRequest(b"key", _NBYTES, listing=listing)] * count
     pages = [page(_NBYTES, seed) for seed in range(count)]
-    set_pages(peer.wire, requests, pages, 4, lambda _, replies: settled.append(replies))
+    set_pages(peer.socket, requests, pages, 4, lambda _, replies: settled.append(replies))
     return settled
 
 
@@ -245,7 +245,7 @@ def test_the_window_is_the_depth_for_large_pages_and_wide_for_small_ones() -> No
 
 
 def test_drips_do_not_prolong_a_deadline(peer: Peer) -> None:
-    peer.wire.deadline = Deadline(0.3)
+    peer.socket.deadline = Deadline(0.3)
     stop = threading.Event()
 
     def drip() -> None:
@@ -256,7 +256,7 @@ def test_drips_do_not_prolong_a_deadline(peer: Peer) -> None:
     dripping.start()
     try:
         with pytest.raises(TimeoutError):
-            peer.wire.receive([memoryview(bytearray(1000))])
+            peer.socket.receive_into([memoryview(bytearray(1000))])
     finally:
         stop.set()
         dripping.join()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisStorage
+from name_servers import Names, look_ups
 from pages import hash_of, space
 from redis_servers import RespServer, hole, usual
 from servers import wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
-from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -44,31 +43,11 @@ def server() -> Iterator[RespServer]:
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     made = Names()
     resolver = Resolver()
-    monkeypatch.setattr("hicache_backends.redis.dial.RESOLVER", resolver)
+    monkeypatch.setattr("hicache_backends.redis.deadline_socket.RESOLVER", resolver)
     monkeypatch.setattr(socket, "getaddrinfo", made.look_up)
     yield made
     made.answers.set()
     wait_until(lambda: not look_ups())
-
-
-def look_ups() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("hicache-look-up")]
-
-
-class Names:
-    """A name server that a test holds up."""
-
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-        self.answers.set()
-        self.hosts = ["127.0.0.1"]
-        self.error: OSError | None = None
-
-    def look_up(self, host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
-        self.answers.wait(60)
-        if self.error is not None:
-            raise self.error
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in self.hosts]
 
 
 class TestNames:
@@ -99,71 +78,6 @@ class TestNames:
 
             assert [False] == storage.batch_exists(SPACE, [hash_of(1)])
             assert 1 == len(look_ups())
-
-    @pytest.mark.parametrize(
-        ("code", "is_kept"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)]
-    )
-    def test_old_addresses_are_used_unless_the_name_is_gone(
-        self, names: Names, code: int, *, is_kept: bool
-    ) -> None:
-        resolver = Resolver()
-        expected = [(socket.AF_INET, ("127.0.0.1", 7))]
-        assert expected == resolver.addresses("cache.example", 7, Deadline(10))
-        names.error = socket.gaierror(code, "no")
-        if is_kept:
-            assert expected == resolver.addresses("cache.example", 7, Deadline(10))
-        else:
-            with pytest.raises(ConnectionError, match=r"'cache\.example' cannot be looked up: no"):
-                resolver.addresses("cache.example", 7, Deadline(10))
-
-    def test_a_name_that_leads_elsewhere_is_followed(self, names: Names) -> None:
-        resolver = Resolver()
-        resolver.addresses("cache.example", 7, Deadline(10))
-        names.hosts = ["127.0.0.9"]
-
-        assert [(socket.AF_INET, ("127.0.0.9", 7))] == resolver.addresses(
-            "cache.example", 7, Deadline(10)
-        )
-
-    def test_an_address_is_not_looked_up(self, names: Names) -> None:
-        names.answers.clear()
-        resolver = Resolver()
-
-        assert [(socket.AF_INET, ("127.0.0.1", 7))] == resolver.addresses(
-            "127.0.0.1", 7, Deadline(1)
-        )
-        assert [(socket.AF_INET6, ("::1", 7, 0, 0))] == resolver.addresses("::1", 7, Deadline(1))
-
-    @pytest.mark.parametrize("host", ["a" * 70, "b\x00c", "..", "\udcff"])
-    def test_what_is_no_name_is_no_foreign_error(self, host: str) -> None:
-        with pytest.raises(OSError, match="looked up"):
-            Resolver().addresses(host, 7, Deadline(10))
-
-    def test_a_thread_that_could_not_be_had_once_ends_no_look_ups(
-        self, names: Names, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refused(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        resolver = Resolver()
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refused)
-            with pytest.raises(StorageUnavailable, match="no thread"):
-                resolver.addresses("cache.example", 7, Deadline(10))
-        found = resolver.addresses("cache.example", 7, Deadline(10))
-        monkeypatch.setattr(threading.Thread, "start", refused)
-
-        assert found == resolver.addresses("cache.example", 7, Deadline(10))
-
-    def test_a_child_looks_up_for_itself(self, names: Names) -> None:
-        names.answers.clear()
-        resolver = Resolver()
-        with pytest.raises(StorageTimeout):
-            resolver.addresses("cache.example", 7, Deadline(0.01))
-        resolver.reset()  # what a fork does in the child
-        names.answers.set()
-
-        assert resolver.addresses("cache.example", 7, Deadline(10))
 
 
 class TestAddresses:

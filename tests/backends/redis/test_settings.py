@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisSettings
-from hicache_backends.redis.address import Address
+from hicache_backends.redis.access import Address
 
 from hicache_storage import ConfigError
 

@@ -126,7 +126,7 @@ class TestFailover:
             for call in calls:
                 service.leads_to = first.port
                 first.answer = first_says
-                storage._sessions.get().nodes.at(storage._settings.address)._drop_idle()
+                storage._sessions.get().pools.at(storage._settings.address)._drop_idle()
                 with suppress(StorageUnavailable):
                     call()
                 service.leads_to = second.port
@@ -135,24 +135,24 @@ class TestFailover:
     def test_connections_in_use_are_left_too(self, tmp_path: Path) -> None:
         """Those of an age with one that failed may lead to the same server."""
         with RespServer(usual) as server, RedisStorage.from_config({"url": server.url}) as storage:
-            node = storage._sessions.get().nodes.at(storage._settings.address)
+            pool = storage._sessions.get().pools.at(storage._settings.address)
             with ExitStack() as stack:
-                stack.enter_context(node.lent(Deadline(5)))
-                with pytest.raises(OSError, match="no"), node.lent(Deadline(5)):
+                stack.enter_context(pool.acquire(Deadline(5)))
+                with pytest.raises(OSError, match="no"), pool.acquire(Deadline(5)):
                     raise OSError("no")
-            assert [] == node._idle
+            assert [] == pool._idle
 
     def test_a_damaged_page_costs_one_connection(self) -> None:
         with RespServer(usual) as server, RedisStorage.from_config({"url": server.url}) as storage:
-            node = storage._sessions.get().nodes.at(storage._settings.address)
-            with node.lent(Deadline(5)), node.lent(Deadline(5)):
+            pool = storage._sessions.get().pools.at(storage._settings.address)
+            with pool.acquire(Deadline(5)), pool.acquire(Deadline(5)):
                 """Two connections."""
             server.answer = lambda command: (
                 bulk(b"short") if command[0] == b"GET" else usual(command)
             )
             assert [False] == storage.batch_get(SPACE, HASHES[:1], [blank()])
 
-            assert 1 == len(node._idle)
+            assert 1 == len(pool._idle)
 
 
 class Cluster:
@@ -258,7 +258,7 @@ class TestHalfAnswers:
             return told.get(command[0]) or cluster.usual(command)
 
         cluster.first_says = cluster.second_says = says
-        storage._sessions.get()._topology.doubt()
+        storage._sessions.get().deployment.invalidate()
         with pytest.raises(StorageUnavailable, match="list again"):
             list(storage.scan(SPACE))
 
@@ -269,7 +269,7 @@ class TestHalfAnswers:
         cluster.first_says = lambda command: (
             part if command[0] == b"CLUSTER" else cluster.usual(command)
         )
-        storage._sessions.get()._topology.doubt()
+        storage._sessions.get().deployment.invalidate()
 
         there = storage.batch_exists(SPACE, HASHES)
         assert len(HASHES) - of_second() == there.count(True)

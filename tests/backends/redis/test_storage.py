@@ -161,7 +161,7 @@ class TestDatabase:
     def test_what_has_expired_leaves_the_indices_though_nobody_lists(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("hicache_backends.redis.listing._TRIM_SHARE", 1.0)
+        monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         keys = SpaceKeys(PREFIX, space())
         with opened(server, ttl_s=60) as storage, client(server) as admin:
             index = keys.index(hash_of(1)[:2])
@@ -382,7 +382,7 @@ class TestConnections:
         try:
             waiting = threading.Thread(target=wait)
             waiting.start()
-            wait_until(lambda: any(node_in_use(storage)))
+            wait_until(lambda: any(pools_in_use(storage)))
             storage.close()
             waiting.join(10)
         finally:
@@ -394,15 +394,15 @@ class TestConnections:
         self, server: RedisServer
     ) -> None:
         with opened(server, parallelism=1, timeout_s=0.3) as storage:
-            ((node,),) = [list(storage._sessions.get().nodes._nodes.values())]
-            held = [node.lent(Deadline(5)) for _ in range(2)]
+            ((pool,),) = [list(storage._sessions.get().pools._pools.values())]
+            held = [pool.acquire(Deadline(5)) for _ in range(2)]
             with held[0], held[1], pytest.raises(StorageTimeout):
                 storage.batch_exists(space(), [hash_of(1)])
 
 
-def node_in_use(storage: RedisStorage) -> list[bool]:
-    nodes = storage._sessions.get().nodes._nodes.values()
-    return [bool(node._busy) for node in nodes]
+def pools_in_use(storage: RedisStorage) -> list[bool]:
+    pools = storage._sessions.get().pools._pools.values()
+    return [bool(pool._busy) for pool in pools]
 
 
 def _read_all(storage: RedisStorage, wrong: Any) -> None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.redis import RedisSettings, RedisStorage
-from hicache_backends.redis.connection import Wire
-from hicache_backends.redis.dial import dial
+from hicache_backends.redis.deadline_socket import DeadlineSocket, dial
 from pages import hash_of, page, space
 from redis_servers import (
     OtherHostServer,
@@ -140,20 +139,20 @@ def _exit_well_if_there(storage: RedisStorage) -> None:
     os._exit(0 if storage.batch_exists(space(), [hash_of(7)]) == [True] else 1)
 
 
-class TestHangUp:
+class TestShutDown:
     def test_a_connection_that_is_ended_stays_encrypted(self, server: TlsRedisServer) -> None:
         """The thread that uses it may be about to send: a password or a page, never in clear."""
         settings = RedisSettings.parse("redis", config_of(server))
         deadline = Deadline(30)
-        wire = Wire(dial(settings.address, settings.access().context, deadline), deadline)
+        sock = DeadlineSocket(dial(settings.address, settings.access().context, deadline), deadline)
         try:
-            wire.hang_up()
+            sock.shut_down()
 
-            assert wire.version() is not None
+            assert sock.version() is not None
             with pytest.raises(OSError, match=r"EOF|Broken pipe|closed"):
-                wire.sendall(b"in clear")
+                sock.sendall(b"in clear")
         finally:
-            wire.close()
+            sock.close()
 
 
 class TestSchemes:

@@ -22,7 +22,7 @@ from hicache_conformance.scenarios.fork_server import (
     write_half,
     write_until_the_limit,
 )
-from hicache_conformance.scenarios.remote import die_after_next_call, remote, serve
+from hicache_conformance.scenarios.remote_storage import kill_after_next_call, open_remote, serve
 from hicache_conformance.selftest.mutants import all_mutants
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_conformance.selftest.references.streaming import StreamingShelf
@@ -34,13 +34,8 @@ from hicache_conformance.selftest.references.subjects import (
     subject_of,
 )
 from hicache_conformance.tools.content.content import content
-from hicache_conformance.tools.observation.files import (
-    InSharedFiles,
-    OwnObject,
-    Usage,
-    at_rest,
-    backdate,
-)
+from hicache_conformance.tools.observation.files import DirectoryUsage, backdate
+from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, OwnObject, at_rest
 from processes import is_alive
 
 from hicache_storage.errors import StorageUnavailable
@@ -350,11 +345,11 @@ class TestMortals:
     def test_a_process_is_killed_by_the_kernel_at_a_byte_of_a_file(self, case: Case) -> None:
         store, space = case.open(), case.space(1000)
         store.open_space(space)
-        mortals = ForkServer(case)
+        fork_server = ForkServer(case)
         page = case.contents(space, case.hashes(1))
 
         said = [
-            mortals.start(write_until_the_limit, space, page, limit).last_words()
+            fork_server.spawn(write_until_the_limit, space, page, limit).remaining_messages()
             for limit in (999, 1000)
         ]
 
@@ -363,30 +358,30 @@ class TestMortals:
     def test_a_process_says_when_it_is_half_way_through_a_page(self, case: Case) -> None:
         store, space = case.open(), case.space(1000)
         store.open_space(space)
-        writer = ForkServer(case).start(
+        writer = ForkServer(case).spawn(
             write_half, space, {}, case.contents(space, case.hashes(1)), 4
         )
 
-        assert [[], HELD] == [writer.hear(), writer.hear()]
+        assert [[], HELD] == [writer.receive(), writer.receive()]
 
         assert [] == writer.kill()
 
     def test_one_that_was_not_killed_is_when_the_next_one_starts(self, case: Case) -> None:
         space = case.space(1000)
-        mortals = ForkServer(case)
+        fork_server = ForkServer(case)
         page = case.contents(space, case.hashes(1))
-        first = mortals.start(write_half, space, {}, page, 4)
+        first = fork_server.spawn(write_half, space, {}, page, 4)
 
-        mortals.start(write_half, space, {}, page, 4)
+        fork_server.spawn(write_half, space, {}, page, 4)
 
         with pytest.raises(EOFError):
-            first.hear()
+            first.receive()
 
     def test_one_that_is_left_is_dead_when_its_store_is_removed(self) -> None:
         with Case(ShelfSubject()) as case:
             space = case.space(1000)
             page = case.contents(space, case.hashes(1))
-            left = ForkServer(case).start(write_half, space, {}, page, 4)
+            left = ForkServer(case).spawn(write_half, space, {}, page, 4)
             os.kill(left._pid, signal.SIGSTOP)  # it can't end by itself
 
         try:
@@ -397,16 +392,16 @@ class TestMortals:
 
     def test_a_remote_storage_dies_right_after_the_call_that_is_its_last(self, case: Case) -> None:
         space = case.space(64)
-        mortal = ForkServer(case).start(serve)
-        store = remote(case, "there", mortal)
+        mortal = ForkServer(case).spawn(serve)
+        store = open_remote(case, "there", mortal)
         store.open_space(space)
-        die_after_next_call(store)
+        kill_after_next_call(store)
 
         pages = case.stored(store, space, 1)
 
-        assert [] == mortal.last_words()
+        assert [] == mortal.remaining_messages()
         with pytest.raises(EOFError):
-            mortal.hear()
+            mortal.receive()
         case.must_hold(case.open(), space, pages)
 
 
@@ -428,7 +423,7 @@ class TestFiles:
         found = self.found(tmp_path, pages)
 
         assert isinstance(found, OwnObject)
-        assert [*range(6), *range(9006, 9013)] == found.margins()
+        assert [*range(6), *range(9006, 9013)] == found.overhead_offsets()
 
     def test_a_small_page_beside_another_one_is_not_alone(self, tmp_path: Path) -> None:
         pages = self.pages(500)
@@ -484,7 +479,7 @@ class TestFiles:
         (tmp_path / "a" / "one").write_bytes(bytes(10))
         (tmp_path / "two").write_bytes(bytes(5))
 
-        assert Usage(2, 15, 10) == Usage.of(tmp_path)
+        assert DirectoryUsage(2, 15, 10) == DirectoryUsage.of(tmp_path)
 
     def test_files_can_be_made_old(self, tmp_path: Path) -> None:
         path = tmp_path / "file"

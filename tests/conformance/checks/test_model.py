@@ -11,7 +11,7 @@ from hicache_conformance.checks import all_checks
 from hicache_conformance.run.outcomes import Outcome, Violation
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.scenarios.model_pair import ModelPair, Step
-from hicache_conformance.scenarios.sequences import Hunt
+from hicache_conformance.scenarios.sequence_search import SequenceSearch
 from hicache_conformance.selftest.mutants.sequences import (
     ClearsTheLastListing,
     OldVersionReturns,
@@ -53,7 +53,7 @@ def found_in(storage_class: type[HiCacheStorage]) -> Violation:
         Case(subject_of(storage_class)(), seed="found") as case,
         pytest.raises(Violation) as caught,
     ):
-        Hunt(case, limit_s=60).run(300)
+        SequenceSearch(case, limit_s=60).run(300)
     return caught.value
 
 
@@ -100,7 +100,7 @@ def test_a_page_that_is_lost_is_named_with_what_was_expected() -> None:
 
 def test_without_hypothesis_it_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    monkeypatch.delitem(sys.modules, "hicache_conformance.scenarios.sequences")
+    monkeypatch.delitem(sys.modules, "hicache_conformance.scenarios.sequence_search")
 
     record = verdict_on(DictSubject)
 
@@ -120,23 +120,23 @@ def test_nothing_is_left_in_the_working_directory(
 
 def test_time_that_is_up_ends_the_search() -> None:
     with Case(DictSubject(), seed="late") as case:
-        hunt = Hunt(case, limit_s=0)
-        hunt.run(50)
+        search = SequenceSearch(case, limit_s=0)
+        search.run(50)
 
-    assert 0 == hunt.sequences
+    assert 0 == search.sequences
 
 
 # --- the twins ------------------------------------------------------------------------------------
 
 
-def told(storage_class: type[HiCacheStorage], *steps: Step) -> Violation:
+def disagreement(storage_class: type[HiCacheStorage], *steps: Step) -> Violation:
     """What the twins say of these steps."""
     with Case(subject_of(storage_class)()) as case:
-        twins = ModelPair(case, "twins")
+        pair = ModelPair(case, "twins")
 
         def all_steps() -> None:
             for step in steps:
-                twins.do(step)
+                pair.apply(step)
 
         with pytest.raises(Violation) as caught:
             all_steps()
@@ -148,7 +148,7 @@ def test_a_step_that_raises_belongs_to_the_sequence() -> None:
         def _removed(self, space: KeySpace, page_hash: str) -> bool:
             raise KeyError(page_hash)
 
-    violation = told(Raises, Step("set", pages=(0,)), Step("delete", pages=(0,)))
+    violation = disagreement(Raises, Step("set", pages=(0,)), Step("delete", pages=(0,)))
 
     assert ["1. set page 0 of 'kv', version 1", "2. delete page 0 of 'kv'"] == violation.sequence
 
@@ -169,7 +169,7 @@ def test_a_refused_set_is_told() -> None:
 
     steps = [Step("set", pages=(0,)), Step("delete", pages=(0,)), Step("set", pages=(0,))]
 
-    assert "batch_set is False" in told(Refuses, *steps).message
+    assert "batch_set is False" in disagreement(Refuses, *steps).message
 
 
 def test_a_delete_that_says_false_is_told() -> None:
@@ -180,7 +180,7 @@ def test_a_delete_that_says_false_is_told() -> None:
         def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
             return [False] * len(hashes)
 
-    assert "batch_delete is False" in told(Denies, Step("delete", pages=(0,))).message
+    assert "batch_delete is False" in disagreement(Denies, Step("delete", pages=(0,))).message
 
 
 def test_a_listing_that_lacks_a_page_is_told() -> None:
@@ -188,7 +188,7 @@ def test_a_listing_that_lacks_a_page_is_told() -> None:
         def _names(self, space: KeySpace) -> list[PageInfo]:
             return []
 
-    violation = told(Blind, Step("set", pages=(2,)), Step("scan"))
+    violation = disagreement(Blind, Step("set", pages=(2,)), Step("scan"))
 
     assert ("page 2", "scan lists nothing") == (violation.expected, violation.got)
 
@@ -198,7 +198,9 @@ def test_a_wrong_count_of_clear_is_told() -> None:
         def clear(self, space: KeySpace) -> int:
             return super().clear(space) + 1
 
-    assert "clear returns 2" in told(Miscounts, Step("set", pages=(0,)), Step("clear")).message
+    assert (
+        "clear returns 2" in disagreement(Miscounts, Step("set", pages=(0,)), Step("clear")).message
+    )
 
 
 def test_bytes_of_another_page_are_told() -> None:
@@ -208,7 +210,7 @@ def test_bytes_of_another_page_are_told() -> None:
             for other in self._pages:
                 self._pages[other] = self._pages[other]._replace(data=stored.data)
 
-    violation = told(
+    violation = disagreement(
         Mixes, Step("set", pages=(0,)), Step("set", pages=(1,)), Step("get", pages=(0,))
     )
 
@@ -221,4 +223,4 @@ def test_a_store_that_does_not_overwrite_keeps_the_first_version() -> None:
 
     steps = [Step("set", pages=(0,)), Step("set", pages=(0,)), Step("get", pages=(0,))]
 
-    assert "version 1" == told(OverwritesAnyway, *steps).expected
+    assert "version 1" == disagreement(OverwritesAnyway, *steps).expected

@@ -14,7 +14,7 @@ from hicache_conformance.checks import all_checks
 from hicache_conformance.run.cleanup import remove_pages
 from hicache_conformance.run.operator import DeployedStore
 from hicache_conformance.run.runner import RunOptions, run_check
-from hicache_conformance.scenarios.key_space_neighbours import known_look_alikes
+from hicache_conformance.scenarios.key_space_neighbours import known_similar_ids
 
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page import Page
@@ -49,7 +49,7 @@ def _set_two_pages(link: Link, space: KeySpace) -> None:
     storage = link.open_storage()
     storage.open_space(space)
     storage.batch_set(space, ["aa" * 16, "bb" * 16], [Page(bytearray(64)), Page(bytearray(64))])
-    link.say("stored")
+    link.send("stored")
 
 
 def test_pages_of_a_check_are_removed(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_pages_of_calls_that_are_not_recorded_are_removed(tmp_path: Path) -> Non
 
 def test_pages_of_a_child_process_are_removed(tmp_path: Path) -> None:
     with _case(tmp_path) as case:
-        assert case.child(_set_two_pages, case.space(64)).hear() == "stored"
+        assert case.child(_set_two_pages, case.space(64)).receive() == "stored"
 
     assert _pages(tmp_path) == 0
 
@@ -94,7 +94,7 @@ def test_pages_of_others_stay(tmp_path: Path) -> None:
 
 def test_pages_of_another_run_in_a_key_space_of_both_stay(tmp_path: Path) -> None:
     with _case(tmp_path) as others:
-        (_, shared, _), *_ = known_look_alikes()
+        (_, shared, _), *_ = known_similar_ids()
         theirs = others.open()
         theirs.open_space(shared)
         kept = others.stored(theirs, shared, 2)

@@ -109,13 +109,13 @@ for number in itertools.count():
 def _starts_a_writer(link: Link) -> None:
     """An actor whose process starts another, which does not end with it."""
     with subprocess.Popen([sys.executable, "-c", WRITES_FOR_EVER]) as writer:
-        link.say(writer.pid)
-        link.hear()
+        link.send(writer.pid)
+        link.receive()
 
 
 def test_what_a_killed_process_had_started_goes_with_it(temporary: Path) -> None:
     with worker(_starts_a_writer) as one:
-        writer = one.hear()
+        writer = one.receive()
         wait_until(lambda: any(temporary.glob("*/99/page")))
 
     wait_until(lambda: not is_alive(writer))

@@ -18,7 +18,7 @@ def test_a_page_that_was_refused_before_the_fork_is_missed_by_nobody(
     with Case(DictSubject()) as case:
         store, space = case.open(), case.space(64)
         store.open_space(space)
-        side = forks._Side(Caller(store, space, 60.0), {}, "parent")
+        side = forks._HandleUser(Caller(store, space, 60.0), {}, "parent")
 
         def refused(*_: object) -> list[bool]:
             return [False]
@@ -41,9 +41,9 @@ def test_a_slow_store_is_used_for_fewer_rounds(monkeypatch: pytest.MonkeyPatch) 
             return batch_get(*arguments)  # type: ignore[arg-type] # passed on
 
         monkeypatch.setattr(store.storage, "batch_get", slow)
-        side = forks._Side(Caller(store, space, 60.0), {}, "parent")
+        side = forks._HandleUser(Caller(store, space, 60.0), {}, "parent")
         side.use(0.0)
 
         calls_a_round = 3 + 2 * 3
-        assert not side.report.wrong
+        assert not side.report.problem
         assert calls_a_round <= side.report.calls <= 4 * calls_a_round

@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import pytest
 from hicache_conformance.scenarios.key_space_neighbours import (
-    joined_alike,
-    known_look_alikes,
-    look_alikes,
+    colliding_fields,
+    equal_when_joined,
+    known_similar_ids,
     neighbours,
     odd_names,
     odd_texts,
     rich_space,
-    run_together,
+    similar_ids,
 )
 from pages import space
 
@@ -34,18 +34,18 @@ def differing(one: KeySpace, other: KeySpace) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("brief", [True, False])
-def test_a_neighbour_differs_in_the_field_that_it_names_and_in_no_other(*, brief: bool) -> None:
-    for neighbour in neighbours(HOME, brief=brief):
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_neighbour_differs_in_the_field_that_it_names_and_in_no_other(*, quick: bool) -> None:
+    for neighbour in neighbours(HOME, quick=quick):
         assert {neighbour.field} == differing(HOME, neighbour.space)
 
 
-@pytest.mark.parametrize("brief", [True, False])
-def test_there_is_a_neighbour_for_every_field(*, brief: bool) -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_there_is_a_neighbour_for_every_field(*, quick: bool) -> None:
     plain = {item.name for item in fields(KeySpace)} - {"shard"}
     shard = {f"shard.{item.name}" for item in fields(Shard)}
 
-    assert plain | shard == {one.field for one in neighbours(HOME, brief=brief)}
+    assert plain | shard == {one.field for one in neighbours(HOME, quick=quick)}
 
 
 def test_no_neighbour_has_larger_pages() -> None:
@@ -53,12 +53,12 @@ def test_no_neighbour_has_larger_pages() -> None:
 
 
 def test_what_runs_together_is_two_key_spaces() -> None:
-    assert all(one != other for _, one, other in run_together(HOME))
+    assert all(one != other for _, one, other in colliding_fields(HOME))
 
 
 @pytest.mark.parametrize("separator", ["", "-", "/"])
 def test_texts_that_are_joined_alike_are_one_text_in_any_order(separator: str) -> None:
-    spaces = joined_alike(HOME, separator, "token")
+    spaces = equal_when_joined(HOME, separator, "token")
 
     for names in (TEXTS, TEXTS[::-1], TEXTS[3:] + TEXTS[:3]):
         joined = {separator.join(getattr(one, name) for name in names) for one in spaces.values()}
@@ -67,7 +67,7 @@ def test_texts_that_are_joined_alike_are_one_text_in_any_order(separator: str) -
 
 
 def test_look_alikes_have_ids_that_begin_or_end_alike() -> None:
-    found = list(look_alikes(HOME, 4))
+    found = list(similar_ids(HOME, 4))
 
     assert 2 == len(found)
     for words, one, other in found:
@@ -77,7 +77,7 @@ def test_look_alikes_have_ids_that_begin_or_end_alike() -> None:
 
 
 def test_known_look_alikes_have_twelve_digits_in_common() -> None:
-    (_, one, two), (_, three, four) = known_look_alikes()
+    (_, one, two), (_, three, four) = known_similar_ids()
 
     assert one.id[:12] == two.id[:12]
     assert one != two
@@ -85,15 +85,15 @@ def test_known_look_alikes_have_twelve_digits_in_common() -> None:
     assert three != four
 
 
-@pytest.mark.parametrize("brief", [True, False])
-def test_odd_names_are_all_different(*, brief: bool) -> None:
-    names = odd_names("token", "/elsewhere", brief=brief)
+@pytest.mark.parametrize("quick", [True, False])
+def test_odd_names_are_all_different(*, quick: bool) -> None:
+    names = odd_names("token", "/elsewhere", quick=quick)
 
     assert sorted(set(names)) == sorted(names)
 
 
 def test_the_brief_names_are_among_all_of_them() -> None:
-    few, names = (odd_names("token", "/elsewhere", brief=brief) for brief in (True, False))
+    few, names = (odd_names("token", "/elsewhere", quick=quick) for quick in (True, False))
 
     assert set(few) < set(names)
 
@@ -118,6 +118,6 @@ def test_look_alikes_are_other_spaces_than_the_one_that_they_are_made_of(page_to
 
     for number in range(50):
         home = space(page_tokens=page_tokens, revision=str(number))
-        for _, one, other in look_alikes(home, 1):
+        for _, one, other in similar_ids(home, 1):
             assert home not in (one, other)
-    assert own not in [one for _, *pair in look_alikes(own, 2) for one in pair]
+    assert own not in [one for _, *pair in similar_ids(own, 2) for one in pair]

@@ -11,8 +11,8 @@ from hicache_conformance.checks import all_checks
 from hicache_conformance.run.outcomes import NotVerified, Outcome
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Scratch, Subject
-from hicache_conformance.scenarios.planting import plant
-from hicache_conformance.scenarios.small_stores import make_small, small_room
+from hicache_conformance.scenarios.setup import store_many
+from hicache_conformance.scenarios.small_stores import make_small, small_store
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.subjects import ShelfSubject, SqliteSubject
 
@@ -50,10 +50,10 @@ class LargeAndFreesNoRoom(Large):
 
 def test_a_store_with_a_large_capacity_in_its_config_is_made_small() -> None:
     with Case(Large()) as case:
-        room = small_room(case)
+        small = small_store(case)
 
-        assert room.capacity_nbytes < LARGE_NBYTES / 100
-        assert room.probe.storage.stats().capacity_nbytes == room.capacity_nbytes
+        assert small.capacity_nbytes < LARGE_NBYTES / 100
+        assert small.probe.storage.stats().capacity_nbytes == small.capacity_nbytes
 
 
 def test_a_store_that_is_large_is_caught_when_deleting_frees_no_room() -> None:
@@ -107,7 +107,7 @@ def test_a_store_in_which_only_names_are_the_tests_own_is_left_as_it_is(tmp_path
         kept = user.stored(store, space, 40)
 
         with pytest.raises(NotVerified, match="not the test's alone"):
-            small_room(case).filled()
+            small_store(case).fill()
         assert all(store.exists(space, list(kept)))
 
 
@@ -128,4 +128,4 @@ def test_a_check_whose_pages_were_refused_is_not_verified() -> None:
         store, space = case.open(), case.space(1024)
 
         with pytest.raises(NotVerified, match="no room for the pages"):
-            plant(case, store, space, 1000)
+            store_many(case, store, space, 1000)

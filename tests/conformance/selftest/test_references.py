@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.wire import WireStore
-from hicache_conformance.tools.processes.resources import ProcessResources, left_after
+from hicache_conformance.tools.processes.resources import ProcessResources, remaining_after
 from pages import blank, hash_of, page, space
 from store_places import STORES, Place, place_of, read
 
@@ -221,14 +221,14 @@ def test_a_closed_store_refuses_everything_but_close(store: HiCacheStorage) -> N
 
 def test_closing_leaves_no_thread_no_descriptor_and_no_temporary_file(place: Place) -> None:
     place.open().close()  # what is loaded once is loaded
-    before = ProcessResources.taken()
+    before = ProcessResources.current()
     for _ in range(3):
         with place.open() as store:
             store.open_space(space())
             store.batch_set(space(), [A, B], [page(), page()])
             read(store, A)
 
-    assert [] == left_after(before, LIMIT_S)
+    assert [] == remaining_after(before, LIMIT_S)
     assert [] == [path for path in place.path.rglob("*") if path.name.startswith(".tmp")]
 
 

@@ -18,7 +18,11 @@ from hicache_conformance.selftest.references.wire_protocol import (
     Message,
     Operation,
 )
-from hicache_conformance.tools.processes.resources import ProcessResources, left_after, wait_until
+from hicache_conformance.tools.processes.resources import (
+    ProcessResources,
+    remaining_after,
+    wait_until,
+)
 from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import (
@@ -135,13 +139,13 @@ def test_starting_and_stopping_twice_is_fine(server: WireServer) -> None:
 
 
 def test_a_closed_server_leaves_nothing() -> None:
-    before = ProcessResources.taken()
+    before = ProcessResources.current()
     with WireServer() as server:
         store = opened(server)
         store.batch_set(space(), [A], [page()])
     store.close()
 
-    assert [] == left_after(before, LIMIT_S)
+    assert [] == remaining_after(before, LIMIT_S)
 
 
 # --- a server that is silent -----------------------------------------------------------------------

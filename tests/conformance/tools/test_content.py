@@ -5,7 +5,7 @@ import time
 import zlib
 
 import pytest
-from hicache_conformance.tools.content.content import Ledger, content
+from hicache_conformance.tools.content.content import PageRegistry, content
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import hash_of, space
@@ -65,29 +65,29 @@ def test_a_page_of_64_mib_takes_less_than_a_second_of_cpu() -> None:
 
 
 def test_a_ledger_knows_what_it_was_told_and_nothing_else() -> None:
-    ledger = Ledger()
-    ledger.add(SPACE, PAGE, 2)
+    registry = PageRegistry()
+    registry.add(SPACE, PAGE, 2)
 
-    assert (SPACE, PAGE, 2) in ledger
-    assert (SPACE, PAGE, 1) not in ledger
-    assert (OTHER_SPACE, PAGE, 2) not in ledger
+    assert (SPACE, PAGE, 2) in registry
+    assert (SPACE, PAGE, 1) not in registry
+    assert (OTHER_SPACE, PAGE, 2) not in registry
 
 
 def test_content_made_through_a_ledger_is_known_to_it() -> None:
-    ledger = Ledger()
+    registry = PageRegistry()
 
-    assert content(SPACE, PAGE, 100, 5) == ledger.content(SPACE, PAGE, 100, 5)
-    assert (SPACE, PAGE, 5) in ledger
+    assert content(SPACE, PAGE, 100, 5) == registry.content(SPACE, PAGE, 100, 5)
+    assert (SPACE, PAGE, 5) in registry
 
 
 def test_a_ledger_may_be_written_and_read_by_several_threads() -> None:
-    ledger = Ledger()
+    registry = PageRegistry()
     wrong = content(SPACE, PAGE, 4096, 1)
 
     def use(worker: int) -> None:
         for number in range(50):
-            ledger.add(SPACE, hash_of(1000 * worker + number))
-            ledger.diagnose(wrong, expected=[(SPACE, PAGE, 0)])
+            registry.add(SPACE, hash_of(1000 * worker + number))
+            registry.diagnose(wrong, expected=[(SPACE, PAGE, 0)])
 
     threads = [threading.Thread(target=use, args=(worker,)) for worker in range(4)]
     for thread in threads:
@@ -95,4 +95,4 @@ def test_a_ledger_may_be_written_and_read_by_several_threads() -> None:
     for thread in threads:
         thread.join(30)
 
-    assert 200 == len(ledger)
+    assert 200 == len(registry)

@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from hicache_conformance.tools.content.content import UNTOUCHED, Ledger, content, diagnose
+from hicache_conformance.tools.content.content import UNTOUCHED, PageRegistry, content, diagnose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import hash_of, space
@@ -23,12 +23,12 @@ def blank(nbytes: int) -> bytes:
 
 
 def diagnosed(received: bytes, *versions: int, nbytes: int | None = None) -> str:
-    ledger = Ledger()
-    ledger.add(OTHER_SPACE, OTHER_PAGE)
+    registry = PageRegistry()
+    registry.add(OTHER_SPACE, OTHER_PAGE)
     for version in (1, 2):
-        ledger.add(SPACE, PAGE, version)
+        registry.add(SPACE, PAGE, version)
     expected = [(SPACE, PAGE, version) for version in versions or (1,)]
-    return ledger.diagnose(received, expected=expected, nbytes=nbytes)
+    return registry.diagnose(received, expected=expected, nbytes=nbytes)
 
 
 @pytest.mark.parametrize("nbytes", [1, 8, 31, 32, 33, 4096])
@@ -185,7 +185,7 @@ def test_a_memoryview_will_do() -> None:
 
 def test_nothing_expected_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="expected"):
-        Ledger().diagnose(RIGHT, expected=[])
+        PageRegistry().diagnose(RIGHT, expected=[])
 
 
 @pytest.mark.parametrize("kind", ["noise", "versions", "shift", "alien"])

@@ -8,10 +8,10 @@ from hicache_conformance.tools.observation.linearizability import History, Opera
 
 def test_a_history_records_answers_in_time() -> None:
     history = History()
-    with history.running(process=1, kind="set", value=7) as call:
-        call.answered(True)
-    with history.running(process=2, kind="get") as call:
-        call.answered(True, 7)
+    with history.recording(process=1, kind="set", value=7) as call:
+        call.record_answer(True)
+    with history.recording(process=2, kind="get") as call:
+        call.record_answer(True, 7)
 
     assert [
         Operation(1, 0, 1, "set", 7, outcome=True),
@@ -21,7 +21,7 @@ def test_a_history_records_answers_in_time() -> None:
 
 def test_calls_that_raise_have_no_answer() -> None:
     history = History()
-    with pytest.raises(TimeoutError), history.running(process=1, kind="set", value=7):
+    with pytest.raises(TimeoutError), history.recording(process=1, kind="set", value=7):
         raise TimeoutError
 
     assert [Operation(1, 0, None, "set", 7)] == history.operations()
@@ -29,8 +29,8 @@ def test_calls_that_raise_have_no_answer() -> None:
 
 def test_calls_that_still_run_are_part_of_a_history() -> None:
     history = History()
-    with history.running(process=1, kind="set", value=7) as call:
-        call.answered(True)
+    with history.recording(process=1, kind="set", value=7) as call:
+        call.record_answer(True)
 
         assert [Operation(1, 0, None, "set", 7)] == history.operations()
 
@@ -40,12 +40,12 @@ def test_threads_record_into_one_history() -> None:
 
     def work(process: int) -> None:
         for turn in range(20):
-            with history.running(process=process, kind="set", value=100 * process + turn) as call:
+            with history.recording(process=process, kind="set", value=100 * process + turn) as call:
                 with lock:
                     stored["page"] = 100 * process + turn
-                call.answered(True)
-            with history.running(process=process, kind="get") as call, lock:
-                call.answered(True, stored["page"])
+                call.record_answer(True)
+            with history.recording(process=process, kind="get") as call, lock:
+                call.record_answer(True, stored["page"])
 
     threads = [threading.Thread(target=work, args=(process,)) for process in range(1, 5)]
     for thread in threads:

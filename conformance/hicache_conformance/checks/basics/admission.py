@@ -1,4 +1,4 @@
-"""KV-009: a store that has room takes pages, and counts those that it refuses."""
+"""KV-009: a store with room accepts pages, and counts the pages that it refuses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.scenarios.small_stores import small_room
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.scenarios.small_stores import small_store
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _SETS = 1000
 _PAGE_NBYTES = 1024
 _BATCHES = (1, 1, 1, 7, 40)
-"""Pages a call, again and again: alone, and in batches of several sizes."""
+"""The numbers of pages of successive calls: alone, and in batches of several sizes."""
 _MOST_AT_ONCE = 100
-"""Then they are deleted: the store stays as good as empty."""
+"""The number of pages after which all are deleted, so that the store stays as good as empty."""
 _LEAST_REFUSED = 8
 
 
@@ -60,16 +60,17 @@ def an_empty_store_refuses_no_page(case: Case) -> None:
 @check("KV-009")
 def what_is_refused_is_counted(case: Case) -> None:
     """Pages that a full store refuses are counted in `stats()`, under a name that says why."""
-    room = small_room(case)
-    room.filled()
-    probe, space = room.probe, room.space
+    small = small_store(case)
+    small.fill()
+    probe, space = small.probe, small.space
     before = dict(probe.storage.stats().counters)
     pages = case.contents(space, case.hashes(2 * _LEAST_REFUSED))
     refused = [one for one, data in pages.items() if probe.set_once(space, {one: data}) == [False]]
     if len(refused) < _LEAST_REFUSED:
         raise NotVerified("the store refuses no pages when it is full: it makes room by itself")
     after = dict(probe.storage.stats().counters)
-    for page_hash in refused:  # as the probe has done: what counts misses is no count of refusals
+    # The probe has looked the refused pages up, too. A counter of misses is no count of refusals.
+    for page_hash in refused:
         probe.exists(space, [page_hash])
         probe.get(space, [page_hash])
     looked = _grown(after, probe.storage.stats().counters)
@@ -79,19 +80,19 @@ def what_is_refused_is_counted(case: Case) -> None:
         raise probe.violation(
             f"{len(refused)} pages were refused, and no counter of stats() has grown by as many",
             expected="StorageStats(counters={...}) with refusals by reason",
-            got=_told(grown),
+            got=_growth_text(grown),
         )
 
 
 def _page_nbytes(case: Case, store: Probe) -> int:
-    """Small enough for as many as are there at once to have plenty of room."""
+    """Return a page size at which the simultaneous pages have plenty of room."""
     capacity_nbytes = store.storage.stats().capacity_nbytes
     most = capacity_nbytes // (4 * _MOST_AT_ONCE) if capacity_nbytes else _PAGE_NBYTES
     return fitting(case, max(1, min(_PAGE_NBYTES, most)))
 
 
 def _batches(max_batch: int) -> Iterator[int]:
-    """Numbers of pages, 1,000 in all."""
+    """Yield the numbers of pages of the calls, 1,000 in all."""
     left = _SETS
     while left:
         for count in _BATCHES:
@@ -105,5 +106,5 @@ def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> Counter[str]:
     return Counter({name: count - before.get(name, 0) for name, count in after.items()})
 
 
-def _told(grown: Mapping[str, int]) -> str:
+def _growth_text(grown: Mapping[str, int]) -> str:
     return ", ".join(f"{name} by {count}" for name, count in grown.items()) or "no counters at all"

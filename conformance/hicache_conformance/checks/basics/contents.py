@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.scenarios.edge_cases import alike_hashes, deceptive_bytes, nearly_equal
-from hicache_conformance.scenarios.planting import about, fitting, set_in
+from hicache_conformance.scenarios.edge_cases import deceptive_bytes, nearly_equal, similar_hashes
+from hicache_conformance.scenarios.setup import fitting, note, open_and_set, open_store
 from hicache_conformance.scenarios.time_budget import TimeBudget
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 
 
 @check("KV-003")
@@ -28,7 +28,7 @@ def any_bytes_are_read_back(case: Case) -> None:
         hashes = dict(zip(case.hashes(len(specimens)), specimens, strict=True))
         pages = {page_hash: specimens[words] for page_hash, words in hashes.items()}
         for page_hash, words in hashes.items():
-            with about(f"the page holds {words}, {space.stored_nbytes} bytes"):
+            with note(f"the page holds {words}, {space.stored_nbytes} bytes"):
                 case.must_set(store, space, {page_hash: pages[page_hash]})
                 case.must_hold(store, space, {page_hash: pages[page_hash]})
         case.must_hold(store, space, pages)
@@ -44,7 +44,7 @@ def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
         store.open_space(space)
         contents = nearly_equal(space.stored_nbytes, case.random)
         pages = dict(zip(case.hashes(len(contents)), contents, strict=True))
-        with about("another page differs from it in a byte, or in the order of its bytes"):
+        with note("another page differs from it in a byte, or in the order of its bytes"):
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)
         store.delete(space, list(pages))
@@ -53,15 +53,14 @@ def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
 @check("KV-003")
 def hashes_that_are_alike_are_apart(case: Case) -> None:
     """Page hashes that share digits, a number or a start are different pages."""
-    store, space = case.open(), case.space(fitting(case, 64))
-    store.open_space(space)
-    pace = TimeBudget(_LIMIT_S)
-    for words, alike in alike_hashes(case.random).items():
-        hashes = pace.shortened(alike)
+    store, space = open_store(case, 64)
+    budget = TimeBudget(_LIMIT_S)
+    for words, alike in similar_hashes(case.random).items():
+        hashes = budget.shortened(alike)
         pages = case.contents(space, hashes)
         with (
-            about(f"page hashes are taken for one another: {words}"),
-            pace.measured(len(hashes)),
+            note(f"page hashes are taken for one another: {words}"),
+            budget.measured(len(hashes)),
         ):
             first = dict(list(pages.items())[:1])
             case.must_set(store, space, first)
@@ -105,9 +104,9 @@ def sizes_under_one_hash_are_apart(case: Case) -> None:
     spaces = [case.space(size) for size in dict.fromkeys((nbytes or 1, 2 * nbytes or 1, 1))]
     hashes = case.hashes(2)
     for space in (*spaces, *reversed(spaces)):
-        set_in(case, store, space, *hashes)
+        open_and_set(case, store, space, *hashes)
     for space in spaces:
-        with about("key spaces of other page sizes have this hash too"):
+        with note("key spaces of other page sizes have this hash too"):
             case.must_hold(store, space, case.contents(space, hashes))
 
 

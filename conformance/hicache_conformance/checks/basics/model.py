@@ -1,4 +1,4 @@
-"""KV-002: whatever is called in whatever order, the store agrees with a dict."""
+"""KV-002: after any calls in any order, the store agrees with a dict."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @check("KV-002")
 def any_sequence_of_calls_agrees_with_a_dict(case: Case) -> None:
-    """After any short sequence of calls, on any handle, there is what a dict would hold."""
+    """After any short sequence of calls, on any handle, the store holds what a dict would hold."""
     try:
-        from hicache_conformance.scenarios.sequences import Hunt  # noqa: PLC0415 - the kit works without it
+        from hicache_conformance.scenarios.sequence_search import SequenceSearch  # noqa: PLC0415 - the kit works without hypothesis
     except ImportError as error:
         if error.name != "hypothesis":
             raise
         raise NotVerified("needs hypothesis: pip install 'hicache-storage[conformance]'") from None
-    hunt = Hunt(case, limit_s=1.5 if case.quick else 10.0)
-    hunt.run(20 if case.quick else 80)
-    case.evidence["sequences"] = str(hunt.sequences)
+    search = SequenceSearch(case, limit_s=1.5 if case.quick else 10.0)
+    search.run(20 if case.quick else 80)
+    case.evidence["sequences"] = str(search.sequences)

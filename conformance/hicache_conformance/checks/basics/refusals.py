@@ -1,4 +1,4 @@
-"""KV-006: a set that returned False never shows, whatever happens later."""
+"""KV-006: a set that returned False never shows, after any later call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified, Violation
 from hicache_conformance.scenarios.attempts import Caller
-from hicache_conformance.scenarios.planting import about, fitting
-from hicache_conformance.scenarios.shortages import files_no_longer_than
+from hicache_conformance.scenarios.setup import fitting, note, open_store
 from hicache_conformance.scenarios.small_stores import make_small
 from hicache_conformance.tools.content.content import content
-from hicache_conformance.tools.processes.resources import files_under
+from hicache_conformance.tools.observation.files import files_under
+from hicache_conformance.tools.processes.resources import file_size_limit
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 32 << 10
 _CAPACITY_NBYTES = 256 << 10
 _OFFERED_NBYTES = 2 << 20
-"""What a store that takes no capacity may refuse some of; more is not written to find out."""
+"""The number of bytes offered to a store without a capacity field, which may refuse some of them."""
 _MOST_PAGES = 512
 _BATCHES = 8
 _SETTLED_AFTER_S = 0.5
-"""By then a set that goes on in the background has come to its end, mostly."""
+"""The time after which most background work of a set has ended."""
 _ANSWER_LIMIT_S = 120.0
 _WHY = "was refused: batch_set returned False"
 
@@ -40,7 +40,7 @@ _WHY = "was refused: batch_set returned False"
 @check("KV-006")
 def a_page_that_has_no_room_never_shows(case: Case) -> None:
     """A page that a full store refused is not there: not at once, nor later, nor when there is room."""
-    store, space = _small_store(case)
+    store, space = _open_small_store(case)
     taken: dict[str, bytes] = {}
     refused: list[str] = []
     step = min(_OFFERED_NBYTES // space.stored_nbytes, _MOST_PAGES) // _BATCHES
@@ -61,7 +61,7 @@ def a_page_that_has_no_room_never_shows(case: Case) -> None:
 @check("KV-006")
 def bytes_that_have_no_room_never_show(case: Case) -> None:
     """A present page keeps its bytes, or goes, when a set with other bytes was refused."""
-    store, space = _small_store(case)
+    store, space = _open_small_store(case)
     hashes = case.hashes(min(2 * _CAPACITY_NBYTES // space.stored_nbytes, _MOST_PAGES))
     old, new = (case.contents(space, hashes, version) for version in (0, 1))
     taken = dict(zip(hashes, store.set(space, old), strict=True))
@@ -88,7 +88,7 @@ def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
         raise NotVerified("the store writes no files in the directory that it was given")
     hashes = case.hashes(3)
     try:
-        refused: list[str] = case.child(_set_on_a_full_disk, space, hashes).hear(_ANSWER_LIMIT_S)
+        refused: list[str] = case.child(_set_on_a_full_disk, space, hashes).receive(_ANSWER_LIMIT_S)
     except EOFError:
         raise Violation(
             "the process ended when the store could not write its files",
@@ -105,7 +105,7 @@ def a_page_that_the_file_system_refused_never_shows(case: Case) -> None:
 
 
 def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
-    """Actor: the pages that were refused when files could not grow, and that did not show since."""
+    """Actor: send the pages that were refused when files could not grow, and that did not show later."""
     store = link.open()
     store.open_space(space)
     caller = Caller(store, space, _ANSWER_LIMIT_S)
@@ -113,9 +113,9 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
     pages = {page_hash: content(space.id, page_hash, nbytes) for page_hash in hashes}
     refused: list[str] = []
     for (page_hash, data), limit in zip(pages.items(), (0, nbytes // 2, nbytes - 1), strict=True):
-        with files_no_longer_than(limit):
-            made = caller.set({page_hash: data})  # what it may raise is another rule's matter
-        refused += [page_hash] if made.answer == [False] else []
+        with file_size_limit(limit):
+            attempt = caller.set({page_hash: data})  # Another rule judges its exceptions.
+        refused += [page_hash] if attempt.answer == [False] else []
     for _ in range(2):
         found = store.exists(space, refused)
         read = [data is not None for data in store.get(space, refused)]
@@ -130,13 +130,13 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
         store.set(space, {one: content(space.id, one, nbytes) for one in others})
         store.delete(space, others)
     store.close()
-    link.say(refused)
+    link.send(refused)
 
 
 def _must_stay_out(
     case: Case, store: Probe, space: KeySpace, taken: dict[str, bytes], refused: list[str]
 ) -> None:
-    """Make room, go on, wait and reopen: nothing that was refused may show."""
+    """Make room, set others, wait and reopen. No refused page may show."""
     going = list(taken)[: len(taken) // 2 + 1]
     store.delete(space, going)
     case.must_miss(store, space, refused, f"{_WHY}, before others were deleted")
@@ -155,22 +155,21 @@ def _must_stay_out(
         case.must_miss(again, space, refused, f"{_WHY}, before the store was closed and opened")
 
 
-def _small_store(case: Case) -> tuple[Probe, KeySpace]:
-    """A store that is full soon, if its config can make it so, and an open key space."""
-    with suppress(NotVerified):  # it may refuse pages all the same
+def _open_small_store(case: Case) -> tuple[Probe, KeySpace]:
+    """Open a store that is full soon, where its config allows that, and a key space."""
+    with suppress(NotVerified):  # A store that stays large may refuse pages, too.
         make_small(case, _CAPACITY_NBYTES)
-    store, space = case.open(), case.space(fitting(case, _PAGE_NBYTES))
-    store.open_space(space)
+    store, space = open_store(case, _PAGE_NBYTES)
     return store, space
 
 
 def _writes_files(case: Case, space: KeySpace) -> bool:
     before = _nbytes_under(case.scratch.path)
     store = case.open()
-    with about("nothing limits it yet"):
+    with note("nothing limits it yet"):
         store.open_space(space)
         case.stored(store, space, 1)
-    store.close()  # a store that is not shared may have one handle at a time
+    store.close()  # A store that is not shared may allow one handle at a time.
     return _nbytes_under(case.scratch.path) - before >= space.stored_nbytes
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
-from hicache_conformance.scenarios.edge_cases import alike_hashes
-from hicache_conformance.scenarios.planting import about, another_handle, fitting
+from hicache_conformance.scenarios.edge_cases import similar_hashes
+from hicache_conformance.scenarios.setup import another_handle, note, open_store
 from hicache_conformance.scenarios.time_budget import TimeBudget
 
 if TYPE_CHECKING:
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 _SETTLED_AFTER_S = 0.3
 
 
 @check("KV-007")
 def a_deleted_page_is_gone(case: Case) -> None:
     """After its delete a page is neither found nor read, and all others are."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     for places in ((0,), (4,), (2,), (0, 2, 4), (1, 2), (0, 1, 2, 3, 4)):
         pages = case.stored(store, space, 5)
-        case.must_hold(store, space, pages)  # so that a cache may have them
+        case.must_hold(store, space, pages)  # The reads fill the store's cache, if it has one.
         going = [list(pages)[place] for place in places]
         _must_delete(store, space, going)
         case.must_miss(store, space, going, "was deleted")
-        with about("others of its batch were deleted"):
+        with note("others of its batch were deleted"):
             case.must_hold(store, space, {h: d for h, d in pages.items() if h not in going})
 
 
 @check("KV-007")
 def deleting_an_absent_page_is_true(case: Case) -> None:
     """Deleting a page that is not there returns True: it is gone."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     _must_delete(store, space, case.hashes(1))
     _must_delete(store, space, case.hashes(3))
     pages = case.stored(store, space, 3)
@@ -55,11 +55,11 @@ def deleting_an_absent_page_is_true(case: Case) -> None:
 @check("KV-007")
 def a_deleted_page_can_be_set_again(case: Case) -> None:
     """Set, delete and set in turn: the last one counts, with its own bytes."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     hashes = case.hashes(3)
     for version in range(3 if case.quick else 6):
         pages = case.contents(space, hashes, version)
-        with about(f"it was set and deleted {version} times before"):
+        with note(f"it was set and deleted {version} times before"):
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)
         _must_delete(store, space, hashes)
@@ -69,7 +69,7 @@ def a_deleted_page_can_be_set_again(case: Case) -> None:
 @check("KV-007")
 def one_delete_is_enough(case: Case) -> None:
     """A page that was set several times is gone after one delete."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     hashes = case.hashes(2)
     for version in (0, 0, 1, 2):
         case.must_set(store, space, case.contents(space, hashes, version))
@@ -80,7 +80,7 @@ def one_delete_is_enough(case: Case) -> None:
 @check("KV-007")
 def a_page_with_the_same_bytes_stays(case: Case) -> None:
     """Deleting one of several pages that hold the same bytes leaves the others."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     data = case.random.randbytes(space.stored_nbytes)
     pages = dict.fromkeys(case.hashes(3), data)
     case.must_set(store, space, pages)
@@ -89,26 +89,25 @@ def a_page_with_the_same_bytes_stays(case: Case) -> None:
         _must_delete(store, space, [page_hash])
         left.pop(page_hash)
         case.must_miss(store, space, [page_hash], "was deleted")
-        with about("a page with the same bytes was deleted"):
+        with note("a page with the same bytes was deleted"):
             case.must_hold(store, space, left)
 
 
 @check("KV-007")
 def deleting_spares_hashes_that_are_alike(case: Case) -> None:
     """Deleting a page leaves those whose hashes share its digits."""
-    store, space = case.open(), case.space(fitting(case, 64))
-    store.open_space(space)
-    pace = TimeBudget(_LIMIT_S)
-    for words, alike in alike_hashes(case.random).items():
-        hashes = pace.shortened(alike)
-        with pace.measured(len(hashes)):
+    store, space = open_store(case, 64)
+    budget = TimeBudget(_LIMIT_S)
+    for words, alike in similar_hashes(case.random).items():
+        hashes = budget.shortened(alike)
+        with budget.measured(len(hashes)):
             pages = case.contents(space, hashes)
             case.must_set(store, space, pages)
             for page_hash in (hashes[0], hashes[-1]):
                 _must_delete(store, space, [page_hash])
                 pages.pop(page_hash)
                 case.must_miss(store, space, [page_hash], "was deleted")
-                with about(f"a page was deleted whose hash is like it: {words}"):
+                with note(f"a page was deleted whose hash is like it: {words}"):
                     case.must_hold(store, space, pages)
             store.delete(space, hashes)
 
@@ -116,7 +115,7 @@ def deleting_spares_hashes_that_are_alike(case: Case) -> None:
 @check("KV-007")
 def what_is_done_later_brings_no_deleted_page_back(case: Case) -> None:
     """Sets of other pages, more deletes and another `open_space` bring nothing back."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     pages = case.stored(store, space, 6)
     gone = list(pages)[1::2]
     left = {page_hash: data for page_hash, data in pages.items() if page_hash not in gone}
@@ -127,14 +126,14 @@ def what_is_done_later_brings_no_deleted_page_back(case: Case) -> None:
         store.open_space(space)
         store.delete(space, case.hashes(1))
         case.must_miss(store, space, gone, "was deleted, before others were set")
-        with about("others were deleted and set"):
+        with note("others were deleted and set"):
             case.must_hold(store, space, left)
 
 
 @check("KV-007")
 def a_page_deleted_twice_leaves_room_for_one(case: Case) -> None:
     """Pages that are set after others were deleted twice have places of their own."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     kept = case.stored(store, space, 2)
     for twice in (False, True):
         gone = list(case.stored(store, space, 3))
@@ -144,7 +143,7 @@ def a_page_deleted_twice_leaves_room_for_one(case: Case) -> None:
             store.delete(space, [*gone, *gone])
         kept.update(case.stored(store, space, 1))
         kept.update(case.stored(store, space, 6))
-        with about("it was set after other pages had been deleted twice"):
+        with note("it was set after other pages had been deleted twice"):
             case.must_hold(store, space, kept)
         case.must_miss(store, space, gone, "was deleted twice")
 
@@ -152,13 +151,12 @@ def a_page_deleted_twice_leaves_room_for_one(case: Case) -> None:
 @check("KV-007")
 def deleting_many_spares_the_rest(case: Case) -> None:
     """After many deletes, in batches and one by one, what is left is as it was."""
-    store, space = case.open(), case.space(fitting(case, 100))
-    store.open_space(space)
+    store, space = open_store(case, 100)
     pages = case.stored(store, space, 8)
-    pace = TimeBudget(_LIMIT_S / 4)
+    budget = TimeBudget(_LIMIT_S / 4)
     for count in (32,) if case.quick else (32, 64, 196):
-        if pace.allows(count):
-            with pace.measured(count):
+        if budget.allows(count):
+            with budget.measured(count):
                 pages.update(case.stored(store, space, count))
     going = case.random.sample(list(pages), 2 * len(pages) // 3)
     alone = going[: len(going) // 8]
@@ -166,19 +164,19 @@ def deleting_many_spares_the_rest(case: Case) -> None:
         _must_delete(store, space, [page_hash])
     _must_delete(store, space, going[len(alone) :])
     left = {page_hash: data for page_hash, data in pages.items() if page_hash not in set(going)}
-    with about(f"{len(going)} of {len(pages)} pages were deleted"):
+    with note(f"{len(going)} of {len(pages)} pages were deleted"):
         case.must_hold(store, space, left)
     case.must_miss(store, space, going, "was deleted with many others")
     again = case.contents(space, going, 1)
     case.must_set(store, space, again)
-    with about(f"{len(going)} of {len(pages)} pages were deleted and set again"):
+    with note(f"{len(going)} of {len(pages)} pages were deleted and set again"):
         case.must_hold(store, space, {**left, **again})
 
 
 @check("KV-007")
 def sets_and_deletes_take_effect_in_order(case: Case) -> None:
     """Of sets and deletes in quick succession the last one counts, now and a moment later."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     dead, alive, both = case.hashes(3), case.hashes(3), case.hashes(3)
     old, new = (case.contents(space, both, version) for version in (0, 1))
     pages = {**case.contents(space, alive), **new}
@@ -193,16 +191,16 @@ def sets_and_deletes_take_effect_in_order(case: Case) -> None:
         _must_delete(store, space, [page_hash])
         case.must_set(store, space, {page_hash: new[page_hash]})
     for wait_s in (0.0, _SETTLED_AFTER_S / 4, _SETTLED_AFTER_S):
-        time.sleep(wait_s)  # for a store that works on in the background
+        time.sleep(wait_s)  # The store may work in the background.
         case.must_miss(store, space, dead, "was deleted right after it was set")
-        with about("it was set right after it was deleted"):
+        with note("it was set right after it was deleted"):
             case.must_hold(store, space, pages)
 
 
 @check("KV-007")
 def another_handle_sees_no_deleted_page(case: Case) -> None:
     """A page that was deleted is gone for the next handle as well."""
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     pages = case.stored(store, space, 4)
     gone = list(pages)[::2]
     case.must_hold(store, space, pages)
@@ -211,7 +209,7 @@ def another_handle_sees_no_deleted_page(case: Case) -> None:
     again.open_space(space)
     case.must_miss(again, space, gone, "was deleted through an earlier handle")
     left = {page_hash: data for page_hash, data in pages.items() if page_hash not in gone}
-    with about("others were deleted through an earlier handle"):
+    with note("others were deleted through an earlier handle"):
         case.must_hold(again, space, left)
 
 
@@ -220,7 +218,7 @@ def a_delete_through_another_handle_counts(case: Case) -> None:
     """A page that another handle deletes is gone here too, though it was just read here."""
     if not case.claims.shared:
         raise NotDeclared("the store does not claim shared")
-    store, space = _opened(case)
+    store, space = open_store(case, 768)
     other = case.open()
     other.open_space(space)
     for one, two in ((store, other), (other, store)):
@@ -232,19 +230,12 @@ def a_delete_through_another_handle_counts(case: Case) -> None:
         case.must_miss(one, space, gone, "was deleted through another handle")
         fresh = case.contents(space, gone, 1)
         case.must_set(two, space, fresh)
-        with about("another handle deleted it, and set it again with other bytes"):
+        with note("another handle deleted it, and set it again with other bytes"):
             case.must_hold(one, space, fresh)
 
 
-def _opened(case: Case) -> tuple[Probe, KeySpace]:
-    """A store, and a key space that is open in it."""
-    store, space = case.open(), case.space(fitting(case, 768))
-    store.open_space(space)
-    return store, space
-
-
 def _must_delete(store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Delete pages; every verdict must be True."""
+    """Delete pages. Every verdict must be True."""
     for page_hash, gone in zip(hashes, store.delete(space, hashes), strict=True):
         if not gone:
             raise store.violation(

@@ -1,4 +1,6 @@
-"""KV-001, KV-002, KV-004, KV-005: what was never set is not there, what was set is."""
+"""KV-001, KV-002, KV-004, KV-005: pages that were never set are not there, and pages that were set
+are.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
-from hicache_conformance.scenarios.planting import about, another_handle, fitting
+from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_store
 from hicache_conformance.scenarios.time_budget import TimeBudget
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
 
 _HASH_LENGTHS = (32, 34, 40, 48, 56, 62, 64, 66, 80, 96, 126, 128)
 _MANY = (32, 60, 200, 300, 500)
-"""Steps to 1,100 pages."""
+"""The steps to 1,100 pages."""
 _MANY_QUICK = (32, 110)
 _ABSENT = 1000
 _ABSENT_QUICK = 300
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 _TOUCHED = "a page that was not in the batch was written into"
 
 
@@ -37,7 +39,7 @@ _TOUCHED = "a page that was not in the batch was written into"
 @check("KV-001")
 def a_fresh_key_space_is_empty(case: Case) -> None:
     """Nothing is found in a key space that was never written to."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     hashes = [*case.hashes(20), "0" * 64, "f" * 64, "0" * 32, "f" * 128]
     case.must_miss(store, space, hashes, "was never set: its key space is fresh")
     _must_list(case, store, space, [])
@@ -46,7 +48,7 @@ def a_fresh_key_space_is_empty(case: Case) -> None:
 @check("KV-001")
 def a_new_key_space_of_a_used_store_is_empty(case: Case) -> None:
     """Pages of the same hashes in other key spaces do not show in a new one."""
-    store, used = _opened(case)
+    store, used = open_store(case)
     pages = case.stored(store, used, 8)
     for turn, space in enumerate((replace(used, revision="2"), case.space(1, pool="draft"))):
         if turn:
@@ -59,7 +61,7 @@ def a_new_key_space_of_a_used_store_is_empty(case: Case) -> None:
 @check("KV-001")
 def a_new_key_space_takes_over_nothing(case: Case) -> None:
     """A key space that is opened after another of its page size was emptied has none of its pages."""
-    store, used = _opened(case)
+    store, used = open_store(case)
     for revision in ("2", "3") if case.claims.enumerable else ("2",):
         pages = case.stored(store, used, 8)
         if revision == "2":
@@ -75,7 +77,7 @@ def a_new_key_space_takes_over_nothing(case: Case) -> None:
 @check("KV-001")
 def asking_for_a_page_does_not_make_it(case: Case) -> None:
     """Pages that were looked up, read and deleted in vain are still not there."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     hashes = case.hashes(6)
     for _ in range(2):
         store.exists(space, hashes)
@@ -92,7 +94,7 @@ def asking_for_a_page_does_not_make_it(case: Case) -> None:
 @check("KV-002")
 def what_was_set_is_there(case: Case) -> None:
     """A page whose set returned True exists and is read, one by one and in any batch."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     for count in (1, 2, 5, 12):
         pages = case.stored(store, space, count)
         case.must_hold(store, space, pages)
@@ -104,21 +106,21 @@ def what_was_set_is_there(case: Case) -> None:
 @check("KV-002")
 def a_page_shows_after_misses(case: Case) -> None:
     """A page that was looked for in vain is there as soon as it is set."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     for _ in range(3):
         pages = case.contents(space, case.hashes(4))
         case.must_miss(store, space, list(pages), "was never set")
         store.delete(space, list(pages)[:2])
         store.exists(space, list(pages))
         case.must_set(store, space, pages)
-        with about("it was looked for in vain before it was set"):
+        with note("it was looked for in vain before it was set"):
             case.must_hold(store, space, pages)
 
 
 @check("KV-002")
 def a_page_stays_while_others_come_and_go(case: Case) -> None:
     """Sets, deletes and misses of other pages, and other key spaces, take nothing away."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     other = case.space(fitting(case, 100), pool="draft")
     pages = case.stored(store, space, 3)
     for turn in range(2 if case.quick else 5):
@@ -127,38 +129,38 @@ def a_page_stays_while_others_come_and_go(case: Case) -> None:
         going = list(others)[1:]
         store.exists(space, case.hashes(3))
         store.delete(space, [*going, *case.hashes(2)])
-        with about("other pages were set and deleted meanwhile"):
+        with note("other pages were set and deleted meanwhile"):
             case.must_hold(store, space, pages)
         store.open_space(other)
         case.stored(store, other, 2)
         store.delete(other, list(pages))
         if case.claims.enumerable and turn % 2:
             store.clear(other)
-        with about("another key space was opened, used and emptied meanwhile"):
+        with note("another key space was opened, used and emptied meanwhile"):
             case.must_hold(store, space, pages)
 
 
 @check("KV-002")
 def opening_a_key_space_again_keeps_its_pages(case: Case) -> None:
     """`open_space` of a key space that is in use changes nothing."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     pages: dict[str, bytes] = {}
     for _ in range(3):
         pages.update(case.stored(store, space, 2))
         store.open_space(space)
         store.open_space(replace(space))
-        with about("open_space was called again"):
+        with note("open_space was called again"):
             case.must_hold(store, space, pages)
 
 
 @check("KV-002")
 def equal_key_spaces_are_one(case: Case) -> None:
     """A key space that was made anew, or read from its manifest, holds the same pages."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     pages = case.stored(store, space, 3)
     read_back = KeySpace.from_manifest(json.loads(json.dumps(space.manifest())))
     for same in (replace(space), read_back, replace(space, model="".join(list(space.model)))):
-        with about("it was set and read with equal key spaces that are different objects"):
+        with note("it was set and read with equal key spaces that are different objects"):
             case.must_hold(store, same, pages)
             store.open_space(same)
             case.must_hold(store, same, pages)
@@ -169,10 +171,10 @@ def equal_key_spaces_are_one(case: Case) -> None:
 @check("KV-002")
 def any_length_of_page_hash_works(case: Case) -> None:
     """Page hashes of 16 to 64 bytes, which is 32 to 128 digits, work."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     hashes = [case.random.randbytes(length // 2).hex() for length in _HASH_LENGTHS]
     for page_hash in hashes:
-        with about(f"its hash has {len(page_hash)} digits"):
+        with note(f"its hash has {len(page_hash)} digits"):
             case.must_set(store, space, case.contents(space, [page_hash]))
             case.must_hold(store, space, case.contents(space, [page_hash]))
     case.must_hold(store, space, case.contents(space, hashes))
@@ -183,12 +185,12 @@ def any_length_of_page_hash_works(case: Case) -> None:
 @check("KV-002")
 def pages_in_read_only_memory_can_be_stored(case: Case) -> None:
     """A page to store may lie in memory that nobody can write to."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     pages = case.contents(space, case.hashes(3))
     for page_hash, data in pages.items():
-        memory = store.memory(space, 1).holding([data])
+        memory = store.memory(space, 1).filled_with([data])
         read_only = Page(*(part.toreadonly() for part in memory.pages[0].segments))
-        with about("it was set from read-only memory"):
+        with note("it was set from read-only memory"):
             if store.batch_set(space, [page_hash], [read_only]) != [True]:
                 violation = store.violation(
                     "batch_set refused a page", expected="True", got="False"
@@ -200,26 +202,24 @@ def pages_in_read_only_memory_can_be_stored(case: Case) -> None:
 @check("KV-002")
 def many_pages_are_all_there(case: Case) -> None:
     """However many pages have been set since, the first are there as well."""
-    store = case.open()
-    space = case.space(fitting(case, 48))
-    store.open_space(space)
+    store, space = open_store(case, 48)
     pages = case.stored(store, space, 8)
-    pace = TimeBudget(_LIMIT_S)
+    budget = TimeBudget(_LIMIT_S)
     for count in _MANY_QUICK if case.quick else _MANY:
-        if pace.allows(count):
-            with pace.measured(count):
+        if budget.allows(count):
+            with budget.measured(count):
                 pages.update(case.stored(store, space, count))
     case.evidence["pages"] = str(len(pages))
-    with about(f"{len(pages)} pages were set in all"):
+    with note(f"{len(pages)} pages were set in all"):
         case.must_hold(store, space, pages)
 
 
 @check("KV-002")
 def pages_outlive_an_orderly_close(case: Case) -> None:
-    """What was set before close is there for the next handle, if pages outlive their handle."""
+    """A page that was set before close is there for the next handle, if pages outlive their handle."""
     if case.claims.durability < Durability.CRASH:
         raise NotDeclared("the store does not claim durability CRASH or more")
-    store, space = _opened(case)
+    store, space = open_store(case)
     pages: dict[str, bytes] = {}
     gone: list[str] = []
     for count in (1, 6, 4):
@@ -231,7 +231,7 @@ def pages_outlive_an_orderly_close(case: Case) -> None:
         store.close()
         store = case.open()
         store.open_space(space)
-        with about("it was set before close, and read by the next handle"):
+        with note("it was set before close, and read by the next handle"):
             case.must_hold(store, space, pages)
         case.must_miss(store, space, gone, "was deleted before close")
 
@@ -242,21 +242,21 @@ def pages_outlive_an_orderly_close(case: Case) -> None:
 @check("KV-004")
 def a_miss_is_false(case: Case) -> None:
     """Pages that were never set are False, however many there are and whatever else is there."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     case.stored(store, space, 20)
-    pace = TimeBudget(_LIMIT_S)
+    budget = TimeBudget(_LIMIT_S)
     for count in (1, 2, 100, _ABSENT_QUICK if case.quick else _ABSENT):
-        if not pace.allows(count):
+        if not budget.allows(count):
             break
         case.evidence["absent pages looked up"] = str(count)
-        with pace.measured(count):
+        with budget.measured(count):
             case.must_miss(store, space, case.hashes(count), "was never set")
 
 
 @check("KV-004")
 def a_miss_is_false_for_every_reason(case: Case) -> None:
     """Pages deleted, cleared or set only elsewhere are misses like those never set."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     other = case.space(fitting(case, 512), pool="draft")
     store.open_space(other)
     elsewhere = list(case.stored(store, other, 2))
@@ -275,19 +275,19 @@ def a_miss_is_false_for_every_reason(case: Case) -> None:
 @check("KV-004")
 def a_batch_writes_into_its_own_pages_only(case: Case) -> None:
     """Hits and misses write nothing into the memory between and beside the pages of the batch."""
-    store, space = _opened(case, 1000)
+    store, space = open_store(case, 1000)
     pages = case.stored(store, space, 6)
     there, absent = list(pages), case.hashes(6)
     mixed = [page_hash for pair in zip(absent, there, strict=True) for page_hash in pair]
     for segments in (1, 2, 7):
         for hashes in (there, absent, mixed, mixed[::-1], absent[:1]):
-            _must_spare_the_rest(store, space, hashes, segments)
+            _must_leave_other_pages(store, space, hashes, segments)
 
 
-def _must_spare_the_rest(
+def _must_leave_other_pages(
     store: Probe, space: KeySpace, hashes: Sequence[str], segments: int
 ) -> None:
-    """Read into every second page of some memory; the others must stay as they were."""
+    """Read into every second page of some memory. The other pages must not change."""
     memory = store.memory(space, 2 * len(hashes) + 1, segments)
     given, between = memory.pages[1::2], memory.pages[::2]
     untouched = between[0].tobytes()
@@ -309,11 +309,11 @@ def _must_spare_the_rest(
 @check("KV-005")
 def a_present_page_can_be_set_again(case: Case) -> None:
     """Setting pages that are there returns True and leaves them readable."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     pages = case.stored(store, space, 4)
     for count in (1, 4, 2, 4):
         again = dict(list(pages.items())[:count])
-        with about("it was there already, with the same bytes"):
+        with note("it was there already, with the same bytes"):
             case.must_set(store, space, again)
             case.must_hold(store, space, pages)
 
@@ -332,7 +332,7 @@ def other_bytes_leave_a_page_whole(case: Case) -> None:
             new = case.contents(space, hashes, version)
             for page_hash, data in new.items():
                 versions[page_hash].append(data)
-            with about(f"it was set {version + 1} times, each time with other bytes"):
+            with note(f"it was set {version + 1} times, each time with other bytes"):
                 case.must_set(store, space, new)
                 case.must_hold(store, space, versions)
                 case.must_hold(store, space, kept)
@@ -342,27 +342,20 @@ def other_bytes_leave_a_page_whole(case: Case) -> None:
 @check("KV-005")
 def another_handle_can_set_a_page_again(case: Case) -> None:
     """A page that another handle has set can be set again, and stays whole."""
-    store, space = _opened(case)
+    store, space = open_store(case)
     pages = case.stored(store, space, 3)
     again = another_handle(case, store)
     again.open_space(space)
     case.stored(again, space, 1)
     for version in (0, 1):
         new = case.contents(space, list(pages), version)
-        with about("another handle had set it before"):
+        with note("another handle had set it before"):
             case.must_set(again, space, new)
             case.must_hold(again, space, {h: [pages[h], new[h]] for h in pages})
 
 
-def _opened(case: Case, nbytes: int = 1024) -> tuple[Probe, KeySpace]:
-    """A store, and a key space that is open in it."""
-    store, space = case.open(), case.space(fitting(case, nbytes))
-    store.open_space(space)
-    return store, space
-
-
 def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str]) -> None:
-    """Where the store lists its pages: exactly these."""
+    """Raise where the store lists other pages than these. A store without listings passes."""
     listed = [info.page_hash for info in store.scan(space)] if case.claims.enumerable else hashes
     if sorted(listed) != sorted(hashes):
         raise store.violation(

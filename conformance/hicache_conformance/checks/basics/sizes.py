@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.scenarios.edge_cases import FEW_PAGE_SIZES, PAGE_SIZES, segmentations
-from hicache_conformance.scenarios.planting import about, fitting, set_in
+from hicache_conformance.scenarios.setup import fitting, note, open_and_set
 from hicache_conformance.tools.content.memory import PageMemory
 from hicache_storage.page import Page
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _ALWAYS_TAKEN_NBYTES = 4096
-"""A larger page may be refused for want of room, unless a still larger one is taken."""
+"""The largest page that no store may refuse for want of room while it accepts a larger one."""
 _LARGE_PAGE_SIZES = (
     (1 << 18) + 1,
     1 << 20,
@@ -33,7 +33,7 @@ _LARGE_PAGE_SIZES = (
 )
 _LARGE_IN_QUICK_NBYTES = 4 << 20
 _BATCH_NBYTES = 32 << 20
-"""A batch of more than two pages is no larger: small stores are right too."""
+"""The most bytes of a batch of more than two pages, since small stores are right too."""
 
 
 @check("KV-008")
@@ -60,21 +60,21 @@ def sizes_coexist_in_one_store(case: Case) -> None:
     spaces = [case.space(nbytes) for nbytes in sizes]
     hashes = case.hashes(2)
     for space in spaces:
-        set_in(case, store, space, hashes[0])
+        open_and_set(case, store, space, hashes[0])
     for space in reversed(spaces):
-        set_in(case, store, space, hashes[1])
+        open_and_set(case, store, space, hashes[1])
     for space in spaces:
-        with about("key spaces of other page sizes were used in turn with it"):
+        with note("key spaces of other page sizes were used in turn with it"):
             case.must_hold(store, space, case.contents(space, hashes))
 
 
 @check("KV-008")
 def a_frame_is_a_part_of_the_page(case: Case) -> None:
-    """Where a key space has a frame, all `stored_nbytes` are kept: frame and payload."""
+    """A key space with a frame keeps all `stored_nbytes`: frame and payload."""
     store = case.open()
-    room = fitting(case, 5000)
+    limit_nbytes = fitting(case, 5000)
     for frame_nbytes, page_nbytes in ((64, 4000), (4096, 512), (1, 1), (333, 1000)):
-        if frame_nbytes + page_nbytes > room:
+        if frame_nbytes + page_nbytes > limit_nbytes:
             continue
         space = case.space(page_nbytes, frame_nbytes=frame_nbytes)
         store.open_space(space)
@@ -82,7 +82,7 @@ def a_frame_is_a_part_of_the_page(case: Case) -> None:
         lengths = [frame_nbytes, page_nbytes]
         if not store.storage.capabilities.scatter_gather or case.claims.alignment > 1:
             lengths = [space.stored_nbytes]
-        with about(f"a frame of {frame_nbytes} bytes lies in front of {page_nbytes}"):
+        with note(f"a frame of {frame_nbytes} bytes lies in front of {page_nbytes}"):
             _set_cut(case, store, space, pages, lengths)
             case.must_hold(store, space, pages)
             _must_read_cut(case, store, space, pages, lengths)
@@ -90,7 +90,7 @@ def a_frame_is_a_part_of_the_page(case: Case) -> None:
 
 @check("KV-008")
 def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
-    """What was set in 1 to 512 segments is read into 1 to 512 others."""
+    """Pages that were set in 1 to 512 segments are read into 1 to 512 others."""
     store, space = _scattered(case, 4099)
     alignment = case.claims.alignment
     cuts = segmentations(space.stored_nbytes, alignment, case.random)
@@ -100,12 +100,12 @@ def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
         for words, (page_hash, data) in zip(cuts, written.items(), strict=True)
     }
     for words, lengths in cuts.items():
-        with about(f"it was set in {words}"):
+        with note(f"it was set in {words}"):
             _set_cut(case, store, space, pages[words], lengths)
             case.must_hold(store, space, pages[words])
     for words, lengths in cuts.items():
         for others, page in pages.items():
-            with about(f"it was set in {others} and read in {words}"):
+            with note(f"it was set in {others} and read in {words}"):
                 _must_read_cut(case, store, space, page, lengths)
 
 
@@ -115,7 +115,7 @@ def batches_of_many_segments_work(case: Case) -> None:
     store, space = _scattered(case, 6000)
     pages = case.contents(space, case.hashes(max(2, min(8, _BATCH_NBYTES // space.stored_nbytes))))
     lengths = list(segmentations(space.stored_nbytes, case.claims.alignment, case.random).values())
-    with about(f"{len(pages)} pages in {len(lengths[-1])} segments each"):
+    with note(f"{len(pages)} pages in {len(lengths[-1])} segments each"):
         _set_cut(case, store, space, pages, lengths[-1])
         case.must_hold(store, space, pages)
         _must_read_cut(case, store, space, pages, lengths[-1])
@@ -131,7 +131,7 @@ def segments_may_lie_in_any_order(case: Case) -> None:
     for words, cuts in lengths.items():
         for order in (_reversed, _shuffled):
             (page_hash,) = islice(hashes, 1)
-            with about(f"in {words}, which lie in another order in memory"):
+            with note(f"in {words}, which lie in another order in memory"):
                 memory = _cut_memory(store, space, 1, cuts)
                 page = order(case, memory.pages[0])
                 page.copy_from(pages[page_hash])
@@ -153,7 +153,7 @@ def _shuffled(case: Case, page: Page) -> Page:
 
 
 def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
-    """Set, read and delete pages of each size; a refusal is only right beyond what is ever taken."""
+    """Set, read and delete pages of each size. A refusal is right only above every accepted size."""
     store = case.open()
     refused: list[int] = []
     largest = 0
@@ -165,7 +165,7 @@ def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
             refused.append(nbytes)
         else:
             largest = nbytes
-            with about(f"pages of {nbytes} bytes"):
+            with note(f"pages of {nbytes} bytes"):
                 case.must_hold(store, space, pages)
         store.delete(space, list(pages))
     case.evidence["largest page kept"] = f"{largest} bytes"
@@ -180,7 +180,7 @@ def _must_keep_sizes(case: Case, sizes: Sequence[int], count: int) -> None:
 
 
 def _scattered(case: Case, nbytes: int) -> tuple[Probe, KeySpace]:
-    """A store that takes pages in segments, and an open key space."""
+    """Open a store that takes pages in segments, and a key space."""
     store = case.open()
     if not store.storage.capabilities.scatter_gather:
         raise NotDeclared("the store claims to take no pages in segments")
@@ -192,10 +192,10 @@ def _scattered(case: Case, nbytes: int) -> tuple[Probe, KeySpace]:
 def _set_cut(
     case: Case, store: Probe, space: KeySpace, pages: dict[str, bytes], lengths: Sequence[int]
 ) -> None:
-    """Set pages whose segments have these lengths, each verdict True."""
+    """Set pages whose segments have these lengths. Every verdict must be True."""
     for part in _batches(store, list(pages)):
         memory = _cut_memory(store, space, len(part), lengths)
-        memory.holding([pages[page_hash] for page_hash in part])
+        memory.filled_with([pages[page_hash] for page_hash in part])
         if not all(store.batch_set(space, part, memory.pages)):
             violation = store.violation(
                 f"batch_set refused pages of {len(lengths)} segments", expected="True for each"

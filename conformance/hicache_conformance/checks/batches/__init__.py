@@ -1,1 +1,1 @@
-"""KV-201 to KV-205: verdicts and buffers of batches."""
+"""KV-201 to KV-205: verdicts, sizes and buffers of batches."""

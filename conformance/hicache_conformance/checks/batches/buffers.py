@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache_conformance.checks import check
-from hicache_conformance.scenarios.attempts import attempted
-from hicache_conformance.scenarios.fault_path import road
-from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.scenarios.attempts import make_attempt
+from hicache_conformance.scenarios.fault_path import open_fault_path
+from hicache_conformance.scenarios.setup import fitting, note, open_store
+from hicache_conformance.tools.content.memory import is_overwritten, overwrite
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import wait_until
 from hicache_storage.page import Page
@@ -29,16 +30,14 @@ if TYPE_CHECKING:
 _SIZES = (64, 5000, 300_000)
 _LARGE_NBYTES = 1 << 20
 _WATCHED_S = 0.4
-"""For how long memory is watched after a call: work left to threads is done by then, mostly."""
+"""The time for which memory is watched after a call. Most work of other threads has ended by then."""
 _FREED_WITHIN_S = 5.0
 _CALL_LIMIT_S = 60.0
-_FOREIGN = 0x3C
-"""What the next user of the memory puts there."""
 
 
 @check("KV-205")
 def memory_may_be_reused_after_a_set(case: Case) -> None:
-    """What is put into a page's memory after `batch_set` returned is not what is stored."""
+    """A store does not store what the caller puts into a page's memory after `batch_set` returned."""
     store = case.open()
     written: dict[KeySpace, dict[str, bytes]] = {}
     for nbytes in _SIZES:
@@ -48,19 +47,19 @@ def memory_may_be_reused_after_a_set(case: Case) -> None:
             pages = case.contents(space, case.hashes(3))
             memory = _set_from(store, space, pages, segments)
             if memory is not None:
-                _reuse(memory.pages)
+                overwrite(memory.pages)
                 written.setdefault(space, {}).update(pages)
-                with about("the memory it was set from was reused after the call"):
+                with note("the memory it was set from was reused after the call"):
                     case.must_hold(store, space, pages)
-    time.sleep(_WATCHED_S / 4)  # for a store that copies the page when it comes to it
+    time.sleep(_WATCHED_S / 4)  # The store may copy the page later.
     for space, pages in written.items():
-        with about("the memory it was set from was reused after the call"):
+        with note("the memory it was set from was reused after the call"):
             case.must_hold(store, space, pages)
 
 
 @check("KV-205")
 def memory_may_be_reused_after_a_get(case: Case) -> None:
-    """What is put into a page's memory after `batch_get` returned is not what is read next."""
+    """A read does not return what the caller puts into a page's memory after `batch_get` returned."""
     store = case.open()
     for nbytes in _SIZES:
         space = case.space(fitting(case, nbytes))
@@ -71,16 +70,15 @@ def memory_may_be_reused_after_a_get(case: Case) -> None:
                 for page_hash in pages:
                     memory = store.memory(space, 1, segments)
                     store.batch_get(space, [page_hash], memory.pages)
-                    _reuse(memory.pages)
-                with about("the memory it was last read into was reused after the call"):
+                    overwrite(memory.pages)
+                with note("the memory it was last read into was reused after the call"):
                     case.must_hold(store, space, pages)
 
 
 @check("KV-205")
 def no_call_keeps_its_pages(case: Case) -> None:
     """When a call has returned, nothing of the store refers to the memory of its pages."""
-    store, space = case.open(), case.space(fitting(case, 5000))
-    store.open_space(space)
+    store, space = open_store(case, 5000)
     kept: dict[str, weakref.ref[object]] = {}
     pages = case.contents(space, case.hashes(4))
     for page_hash, data in pages.items():
@@ -89,7 +87,7 @@ def no_call_keeps_its_pages(case: Case) -> None:
         kept[f"batch_get of {page_hash[:8]}"] = _given_to_get(store, space, page_hash)
 
     def is_free() -> bool:
-        store.exists(space, list(pages))  # what is about to let go has a chance to
+        store.exists(space, list(pages))  # A call may release what the last one kept.
         gc.collect()
         return not any(memory() is not None for memory in kept.values())
 
@@ -117,19 +115,18 @@ def nothing_is_written_after_a_get(case: Case) -> None:
             for start in range(0, len(hashes), store.max_batch):
                 part = slice(start, start + store.max_batch)
                 store.batch_get(space, hashes[part], memory.pages[part])
-            _reuse(memory.pages)
+            overwrite(memory.pages)
             watched.append(memory)
-    _must_stay(store, watched, "batch_get returned")
+    _must_stay_unwritten(store, watched, "batch_get returned")
 
 
 @check("KV-205")
 def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
-    """When `batch_get` has raised, no byte of its pages changes: it has ended whatever it began.
+    """When `batch_get` has raised, no byte of its pages changes: all its work has ended.
 
-    It is made to fail by a page that can't be written to.
+    The call fails at a page that can't be written to.
     """
-    store, space = case.open(), case.space(fitting(case, _LARGE_NBYTES))
-    store.open_space(space)
+    store, space = open_store(case, _LARGE_NBYTES)
     count = min(8, store.max_batch)
     pages = case.contents(space, case.hashes(count))
     store.set(space, pages)
@@ -139,58 +136,62 @@ def nothing_is_written_after_a_get_that_raised(case: Case) -> None:
         given = list(memory.pages)
         given[place] = Page(*(part.toreadonly() for part in given[place].segments))
         call = partial(store.storage.batch_get, space, list(pages), given)
-        attempted(store, "batch_get", call, limit_s=_CALL_LIMIT_S, detail="one page is read-only")
-        _reuse(memory.pages)
+        make_attempt(
+            store, "batch_get", call, limit_s=_CALL_LIMIT_S, detail="one page is read-only"
+        )
+        overwrite(memory.pages)
         watched.append(memory)
-    _must_stay(store, watched, "batch_get raised: one of its pages could not be written to")
+    _must_stay_unwritten(
+        store, watched, "batch_get raised: one of its pages could not be written to"
+    )
 
 
 @check("KV-205")
 def nothing_is_written_after_a_get_that_timed_out(case: Case) -> None:
     """A reply that comes when `batch_get` has given up is not written into its pages any more."""
-    with road(case) as way:
-        caller = way.caller()
-        pages = way.planted(caller, 4)
-        store, memory = caller.probe, caller.probe.memory(way.space, len(pages))
+    with open_fault_path(case) as path:
+        caller = path.caller()
+        pages = path.stored_pages(caller, 4)
+        store, memory = caller.probe, caller.probe.memory(path.space, len(pages))
         hashes = list(pages)[: store.max_batch]
-        way.all(partial(FaultProxy.go_silent, direction="down"))
-        call = partial(store.storage.batch_get, way.space, hashes, memory.pages[: len(hashes)])
-        attempted(store, "batch_get", call, limit_s=caller.limit_s)
-        _reuse(memory.pages)
-        way.all(FaultProxy.pass_through)
-        _must_stay(store, [memory], "batch_get raised, and the server answered after all")
-        way.in_time(lambda: caller.get(hashes))
-        _must_stay(store, [memory], "a later batch_get of the same pages")
+        path.on_all(partial(FaultProxy.go_silent, direction="down"))
+        call = partial(store.storage.batch_get, path.space, hashes, memory.pages[: len(hashes)])
+        make_attempt(store, "batch_get", call, limit_s=caller.limit_s)
+        overwrite(memory.pages)
+        path.on_all(FaultProxy.pass_through)
+        _must_stay_unwritten(store, [memory], "batch_get raised, and the server answered after all")
+        path.answer_of(lambda: caller.get(hashes))
+        _must_stay_unwritten(store, [memory], "a later batch_get of the same pages")
 
 
 @check("KV-205")
 def nothing_is_stored_after_a_set_that_timed_out(case: Case) -> None:
-    """What is put into a page's memory when `batch_set` has given up is not stored."""
-    with road(case) as way:
-        caller = way.caller()
-        way.planted(caller, 1)
+    """A store does not store what the caller puts into a page's memory when `batch_set` has given up."""
+    with open_fault_path(case) as path:
+        caller = path.caller()
+        path.stored_pages(caller, 1)
         store = caller.probe
-        pages = case.contents(way.space, case.hashes(min(4, store.max_batch)))
-        memory = store.memory(way.space, len(pages)).holding(list(pages.values()))
-        way.all(FaultProxy.go_silent)
-        call = partial(store.storage.batch_set, way.space, list(pages), memory.pages)
-        attempted(store, "batch_set", call, limit_s=caller.limit_s)
-        _reuse(memory.pages)
-        way.all(FaultProxy.pass_through)
+        pages = case.contents(path.space, case.hashes(min(4, store.max_batch)))
+        memory = store.memory(path.space, len(pages)).filled_with(list(pages.values()))
+        path.on_all(FaultProxy.go_silent)
+        call = partial(store.storage.batch_set, path.space, list(pages), memory.pages)
+        make_attempt(store, "batch_set", call, limit_s=caller.limit_s)
+        overwrite(memory.pages)
+        path.on_all(FaultProxy.pass_through)
         until_s = time.monotonic() + _WATCHED_S
         while time.monotonic() < until_s:
             for page_hash, data in pages.items():
-                (read,) = way.in_time(partial(caller.get, [page_hash]))
+                (read,) = path.answer_of(partial(caller.get, [page_hash]))
                 if read not in (None, data):
-                    with about("its set had timed out, and its memory was reused after that"):
-                        raise case.wrong_bytes(store, way.space, page_hash, read, [data])
+                    with note("its set had timed out, and its memory was reused after that"):
+                        raise case.wrong_bytes(store, path.space, page_hash, read, [data])
 
 
 def _set_from(
     store: Probe, space: KeySpace, pages: dict[str, bytes], segments: int
 ) -> PageMemory | None:
-    """The memory from which the pages were set; None where the store has no room for them."""
-    memory = store.memory(space, len(pages), segments).holding(list(pages.values()))
+    """Set pages and return their memory, or None where the store has no room for them."""
+    memory = store.memory(space, len(pages), segments).filled_with(list(pages.values()))
     hashes = list(pages)
     verdicts: list[bool] = []
     for start in range(0, len(hashes), store.max_batch):
@@ -213,20 +214,13 @@ def _given_to_get(store: Probe, space: KeySpace, page_hash: str) -> weakref.ref[
     return weakref.ref(memory)
 
 
-def _reuse(pages: Sequence[Page]) -> None:
-    """Do what the next user of the memory does."""
-    for page in pages:
-        for part in page.segments:
-            np.frombuffer(part, np.uint8)[:] = _FOREIGN
-
-
-def _must_stay(store: Probe, watched: Sequence[PageMemory], when: str) -> None:
-    """Watch memory that was reused: nobody may write into it."""
+def _must_stay_unwritten(store: Probe, watched: Sequence[PageMemory], when: str) -> None:
+    """Watch memory that was overwritten after a call. Nobody else may write into it."""
     until_s = time.monotonic() + _WATCHED_S
     while True:
         ended = time.monotonic() > until_s
         for memory in watched:
-            if any(not _is_as_left(page) for page in memory.pages):
+            if any(not is_overwritten(page) for page in memory.pages):
                 raise store.violation(
                     f"memory was written into after {when}",
                     expected="pages are borrowed for the call: no byte of them changes after it",
@@ -235,7 +229,3 @@ def _must_stay(store: Probe, watched: Sequence[PageMemory], when: str) -> None:
         if ended:
             return
         time.sleep(_WATCHED_S / 20)
-
-
-def _is_as_left(page: Page) -> bool:
-    return all(bool((np.frombuffer(part, np.uint8) == _FOREIGN).all()) for part in page.segments)

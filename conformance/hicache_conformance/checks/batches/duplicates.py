@@ -1,4 +1,4 @@
-"""KV-203: a hash that occurs more than once in a batch is answered each time."""
+"""KV-203: a hash that occurs more than once in a batch has an answer at each place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.scenarios.batch_answers import must_answer
-from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.scenarios.setup import note, open_store
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @check("KV-203")
 def duplicates_are_each_read(case: Case) -> None:
     """Each place of a hash that occurs twice has its verdict, and its bytes."""
-    store, space = _opened(case)
+    store, space = _open_for_batches(case)
     pages = case.stored(store, space, 3)
     a, b, c = pages
     (absent,) = case.hashes(1)
@@ -32,39 +32,41 @@ def duplicates_are_each_read(case: Case) -> None:
         [a] * 9,
         [c, absent, b, absent, a, c, b, a],
     ):
-        with about(f"in a batch of {len(hashes)} pages, {len(set(hashes))} of them different"):
+        with note(f"in a batch of {len(hashes)} pages, {len(set(hashes))} of them different"):
             must_answer(case, store, space, hashes, pages)
 
 
 @check("KV-203")
 def duplicates_are_each_set(case: Case) -> None:
     """A set in which a page occurs twice is True for both, and stores it and the others."""
-    store, space = _opened(case)
+    store, space = _open_for_batches(case)
     for order in ("aa", "aba", "aabc", "bacaab", "aaaaaaaaa", "abcabc"):
         names = dict(zip("abc", case.hashes(3), strict=True))
         hashes = [names[name] for name in order]
         pages = case.contents(space, list(dict.fromkeys(hashes)))
         _must_take(case, store, space, [(one, pages[one]) for one in hashes])
-        with about(f"it was set in a batch of {len(order)}, {len(pages)} of them different"):
+        with note(f"it was set in a batch of {len(order)}, {len(pages)} of them different"):
             must_answer(case, store, space, hashes, pages)
 
 
 @check("KV-203")
 def duplicates_with_other_bytes_leave_a_whole_page(case: Case) -> None:
     """A set in which a page occurs twice, with other bytes, leaves one of them, whole."""
-    store, space = _opened(case)
+    store, space = _open_for_batches(case)
     a, b = case.hashes(2)
     for _ in range(2):
         first, second = (case.contents(space, [a, b], version) for version in (0, 1))
         _must_take(case, store, space, [(a, first[a]), (b, first[b]), (a, second[a])])
-        with about("it occurred twice in one set, with other bytes"):
+        with note("it occurred twice in one set, with other bytes"):
             must_answer(case, store, space, [a, b, a], {a: [first[a], second[a]], b: first[b]})
 
 
 @check("KV-203")
 def duplicates_are_each_deleted(case: Case) -> None:
-    """A delete in which a page occurs twice is True for both, and spares who is not in it."""
-    store, space = _opened(case)
+    """A delete in which a page occurs twice is True for both, and leaves the pages that are not in
+    it.
+    """
+    store, space = _open_for_batches(case)
     for order in ("aa", "aba", "baab"):
         pages = case.stored(store, space, 3)
         names = dict(zip("abc", pages, strict=True))
@@ -80,11 +82,10 @@ def duplicates_are_each_deleted(case: Case) -> None:
         case.must_hold(store, space, {h: d for h, d in pages.items() if h not in hashes})
 
 
-def _opened(case: Case) -> tuple[Probe, KeySpace]:
-    store, space = case.open(), case.space(fitting(case, 200))
+def _open_for_batches(case: Case) -> tuple[Probe, KeySpace]:
+    store, space = open_store(case, 200)
     if store.max_batch == 1:
         raise NotDeclared("a batch holds one page only: max_batch is 1")
-    store.open_space(space)
     return store, space
 
 

@@ -1,4 +1,4 @@
-"""KV-201, KV-202: one verdict a page, in order, and each page for itself."""
+"""KV-201, KV-202: one verdict a page, in order, and independent of the other pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.scenarios.batch_answers import calls, must_answer
-from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.scenarios.setup import note, open_store
 from hicache_conformance.scenarios.time_budget import TimeBudget
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _COUNTS = (1, 2, 3, 8, 17, 33)
 _LIMIT_S = 4.0
-"""A slow store is asked for less."""
+"""The time after which a slow store is asked for less."""
 
 
 # --- KV-201 --------------------------------------------------------------------------------------
@@ -28,11 +28,11 @@ _LIMIT_S = 4.0
 @check("KV-201")
 def an_empty_batch_gives_an_empty_list(case: Case) -> None:
     """No hashes, no verdicts: `[]`, in an empty key space and in one that holds pages."""
-    store, space = _opened(case)
+    store, space = open_store(case, 96)
     pages: dict[str, bytes] = {}
     for _ in range(2):
         for call in calls(store, space).values():
-            call([], [])  # held against their length by the probe
+            call([], [])  # The probe checks the length of the answer.
         pages.update(case.stored(store, space, 2))
     case.must_hold(store, space, pages)
 
@@ -40,12 +40,12 @@ def an_empty_batch_gives_an_empty_list(case: Case) -> None:
 @check("KV-201")
 def a_batch_gives_one_bool_a_page(case: Case) -> None:
     """Every call gives a list of bool as long as its hashes: hits, misses and a mixture."""
-    store, space = _opened(case)
-    pace = TimeBudget(_LIMIT_S)
+    store, space = open_store(case, 96)
+    budget = TimeBudget(_LIMIT_S)
     for count in _COUNTS:
-        if not pace.allows(count):
+        if not budget.allows(count):
             break
-        with pace.measured(count):
+        with budget.measured(count):
             pages = case.contents(space, case.hashes(count))
             there, absent = list(pages), case.hashes(count)
             store.set(space, pages)
@@ -60,7 +60,7 @@ def a_batch_gives_one_bool_a_page(case: Case) -> None:
 @check("KV-201")
 def verdicts_are_in_the_order_of_the_hashes(case: Case) -> None:
     """The verdict at a place is that of the hash at this place, in whatever order they come."""
-    store, space = _opened(case)
+    store, space = open_store(case, 96)
     pages = case.stored(store, space, 9)
     orders = [[*pages, *case.hashes(9)] for _ in range(3)]
     orders += [sorted(orders[0]), sorted(orders[0], reverse=True), [*reversed(orders[1])]]
@@ -73,12 +73,12 @@ def verdicts_are_in_the_order_of_the_hashes(case: Case) -> None:
 @check("KV-201")
 def hashes_may_come_as_a_tuple(case: Case) -> None:
     """Hashes and pages may be any sequence: a tuple does as well as a list."""
-    store, space = _opened(case)
+    store, space = open_store(case, 96)
     pages = case.contents(space, case.hashes(min(3, store.max_batch)))
-    memory = store.memory(space, len(pages)).holding(list(pages.values()))
+    memory = store.memory(space, len(pages)).filled_with(list(pages.values()))
     given = tuple(pages), tuple(memory.pages)
     made = calls(store, space)
-    with about("the hashes and the pages are tuples"):
+    with note("the hashes and the pages are tuples"):
         if not all(made["batch_set"](*given)):
             raise case.refused(space, store.violation("batch_set refused a tuple of pages"))
         case.must_hold(store, space, pages)
@@ -90,11 +90,11 @@ def hashes_may_come_as_a_tuple(case: Case) -> None:
 @check("KV-201")
 def the_callers_lists_are_left_alone(case: Case) -> None:
     """A call changes neither the list of hashes nor the list of pages that it is given."""
-    store, space = _opened(case)
+    store, space = open_store(case, 96)
     pages = case.contents(space, case.hashes(min(5, store.max_batch)))
     for operation, call in calls(store, space).items():
         for hashes in (list(pages), case.hashes(len(pages))):
-            memory = store.memory(space, len(pages)).holding(list(pages.values()))
+            memory = store.memory(space, len(pages)).filled_with(list(pages.values()))
             given = (list(hashes), list(memory.pages))
             call(*given)
             if given != (hashes, memory.pages):
@@ -107,8 +107,8 @@ def the_callers_lists_are_left_alone(case: Case) -> None:
 
 @check("KV-201")
 def the_answer_is_the_callers(case: Case) -> None:
-    """What a caller does to a list of verdicts has no effect on the next answer."""
-    store, space = _opened(case)
+    """A caller that changes a list of verdicts has no effect on the next answer."""
+    store, space = open_store(case, 96)
     pages = case.stored(store, space, 2)
     hashes = [*pages, *case.hashes(1)]
     for _ in range(2):
@@ -120,7 +120,7 @@ def the_answer_is_the_callers(case: Case) -> None:
                 store.storage.batch_get(space, [page_hash], memory.pages),
             ):
                 answer[:] = [not answer[0]] * 3
-            with about("the caller had changed the list of an earlier answer"):
+            with note("the caller had changed the list of an earlier answer"):
                 must_answer(case, store, space, [page_hash], pages)
 
 
@@ -129,22 +129,22 @@ def the_answer_is_the_callers(case: Case) -> None:
 
 @check("KV-202")
 def a_missing_page_changes_no_other(case: Case) -> None:
-    """Wherever in a batch pages are missing, the others are found and read as they were set."""
-    store, space = _opened(case)
+    """Missing pages anywhere in a batch leave the others found and read as they were set."""
+    store, space = open_store(case, 96)
     for count in (2, 3, 9, 16):
         pages = case.stored(store, space, count)
         hashes = list(pages)
         absent = case.hashes(count)
         for places in _places(count):
             batch = [absent[i] if i in places else hashes[i] for i in range(count)]
-            with about(f"pages {_listed(places)} of a batch of {count} are missing"):
+            with note(f"pages {_listed(places)} of a batch of {count} are missing"):
                 must_answer(case, store, space, batch, pages)
 
 
 @check("KV-202")
 def each_page_of_a_batch_has_its_own_bytes(case: Case) -> None:
     """Pages set in one batch are read one by one, and the other way round, in any order."""
-    store, space = _opened(case)
+    store, space = open_store(case, 96)
     for count in (2, 3, 20):
         together = case.stored(store, space, count)
         for page_hash, data in together.items():
@@ -154,19 +154,19 @@ def each_page_of_a_batch_has_its_own_bytes(case: Case) -> None:
             case.must_set(store, space, {page_hash: data})
         mixed = [*together.items(), *alone.items()]
         case.random.shuffle(mixed)
-        with about("some pages were set in a batch, and some one by one"):
+        with note("some pages were set in a batch, and some one by one"):
             case.must_hold(store, space, dict(mixed))
 
 
 @check("KV-202")
 def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
-    """Where some pages of a set are there already, the others are stored with their own bytes."""
-    store, space = _opened(case)
+    """A set that contains present pages stores the others with their own bytes."""
+    store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
             pages = case.contents(space, case.hashes(count))
             present = {h: pages[h] for i, h in enumerate(pages) if i in places}
-            with about(f"pages {_listed(places)} of a batch of {count} were there already"):
+            with note(f"pages {_listed(places)} of a batch of {count} were there already"):
                 case.must_set(store, space, present)
                 case.must_set(store, space, pages)
                 case.must_hold(store, space, pages)
@@ -174,15 +174,17 @@ def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
 
 @check("KV-202", quick=False)
 def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
-    """Where some pages of a delete are not there, the others are deleted; who is not in it stays."""
-    store, space = _opened(case)
+    """A delete that contains absent pages deletes the others, and leaves the pages that are not in
+    it.
+    """
+    store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
             pages = case.stored(store, space, count)
             stays = case.stored(store, space, 1)
             absent = case.hashes(count)
             batch = [absent[i] if i in places else h for i, h in enumerate(pages)]
-            with about(f"pages {_listed(places)} of a batch of {count} were not there"):
+            with note(f"pages {_listed(places)} of a batch of {count} were not there"):
                 store.delete(space, batch)
                 case.must_miss(store, space, batch, "was deleted")
                 kept = {h: pages[h] for i, h in enumerate(pages) if i in places}
@@ -192,14 +194,14 @@ def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
 @check("KV-202", Need.TAMPER)
 def a_damaged_page_changes_no_other(case: Case) -> None:
     """A page that was cut, or removed, behind the store's back changes no other of its batch."""
-    store, space = _opened(case)
+    store, space = open_store(case, 96)
     for place in (0, 2, 4):
         for words in ("cut in half", "removed"):
             pages = case.stored(store, space, 5)
             page_hash, data = list(pages.items())[place]
             half = data[: len(data) // 2]
             case.subject.tamper(space, page_hash, half if words == "cut in half" else None)
-            with about(f"page {place} of its batch was {words} behind the store's back"):
+            with note(f"page {place} of its batch was {words} behind the store's back"):
                 _must_read_all_but(case, store, space, pages, page_hash)
 
 
@@ -213,15 +215,8 @@ def _must_read_all_but(
             raise case.wrong_bytes(store, space, page_hash, data or b"", [pages[page_hash]])
 
 
-def _opened(case: Case) -> tuple[Probe, KeySpace]:
-    """A store, and a key space that is open in it."""
-    store, space = case.open(), case.space(fitting(case, 96))
-    store.open_space(space)
-    return store, space
-
-
 def _places(count: int) -> list[tuple[int, ...]]:
-    """Which places of a batch to choose: the first, the last, a middle one, most and all of them."""
+    """Return places of a batch: the first, the last, a middle one, most and all of them."""
     every = tuple(range(count))
     chosen = [(0,), (count - 1,), (count // 2,), every[::2], every[1:], every[:-1], every]
     return list(dict.fromkeys(chosen))

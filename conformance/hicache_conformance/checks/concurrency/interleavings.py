@@ -1,6 +1,6 @@
 """KV-501, KV-503: calls that are held half way through a page while others run.
 
-What is tried is chosen, not left to luck. A store may let the other call wait for the one that is held.
+The checks choose the interleavings. A store may let the other call wait for the held one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared
-from hicache_conformance.scenarios.contested_pages import must_be_whole
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.tools.processes.threads import Patience, Threads, held_get, held_set
+from hicache_conformance.scenarios.contention import must_be_intact
+from hicache_conformance.scenarios.setup import open_store
+from hicache_conformance.tools.processes.threads import Threads, WaitLimit, held_get, held_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _PAGE_NBYTES = 12_288
-_PLACES = (7, 0, 4)
+_HOLD_BEFORE = (7, 0, 4)
 """The segments, of eight, in front of which calls are held."""
 _MOST_PUSHED_NBYTES = 8 << 20
 _MOST_PUSHED_PAGES = 2000
@@ -35,15 +35,17 @@ _PUSH_LIMIT_S = 3.0
 @check("KV-501")
 def a_get_while_the_page_is_set_is_a_miss_or_whole(case: Case) -> None:
     """While a set of a page is half way, gets of it are misses or the whole page."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         for versions in (1, 2):
             page_hash, contents = _versions(case, store, space, versions)
-            with Threads(place.patience) as crew:
-                held = held_set(crew, store, space, {page_hash: contents[-1]}, before=place.before)
-                reading = crew.attempt(other.get, space, [page_hash])
-                crew.attempt(other.exists, space, [page_hash])
+            with Threads(point.wait_limit) as threads:
+                held = held_set(
+                    threads, store, space, {page_hash: contents[-1]}, before=point.before
+                )
+                reading = threads.attempt(other.get, space, [page_hash])
+                threads.attempt(other.exists, space, [page_hash])
                 taken = held.release()
-                must_be_whole(case, store, space, {page_hash: contents}, reading.result())
+                must_be_intact(case, store, space, {page_hash: contents}, reading.result())
             if taken == [True] or versions > 1:
                 case.must_hold(store, space, {page_hash: contents})
             store.delete(space, [page_hash])
@@ -52,12 +54,12 @@ def a_get_while_the_page_is_set_is_a_miss_or_whole(case: Case) -> None:
 @check("KV-501")
 def a_set_while_the_page_is_got_leaves_the_get_whole(case: Case) -> None:
     """While a get is half way through a page, a set of new bytes does not mix into it."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         page_hash, contents = _versions(case, store, space, 2)
-        with Threads(place.patience) as crew:
-            held = held_get(crew, store, space, [page_hash], before=place.before)
-            crew.attempt(other.set, space, {page_hash: contents[1]})
-            must_be_whole(case, store, space, {page_hash: contents}, held.release())
+        with Threads(point.wait_limit) as threads:
+            held = held_get(threads, store, space, [page_hash], before=point.before)
+            threads.attempt(other.set, space, {page_hash: contents[1]})
+            must_be_intact(case, store, space, {page_hash: contents}, held.release())
         case.must_hold(store, space, {page_hash: contents})
         store.delete(space, [page_hash])
 
@@ -65,12 +67,12 @@ def a_set_while_the_page_is_got_leaves_the_get_whole(case: Case) -> None:
 @check("KV-501")
 def two_sets_of_one_page_leave_one_of_them(case: Case) -> None:
     """While a set of a page is half way, another one of it does not mix with it."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         (page_hash,) = case.hashes(1)
         contents = [case.contents(space, [page_hash], version)[page_hash] for version in range(2)]
-        with Threads(place.patience) as crew:
-            held = held_set(crew, store, space, {page_hash: contents[0]}, before=place.before)
-            second = crew.attempt(_set_in_segments, other, space, {page_hash: contents[1]})
+        with Threads(point.wait_limit) as threads:
+            held = held_set(threads, store, space, {page_hash: contents[0]}, before=point.before)
+            second = threads.attempt(_set_in_segments, other, space, {page_hash: contents[1]})
             verdicts = held.release() + second.result()
         if True in verdicts:
             case.must_hold(store, space, {page_hash: contents})
@@ -80,19 +82,21 @@ def two_sets_of_one_page_leave_one_of_them(case: Case) -> None:
 @check("KV-501")
 def calls_about_different_pages_do_not_meet(case: Case) -> None:
     """While a get and a set are half way through their pages, others have pages of their own."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         pages = case.contents(space, case.hashes(4))
         got, set_late, got_later, set_later = pages
         case.must_set(store, space, {got: pages[got], got_later: pages[got_later]})
-        with Threads(place.patience) as crew:
-            reading = held_get(crew, store, space, [got], before=place.before)
-            writing = held_set(crew, store, space, {set_late: pages[set_late]}, before=place.before)
-            crew.attempt(_set_in_segments, other, space, {set_later: pages[set_later]})
-            second = crew.attempt(other.get, space, [got_later], segments=8)
-            crew.open_gates()
+        with Threads(point.wait_limit) as threads:
+            reading = held_get(threads, store, space, [got], before=point.before)
+            writing = held_set(
+                threads, store, space, {set_late: pages[set_late]}, before=point.before
+            )
+            threads.attempt(_set_in_segments, other, space, {set_later: pages[set_later]})
+            second = threads.attempt(other.get, space, [got_later], segments=8)
+            threads.open_gates()
             taken = writing.release()
-            must_be_whole(case, store, space, {got: [pages[got]]}, reading.release())
-            must_be_whole(case, store, space, {got_later: [pages[got_later]]}, second.result())
+            must_be_intact(case, store, space, {got: [pages[got]]}, reading.release())
+            must_be_intact(case, store, space, {got_later: [pages[got_later]]}, second.result())
         if taken == [True]:
             case.must_hold(store, space, {set_late: pages[set_late]})
         case.must_hold(store, space, {got_later: pages[got_later]})
@@ -102,13 +106,13 @@ def calls_about_different_pages_do_not_meet(case: Case) -> None:
 @check("KV-501")
 def a_delete_while_the_page_is_set_leaves_all_or_nothing(case: Case) -> None:
     """While a set of a page is half way, a delete of it leaves it absent or whole, and settable."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         page_hash, contents = _versions(case, store, space, 2)
-        with Threads(place.patience) as crew:
-            held = held_set(crew, store, space, {page_hash: contents[1]}, before=place.before)
-            crew.attempt(other.delete, space, [page_hash])
+        with Threads(point.wait_limit) as threads:
+            held = held_set(threads, store, space, {page_hash: contents[1]}, before=point.before)
+            threads.attempt(other.delete, space, [page_hash])
             held.release()
-        must_be_whole(case, store, space, {page_hash: contents}, store.get(space, [page_hash]))
+        must_be_intact(case, store, space, {page_hash: contents}, store.get(space, [page_hash]))
         case.must_set(store, space, {page_hash: contents[0]})
         case.must_hold(store, space, {page_hash: contents})
         store.delete(space, [page_hash])
@@ -117,14 +121,14 @@ def a_delete_while_the_page_is_set_leaves_all_or_nothing(case: Case) -> None:
 @check("KV-501", Need.ENUMERABLE)
 def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None:
     """While a set is half way, scan lists whole pages only, and clear does not tear the page."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         kept = case.stored(store, space, 1)
         late = case.contents(space, case.hashes(1))
         (page_hash,) = late
-        with Threads(place.patience) as crew:
-            held = held_set(crew, store, space, late, before=place.before)
-            listing = crew.attempt(other.scan, space)
-            crew.attempt(other.clear, space)
+        with Threads(point.wait_limit) as threads:
+            held = held_set(threads, store, space, late, before=point.before)
+            listing = threads.attempt(other.scan, space)
+            threads.attempt(other.clear, space)
             held.release()
             listed = listing.result()
         strange = [
@@ -139,14 +143,14 @@ def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None
                 got=str(strange[0]),
             )
         found = store.get(space, [page_hash])
-        must_be_whole(case, store, space, {page_hash: list(late.values())}, found)
+        must_be_intact(case, store, space, {page_hash: list(late.values())}, found)
         store.clear(space)
 
 
 @check("KV-503")
 def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
     """A page that was deleted after exists said True is a miss, and no other page is."""
-    store, space = _opened(case)
+    store, space = open_store(case, _PAGE_NBYTES)
     other = case.open() if case.claims.shared else store
     other.open_space(space)
     for _ in range(2 if case.quick else 5):
@@ -165,14 +169,14 @@ def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
 @check("KV-503")
 def a_page_deleted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
     """A get is the right bytes or a miss when its page is deleted and others take its room meanwhile."""
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         pages = case.stored(store, space, 1)
         (page_hash,) = pages
-        with Threads(place.patience) as crew:
-            held = held_get(crew, store, space, [page_hash], before=place.before)
-            crew.attempt(other.delete, space, [page_hash])
-            crew.attempt(other.set, space, case.contents(space, case.hashes(2)))
-            must_be_whole(case, store, space, {page_hash: list(pages.values())}, held.release())
+        with Threads(point.wait_limit) as threads:
+            held = held_get(threads, store, space, [page_hash], before=point.before)
+            threads.attempt(other.delete, space, [page_hash])
+            threads.attempt(other.set, space, case.contents(space, case.hashes(2)))
+            must_be_intact(case, store, space, {page_hash: list(pages.values())}, held.release())
         case.must_miss(store, space, [page_hash], "was deleted while it was got")
 
 
@@ -181,12 +185,12 @@ def a_page_deleted_while_its_batch_is_got_is_a_miss(case: Case) -> None:
     """A get of a batch is not disturbed by a page that is deleted when half of the batch is done."""
     if case.claims.max_batch == 1:
         raise NotDeclared("the store takes one page a call")
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         pages = case.stored(store, space, 2)
-        with Threads(place.patience) as crew:
-            held = held_get(crew, store, space, list(pages), before=place.before)
-            crew.attempt(other.delete, space, list(pages)[1:])
-            must_be_whole(
+        with Threads(point.wait_limit) as threads:
+            held = held_get(threads, store, space, list(pages), before=point.before)
+            threads.attempt(other.delete, space, list(pages)[1:])
+            must_be_intact(
                 case, store, space, {h: [data] for h, data in pages.items()}, held.release()
             )
         store.delete(space, list(pages))
@@ -199,33 +203,34 @@ def a_page_evicted_while_it_is_got_is_whole_or_a_miss(case: Case) -> None:
         case.evidence["evicted"] = "never: pages stay until they are deleted"
         return
     evicted = 0
-    for store, other, space, place in _scenes(case):
+    for store, other, space, point in _hold_points(case):
         pages = case.stored(store, space, 1)
         (page_hash,) = pages
-        with Threads(place.patience) as crew:
-            held = held_get(crew, store, space, [page_hash], before=place.before)
+        with Threads(point.wait_limit) as threads:
+            held = held_get(threads, store, space, [page_hash], before=point.before)
             moved = threading.Event()
-            pushing = crew.attempt(_push_out, case, other, space, page_hash, moved)
-            if moved.is_set():  # it does not wait for the get
+            pushing = threads.attempt(_push_out, case, other, space, page_hash, moved)
+            if moved.is_set():  # The set does not wait for the get.
                 pushing.wait(_PUSH_LIMIT_S)
             found = held.release()
             evicted += pushing.result()
-        must_be_whole(case, store, space, {page_hash: list(pages.values())}, found)
+        must_be_intact(case, store, space, {page_hash: list(pages.values())}, found)
         if not evicted:
-            break  # it has room for more than can be tried
+            break  # The store has room for more pages than can be tried.
     case.evidence["evicted"] = f"{evicted} times"
 
 
 def _push_out(
     case: Case, store: Probe, space: KeySpace, page_hash: str, moved: threading.Event
 ) -> bool:
-    """Set other pages until this one is evicted; False where there is room for very many."""
+    """Set other pages until this one is evicted. Return False where the store has room for very many."""
     until_s = time.monotonic() + _PUSH_LIMIT_S
     most = min(_MOST_PUSHED_PAGES, max(16, _MOST_PUSHED_NBYTES // space.stored_nbytes))
     for pushed in range(1, most):
         store.set(space, case.contents(space, case.hashes(1)))
         moved.set()
-        is_looked_at = pushed % 8 == 0 and pushed & (pushed - 1) == 0  # a look may count as a use
+        # A lookup may count as a use, so lookups are rare.
+        is_looked_at = pushed % 8 == 0 and pushed & (pushed - 1) == 0
         if is_looked_at and store.exists(space, [page_hash]) == [False]:
             return True
         if time.monotonic() > until_s:
@@ -233,37 +238,33 @@ def _push_out(
     return False
 
 
-# --- what the scenes have in common --------------------------------------------------------------
-
-
-def _opened(case: Case) -> tuple[Probe, KeySpace]:
-    store, space = case.open(), case.space(fitting(case, _PAGE_NBYTES))
-    store.open_space(space)
-    return store, space
+# --- parts of the checks -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a call is held, and how long others that may wait for it are waited for."""
+class _HoldPoint:
+    """The segment in front of which a call is held, and the limit of calls that may wait for it."""
 
     before: int
-    patience: Patience
+    wait_limit: WaitLimit
 
 
-def _scenes(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _Place]]:
-    """The store; the handle that others use, which is another one at times; and where to hold a call."""
-    store, space = _opened(case)
-    other, patience = store, Patience()
-    places = _PLACES if case.claims.scatter_gather and not case.quick else _PLACES[:1]
-    for before in places:
-        yield store, other, space, _Place(before, patience)
+def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoint]]:
+    """Yield the store, the handle of the other calls, a key space, and the point at which to hold a
+    call.
+    """
+    store, space = open_store(case, _PAGE_NBYTES)
+    other, wait_limit = store, WaitLimit()
+    numbers = _HOLD_BEFORE if case.claims.scatter_gather and not case.quick else _HOLD_BEFORE[:1]
+    for before in numbers:
+        yield store, other, space, _HoldPoint(before, wait_limit)
         if other is store and case.claims.shared:
             other = case.open()
             other.open_space(space)
 
 
 def _versions(case: Case, store: Probe, space: KeySpace, count: int) -> tuple[str, list[bytes]]:
-    """A fresh page, and contents of it, of which all but the last have been set."""
+    """Return a fresh page with its possible contents. All but the last of them have been set."""
     hashes = case.hashes(1)
     pages = [case.contents(space, hashes, version) for version in range(count)]
     for each in pages[:-1]:

@@ -1,17 +1,17 @@
-"""KV-504: calls that go on while others are held."""
+"""KV-504: calls that proceed while others are held."""
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
 from hicache_conformance.scenarios.attempts import Caller
-from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.scenarios.setup import fitting, open_store
 from hicache_conformance.tools.network.proxy import FaultProxy, endpoints_in, redirected
-from hicache_conformance.tools.processes.threads import Held, Threads, held_get, held_set
+from hicache_conformance.tools.processes.resources import wait_until
+from hicache_conformance.tools.processes.threads import HeldCall, Threads, held_get, held_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 _PROCEED_LIMIT_S = 8.0
 _MOST_HELD = 15
 _CALL_LIMIT_S = 60.0
-_POLL_S = 0.01
 _NOTHING = f"nothing for {_PROCEED_LIMIT_S:.0f} s"
 
 
 @check("KV-504")
 def calls_proceed_while_others_are_held(case: Case) -> None:
     """As many calls as `parallelism` proceed: all but one may be held half way through a page."""
-    store, space = case.open(), case.space(fitting(case, 1024))
-    store.open_space(space)
+    store, space = open_store(case, 1024)
     kinds = [("get", "get"), ("set", "set"), ("set", "get"), ("get", "set")]
     for slow, quick in kinds[: 2 if case.quick else None]:
         _must_proceed(case, store, space, slow, quick)
@@ -44,17 +42,18 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
     endpoints = endpoints_in(case.config)
     if not endpoints:
         raise NotVerified("the config names no address of a server")
-    with FaultProxy((endpoints[0].host, endpoints[0].port)) as proxy, Threads() as crew:
+    with FaultProxy((endpoints[0].host, endpoints[0].port)) as proxy, Threads() as threads:
         store = case.open(redirected(case.config, {endpoints[0]: proxy.address}))
         space = case.space(fitting(case, 1024))
         store.open_space(space)
         pages = list(case.stored(store, space, 2))
         caller = Caller(store, space, _CALL_LIMIT_S)
         proxy.silence_one()
-        slow = crew.start(caller.get, pages[:1])  # it may fail in the end: nobody answers it
-        if not _comes_true(lambda: slow.done or proxy.held > 0) or slow.done:
+        # This get may fail, since its server does not answer.
+        slow = threads.start(caller.get, pages[:1])
+        if not wait_until(lambda: slow.done or proxy.held > 0, _PROCEED_LIMIT_S) or slow.done:
             raise NotVerified("calls do not go by way of the address in the config")
-        quick = crew.start(caller.get, pages[1:])
+        quick = threads.start(caller.get, pages[1:])
         proceeded = quick.wait(_PROCEED_LIMIT_S)
         proxy.pass_through()
         attempt = quick.result()
@@ -63,7 +62,7 @@ def a_call_proceeds_while_another_gets_no_answer(case: Case) -> None:
 
 
 def _must_proceed(case: Case, store: Probe, space: KeySpace, slow: str, quick: str) -> None:
-    """Hold all calls but one that the store says to gain from, and make that one."""
+    """Hold one call fewer than the declared `parallelism`, and make one more."""
     count = min(case.claims.parallelism - 1, _MOST_HELD)
     pages = case.contents(space, case.hashes(count + 1))
     if "get" in (slow, quick):
@@ -74,36 +73,27 @@ def _must_proceed(case: Case, store: Probe, space: KeySpace, slow: str, quick: s
         "get": partial(case.must_hold, store, space, last),
         "set": partial(case.must_set, store, space, last),
     }
-    with Threads() as crew:
+    with Threads() as threads:
         for number, page_hash in enumerate(hashes[:-1]):
-            held = _held(crew, store, space, slow, {page_hash: pages[page_hash]})
-            if held.waits:
+            held = _held(threads, store, space, slow, {page_hash: pages[page_hash]})
+            if held.is_waiting:
                 raise _blocked(store, _many(number, slow), slow, _NOTHING)
-        call = crew.start(calls[quick])
+        call = threads.start(calls[quick])
         if not call.wait(_PROCEED_LIMIT_S):
             raise _blocked(store, _many(count, slow), quick, _NOTHING)
     store.delete(space, hashes)
 
 
 def _held(
-    crew: Threads, store: Probe, space: KeySpace, operation: str, page: dict[str, bytes]
-) -> Held[Any]:
+    threads: Threads, store: Probe, space: KeySpace, operation: str, page: dict[str, bytes]
+) -> HeldCall[Any]:
     if operation == "get":
-        return held_get(crew, store, space, list(page), patience_s=_PROCEED_LIMIT_S)
-    return held_set(crew, store, space, page, patience_s=_PROCEED_LIMIT_S)
+        return held_get(threads, store, space, list(page), limit_s=_PROCEED_LIMIT_S)
+    return held_set(threads, store, space, page, limit_s=_PROCEED_LIMIT_S)
 
 
 def _many(count: int, operation: str) -> str:
     return f"{count} of batch_{operation} that are held half way through their pages"
-
-
-def _comes_true(condition: Callable[[], bool]) -> bool:
-    until_s = time.monotonic() + _PROCEED_LIMIT_S
-    while not condition():
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(_POLL_S)
-    return True
 
 
 def _blocked(store: Probe, held: str, quick: str, got: str) -> Violation:

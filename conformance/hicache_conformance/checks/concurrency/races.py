@@ -1,4 +1,4 @@
-"""KV-501, KV-503: many threads on one storage, as fast as they can."""
+"""KV-501, KV-503: many threads on one storage, as fast as possible."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
-from hicache_conformance.scenarios.contested_pages import contest, large_pages, must_be_whole
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.tools.processes.threads import storm
+from hicache_conformance.scenarios.contention import large_pages, must_be_intact, run_contended
+from hicache_conformance.scenarios.setup import fitting, open_store
+from hicache_conformance.tools.processes.threads import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _LARGE_NBYTES = 1 << 20
 _NEW_SPACES = 300
 _FILLED_SPACES = 16
 _LEFT_SPACES = 30
-"""In a store that outlives the check, and would keep them."""
+"""The number of new key spaces in a store that outlives the check and would keep them."""
 
 
 @check("KV-501", stochastic=True)
@@ -31,7 +31,7 @@ def readers_see_no_torn_page_while_others_write_it(case: Case) -> None:
     """Gets of pages that are set in one version after another are whole pages of one version."""
     store = case.open()
     space, pages = large_pages(case, store, count=2, versions=3)
-    contest(
+    run_contended(
         case,
         [
             *(partial(_set_one, store, space, pages, step) for step in (0, 1)),
@@ -52,7 +52,7 @@ def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
         other.open_space(space)
         come_and_go = partial(_set_and_delete, other, space, pages)
         look = partial(_look, case, store, space, pages)
-        contest(case, [come_and_go, come_and_go, look, look], turns=2000)
+        run_contended(case, [come_and_go, come_and_go, look, look], turns=2000)
         store.delete(space, list(pages))
 
 
@@ -61,8 +61,7 @@ def pages_evicted_under_readers_are_whole_or_misses(case: Case) -> None:
     """Gets of pages that others push out of a full store are whole pages or misses."""
     if case.keeps:
         raise NotDeclared("pages stay until they are deleted")
-    store, space = case.open(), case.space(fitting(case, 4096))
-    store.open_space(space)
+    store, space = open_store(case, 4096)
     pages = {h: [data] for h, data in case.stored(store, space, 4).items()}
     others = case.contents(space, case.hashes(200))
     hashes = list(others)
@@ -75,14 +74,13 @@ def pages_evicted_under_readers_are_whole_or_misses(case: Case) -> None:
         _set_one(store, space, pages, 0, turn)
         _get_all(case, store, space, pages, turn)
 
-    contest(case, [push, push, bring_back, bring_back])
+    run_contended(case, [push, push, bring_back, bring_back])
 
 
 @check("KV-501", stochastic=True)
 def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
     """Pages that one thread sets, reads and deletes are not changed by threads with other pages."""
-    store, space = case.open(), case.space(fitting(case, _SMALL_NBYTES))
-    store.open_space(space)
+    store, space = open_store(case, _SMALL_NBYTES)
     own = [case.contents(space, case.hashes(6)) for _ in range(4)]
 
     def use(pages: Mapping[str, bytes], turn: int) -> None:
@@ -96,16 +94,17 @@ def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
         store.delete(space, [gone])
         case.must_miss(store, space, [gone], "was deleted by the only thread that uses it")
 
-    contest(case, [partial(use, pages) for pages in own], turns=200)
-    storm([partial(_set_all, case, store, space, pages) for pages in own], turns=1, limit_s=60.0)
+    run_contended(case, [partial(use, pages) for pages in own], turns=200)
+    run_at_once(
+        [partial(_set_all, case, store, space, pages) for pages in own], turns=1, limit_s=60.0
+    )
     case.must_hold(store, space, {h: data for pages in own for h, data in pages.items()})
 
 
 @check("KV-501", stochastic=True)
 def all_methods_at_once_raise_nothing(case: Case) -> None:
     """Sets, gets, deletes, listings, clears and new key spaces at once: no exception, no half page."""
-    store, space = case.open(), case.space(fitting(case, _SMALL_NBYTES))
-    store.open_space(space)
+    store, space = open_store(case, _SMALL_NBYTES)
     contents = case.contents(space, case.hashes(8))
     pages = {page_hash: [data] for page_hash, data in contents.items()}
     hashes = list(pages)
@@ -138,18 +137,18 @@ def all_methods_at_once_raise_nothing(case: Case) -> None:
             store.spaces()
             _check_listing(store, space, set(hashes))
 
-    contest(case, [open_more, change, change, look, walk, walk])
+    run_contended(case, [open_more, change, change, look, walk, walk])
     case.must_set(store, space, contents)
     case.must_hold(store, space, contents)
 
 
-# --- what threads do -----------------------------------------------------------------------------
+# --- bodies of the threads -----------------------------------------------------------------------
 
 
 def _set_one(
     store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], step: int, turn: int
 ) -> None:
-    """Set one page in the next version; a store that keeps the first is made to forget it first."""
+    """Set one page in the next version. A store that keeps the first version deletes it before."""
     page_hash = list(pages)[(turn + step) % len(pages)]
     if not store.storage.capabilities.overwrites:
         store.delete(space, [page_hash])
@@ -177,7 +176,7 @@ def _set_all(case: Case, store: Probe, space: KeySpace, pages: Mapping[str, byte
 def _get_all(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], _: int
 ) -> None:
-    must_be_whole(case, store, space, pages, store.get(space, list(pages)))
+    must_be_intact(case, store, space, pages, store.get(space, list(pages)))
 
 
 def _check_listing(store: Probe, space: KeySpace, known: set[str]) -> None:

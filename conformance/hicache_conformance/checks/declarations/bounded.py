@@ -1,4 +1,4 @@
-"""KV-901: a store that claims to be bounded comes back in time, and has let go of every page then."""
+"""KV-901: a call of a bounded store returns in time, and has then released every page."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
-from hicache_conformance.run.outcomes import Violation
-from hicache_conformance.scenarios.attempts import attempted
-from hicache_conformance.scenarios.fault_path import FaultPath, foreign, road
-from hicache_conformance.scenarios.planting import about
+from hicache_conformance.scenarios.attempts import make_attempt
+from hicache_conformance.scenarios.fault_path import FaultPath, must_end_in_time, open_fault_path
+from hicache_conformance.scenarios.setup import note
+from hicache_conformance.tools.content.memory import is_overwritten, overwrite
 from hicache_conformance.tools.network.proxy import FaultProxy
 from hicache_conformance.tools.processes.resources import wait_until
 from hicache_conformance.tools.processes.threads import Threads
@@ -28,59 +26,62 @@ if TYPE_CHECKING:
 
 _PAGES = 4
 _WATCHED_S = 1.0
-_FOREIGN = 0x3C
-"""What the next user of the memory writes into it."""
+_CLAIM = "bounded is declared, and "
 
 
 @check("KV-901", Need.BOUNDED)
 def a_bounded_get_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
     """With servers that accept, drip and fall silent, a get ends in time and writes nothing later."""
-    with road(case) as way:
-        for why, fault in _faults(way).items():
-            caller = way.caller()
-            pages = way.planted(caller, _PAGES)
-            memory = caller.probe.memory(way.space, _PAGES)
+    with open_fault_path(case) as path:
+        for why, fault in _faults(path).items():
+            caller = path.caller()
+            pages = path.stored_pages(caller, _PAGES)
+            memory = caller.probe.memory(path.space, _PAGES)
             hashes = list(pages)[: caller.probe.max_batch]
             get = partial(
-                caller.probe.storage.batch_get, way.space, hashes, memory.pages[: len(hashes)]
+                caller.probe.storage.batch_get, path.space, hashes, memory.pages[: len(hashes)]
             )
-            _must_end(way, _struck(way, caller, "batch_get", get, fault), why)
-            _reuse(memory)
-            way.all(FaultProxy.pass_through)
-            _must_stay(caller, memory, why)
-            _delete(way, caller, pages)
+            must_end_in_time(
+                path, _call_during(path, caller, "batch_get", get, fault), why, claim=_CLAIM
+            )
+            overwrite(memory.pages)
+            path.on_all(FaultProxy.pass_through)
+            _must_stay_unwritten(caller, memory, why)
+            _delete(path, caller, pages)
 
 
 @check("KV-901", Need.BOUNDED)
 def a_bounded_set_ends_in_time_and_lets_go_of_its_pages(case: Case) -> None:
     """With servers that accept, drip and fall silent, a set ends in time and reads nothing later."""
-    with road(case) as way:
-        for why, fault in _faults(way).items():
-            caller = way.caller()
-            pages = case.contents(way.space, case.hashes(min(_PAGES, caller.probe.max_batch)))
-            case.trace.stored[way.space].update(pages)
-            memory = caller.probe.memory(way.space, len(pages)).holding(list(pages.values()))
-            put = partial(caller.probe.storage.batch_set, way.space, list(pages), memory.pages)
-            _must_end(way, _struck(way, caller, "batch_set", put, fault), why)
-            _reuse(memory)
-            way.all(FaultProxy.pass_through)
+    with open_fault_path(case) as path:
+        for why, fault in _faults(path).items():
+            caller = path.caller()
+            pages = case.contents(path.space, case.hashes(min(_PAGES, caller.probe.max_batch)))
+            case.trace.stored[path.space].update(pages)
+            memory = caller.probe.memory(path.space, len(pages)).filled_with(list(pages.values()))
+            put = partial(caller.probe.storage.batch_set, path.space, list(pages), memory.pages)
+            must_end_in_time(
+                path, _call_during(path, caller, "batch_set", put, fault), why, claim=_CLAIM
+            )
+            overwrite(memory.pages)
+            path.on_all(FaultProxy.pass_through)
             time.sleep(_WATCHED_S / 2)
-            _must_be_right(way, caller, pages, why)
-            _delete(way, caller, pages)
+            _must_be_right(path, caller, pages, why)
+            _delete(path, caller, pages)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What the network does while the call runs."""
+    """The behaviour of the network during a call."""
 
     mode: Callable[[FaultProxy], object]
     falls_silent: bool = False
-    """As soon as something has come through."""
+    """A flag: the network falls silent as soon as some bytes have passed."""
 
 
-def _faults(way: FaultPath) -> dict[str, _Fault]:
-    """By what they are, in words."""
-    page_nbytes_per_s = way.space.stored_nbytes / way.timeout_s
+def _faults(path: FaultPath) -> dict[str, _Fault]:
+    """Return the faults, by a description."""
+    page_nbytes_per_s = path.space.stored_nbytes / path.timeout_s
     return {
         "the server accepts and says nothing": _Fault(FaultProxy.go_silent),
         "the server drips": _Fault(partial(FaultProxy.drip, nbytes_per_s=page_nbytes_per_s / 8)),
@@ -90,64 +91,47 @@ def _faults(way: FaultPath) -> dict[str, _Fault]:
     }
 
 
-def _struck(
-    way: FaultPath,
+def _call_during(
+    path: FaultPath,
     caller: Caller,
     operation: str,
     call: Callable[[], list[bool]],
     fault: _Fault,
 ) -> Attempt:
-    """Make the call while there is a fault."""
-    way.all(fault.mode)
-    before = way.bytes_moved()
-    with Threads() as crew:
-        made = crew.start(partial(attempted, caller.probe, operation, call, limit_s=caller.limit_s))
-        if fault.falls_silent:
-            wait_until(lambda: way.bytes_moved() > before, way.timeout_s / 2)
-            way.all(FaultProxy.go_silent)
-        return made.result()
-
-
-def _must_end(way: FaultPath, made: Attempt, why: str) -> None:
-    if made.error is not None and not made.failed_by_contract:
-        raise foreign(made, way.case.trace.sequence(made.operation))
-    if made.elapsed_s > way.limit_s:
-        raise Violation(
-            f"bounded is declared, and {made.operation} took too long when {why}",
-            f"an end within timeout_s + 1 = {way.timeout_s + 1:g} s",
-            f"{made.text} after {made.elapsed_s:.1f} s",
-            way.case.trace.sequence(made.operation),
+    """Make the call during a fault."""
+    path.on_all(fault.mode)
+    before = path.bytes_moved()
+    with Threads() as threads:
+        attempt = threads.start(
+            partial(make_attempt, caller.probe, operation, call, limit_s=caller.limit_s)
         )
+        if fault.falls_silent:
+            wait_until(lambda: path.bytes_moved() > before, path.timeout_s / 2)
+            path.on_all(FaultProxy.go_silent)
+        return attempt.result()
 
 
-def _reuse(memory: PageMemory) -> None:
-    for page in memory.pages:
-        for part in page.segments:
-            np.frombuffer(part, np.uint8)[:] = _FOREIGN
-
-
-def _must_stay(caller: Caller, memory: PageMemory, why: str) -> None:
+def _must_stay_unwritten(caller: Caller, memory: PageMemory, why: str) -> None:
     def is_touched() -> bool:
-        parts = [part for page in memory.pages for part in page.segments]
-        return any(bool((np.frombuffer(part, np.uint8) != _FOREIGN).any()) for part in parts)
+        return not all(map(is_overwritten, memory.pages))
 
     if wait_until(is_touched, _WATCHED_S):
         raise caller.probe.violation(
-            f"bounded is declared, and a page was written into after batch_get had returned, when {why}",
+            f"{_CLAIM}a page was written into after batch_get had returned, when {why}",
             expected="a store that has let go of every page of the call",
             got="bytes of the next user of the memory were overwritten",
             sequence=caller.probe.trace.sequence("batch_get"),
         )
 
 
-def _must_be_right(way: FaultPath, caller: Caller, pages: Mapping[str, bytes], why: str) -> None:
+def _must_be_right(path: FaultPath, caller: Caller, pages: Mapping[str, bytes], why: str) -> None:
     for page_hash, data in pages.items():
-        (read,) = way.in_time(partial(caller.get, [page_hash]))
+        (read,) = path.answer_of(partial(caller.get, [page_hash]))
         if read not in (None, data):
-            with about(f"batch_set had returned and its memory was reused, when {why}"):
-                raise way.case.wrong_bytes(caller.probe, way.space, page_hash, read, [data])
+            with note(f"batch_set had returned and its memory was reused, when {why}"):
+                raise path.case.wrong_bytes(caller.probe, path.space, page_hash, read, [data])
 
 
-def _delete(way: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
-    """The store may be small."""
-    way.in_time(partial(caller.delete, list(pages)[: caller.probe.max_batch]))
+def _delete(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
+    """Delete pages, since the store may be small."""
+    path.answer_of(partial(caller.delete, list(pages)[: caller.probe.max_batch]))

@@ -1,4 +1,4 @@
-"""KV-901, KV-902: what is declared is true, what is not is refused."""
+"""KV-901, KV-902: declared capabilities are true, and others are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hicache_conformance.case.case import Forgot
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared, Violation
-from hicache_conformance.scenarios.planting import about, fitting, plant
+from hicache_conformance.scenarios.setup import fitting, note, open_store, store_many
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import Capabilities, Durability, Retention
 
@@ -68,8 +68,8 @@ def an_instance_claims_no_more_than_its_class(case: Case) -> None:
     if wider:
         raise store.violation(
             f"an instance claims more than its class: {', '.join(wider)}",
-            expected=_shown(widest, wider),
-            got=_shown(narrow, wider),
+            expected=_claims_text(widest, wider),
+            got=_claims_text(narrow, wider),
         )
 
 
@@ -83,7 +83,7 @@ def claims_stay_the_same(case: Case) -> None:
     pages = case.stored(store, space, 2)
     case.must_hold(store, space, pages)
     used = store.storage.capabilities
-    if not first.shared:  # it may have one handle at a time
+    if not first.shared:  # The store may allow one handle at a time.
         store.close()
     for when, claims in (
         ("after a few calls", used),
@@ -97,8 +97,8 @@ def claims_stay_the_same(case: Case) -> None:
         if changed:
             raise store.violation(
                 f"the claims {when} are others than before: {', '.join(changed)}",
-                expected=_shown(first, changed),
-                got=_shown(claims, changed),
+                expected=_claims_text(first, changed),
+                got=_claims_text(claims, changed),
             )
 
 
@@ -112,11 +112,11 @@ def what_is_kept_until_deleted_is_kept(case: Case) -> None:
     sizes = ((small, 1100), (large, 24)) if case.quick else ((small, 4200), (large, 200))
     for space, _ in sizes:
         store.open_space(space)
-    held = [(space, plant(case, store, space, count, limit_s=8)) for space, count in sizes]
+    held = [(space, store_many(case, store, space, count, limit_s=8)) for space, count in sizes]
     for space, pages in held:
-        with about(f"the first of {len(pages)} pages of {space.page_nbytes} bytes that were set"):
+        with note(f"the first of {len(pages)} pages of {space.page_nbytes} bytes that were set"):
             case.must_hold(store, space, dict(list(pages.items())[:200]))
-        with about(f"{len(pages)} pages of {space.page_nbytes} bytes were set"):
+        with note(f"{len(pages)} pages of {space.page_nbytes} bytes were set"):
             case.must_hold(store, space, dict(list(pages.items())[200:]))
 
 
@@ -125,9 +125,7 @@ def what_is_kept_until_pressure_is_kept_without_any(case: Case) -> None:
     """A store that claims UNTIL_PRESSURE has the only page that was set, however often it is read."""
     if case.claims.retention is not Retention.UNTIL_PRESSURE:
         raise NotDeclared("the store does not claim retention UNTIL_PRESSURE")
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     pages = case.stored(store, space, 1)
     for turn in range(_READS):
         if store.get(space, list(pages)) != list(pages.values()):
@@ -180,11 +178,9 @@ def what_is_shared_is_seen_by_another_handle(case: Case) -> None:
 @check("KV-901", Need.ENUMERABLE)
 def what_is_enumerable_is_listed_and_cleared(case: Case) -> None:
     """A store that claims to be enumerable lists a page, lists its key space, and clears it."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     pages = case.stored(store, space, 3)
-    with about("the store claims to be enumerable"):
+    with note("the store claims to be enumerable"):
         listed = {info.page_hash for info in store.scan(space)}
         known = space in store.spaces()
         store.clear(space)
@@ -202,9 +198,7 @@ def without_overwrites_the_first_bytes_stay(case: Case) -> None:
     """A store that claims not to overwrite keeps a present page's first bytes, and says True."""
     if case.claims.overwrites:
         raise NotDeclared("the store claims that it may overwrite")
-    store = case.open()
-    space = case.space(fitting(case, 700))
-    store.open_space(space)
+    store, space = open_store(case, 700)
     hashes = case.hashes(8)
     first, second = case.contents(space, hashes), case.contents(space, hashes, 1)
     case.must_set(store, space, first)
@@ -232,12 +226,10 @@ def pages_in_segments_are_taken(case: Case) -> None:
     """A store that claims scatter/gather stores and fills pages of several segments."""
     if not case.claims.scatter_gather:
         raise NotDeclared("the store does not claim scatter_gather")
-    store = case.open()
-    space = case.space(fitting(case, 4001))
-    store.open_space(space)
+    store, space = open_store(case, 4001)
     for write, read in ((7, 1), (1, 5), (3, 16)):
         pages = case.stored(store, space, 3, segments=write)
-        with about(f"written in {write} segments, read in {read}"):
+        with note(f"written in {write} segments, read in {read}"):
             case.must_hold(store, space, pages, segments=read)
 
 
@@ -246,7 +238,7 @@ def pages_in_segments_are_taken(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_says_so(case: Case) -> None:
-    """Where `enumerable` is not claimed, `scan` and `spaces` raise UnsupportedOperation."""
+    """`scan` and `spaces` raise UnsupportedOperation where `enumerable` is not claimed."""
     store, space, _ = _unlisted(case)
     for operation, call in (
         ("scan", lambda: list(store.storage.scan(space))),
@@ -263,11 +255,11 @@ def a_store_that_does_not_list_says_so(case: Case) -> None:
 
 @check("KV-902")
 def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
-    """Where `enumerable` is not claimed, `clear` is refused and removes nothing, or removes it all."""
+    """`clear` is refused and removes nothing, or removes it all, where `enumerable` is not claimed."""
     store, space, pages = _unlisted(case)
     answer = store.attempt("clear", space, [], lambda: store.storage.clear(space))
     if isinstance(answer, UnsupportedOperation):
-        with about("after a clear that was refused"):
+        with note("after a clear that was refused"):
             case.must_hold(store, space, pages)
         return
     if answer != len(pages) and (case.keeps or answer not in range(1, len(pages) + 1)):
@@ -280,12 +272,10 @@ def a_store_that_does_not_list_clears_all_or_nothing(case: Case) -> None:
 
 
 def _unlisted(case: Case) -> tuple[Probe, KeySpace, dict[str, bytes]]:
-    """A store that is not enumerable, and a few pages in it."""
+    """Open a store that is not enumerable, and store a few pages."""
     if case.claims.enumerable:
         raise NotDeclared("the store claims to be enumerable: there is nothing to refuse")
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     return store, space, case.stored(store, space, 5)
 
 
@@ -298,7 +288,7 @@ def _owners(store: Probe) -> list[tuple[str, object]]:
 
 
 def _soundness(claims: Capabilities) -> dict[str, bool]:
-    """Whether each field has a value of its type, in its range."""
+    """Return for each field whether it has a value of its type, in its range."""
     orders: dict[str, type] = {"retention": Retention, "durability": Durability}
     flags = ("shared", "enumerable", "overwrites", "scatter_gather", "bounded")
     limits = ("max_batch", "max_page_nbytes")
@@ -321,5 +311,5 @@ def _field_type(name: str) -> str:
     return next(str(one.type) for one in fields(Capabilities) if one.name == name)
 
 
-def _shown(claims: Capabilities, names: list[str]) -> str:
+def _claims_text(claims: Capabilities, names: list[str]) -> str:
     return ", ".join(f"{name}={getattr(claims, name)!r}" for name in names)

@@ -1,4 +1,4 @@
-"""KV-903: limits hold, and one past them is refused cleanly."""
+"""KV-903: limits hold, and one past a limit is refused without side effects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.scenarios.planting import about, fitting
+from hicache_conformance.scenarios.setup import note, open_store
 from hicache_storage.errors import UnsupportedOperation
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def a_page_one_byte_too_large_is_refused(case: Case) -> None:
                 f" {frame_nbytes} included, are more than {limit}",
                 got=repr(answer),
             )
-    with about("after open_space had refused a larger key space"):
+    with note("after open_space had refused a larger key space"):
         case.must_hold(store, space, pages)
         listed = store.spaces() if case.claims.enumerable else []
     refused = [one for one in listed if one.model == space.model and one.tenant == "large"]
@@ -107,7 +107,7 @@ def a_set_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
     """A set of `max_batch` + 1 pages either stores all of them, or is refused and stores none."""
     store, space, hashes = _batch(case, 1)
     pages = case.contents(space, hashes)
-    memory = store.memory(space, len(hashes)).holding(list(pages.values()))
+    memory = store.memory(space, len(hashes)).filled_with(list(pages.values()))
     verdicts = _whole(
         store,
         "batch_set",
@@ -136,7 +136,7 @@ def a_delete_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
         store, "batch_delete", space, hashes, lambda: store.storage.batch_delete(space, hashes)
     )
     if verdicts is None:
-        with about("after a batch_delete that was refused"):
+        with note("after a batch_delete that was refused"):
             case.must_hold(store, space, pages)
         return
     removed = [page_hash for page_hash, gone in zip(hashes, verdicts, strict=True) if gone]
@@ -153,20 +153,18 @@ def _page_limit(case: Case) -> int:
 
 
 def _batch(case: Case, beyond: int) -> tuple[Probe, KeySpace, list[str]]:
-    """An open key space, and as many hashes as `max_batch` and `beyond`."""
+    """Open a key space. Return as many hashes as `max_batch` and `beyond`."""
     limit = case.claims.max_batch
     if limit is None:
         raise NotDeclared("the store claims no max_batch")
     if limit > _LONGEST_BATCH:
         raise NotVerified(f"a batch of {limit} pages is more than the {_LONGEST_BATCH} tried")
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     return store, space, case.hashes(limit + beyond)
 
 
 def _must_lack_room(case: Case, store: Probe, space: KeySpace) -> None:
-    """A page of the limit was refused: is it the limit, or is there no room for so large a page?"""
+    """Raise where a smaller page is accepted: then the limit was refused, not a page without room."""
     smaller = case.space(space.page_nbytes - 1, frame_nbytes=space.frame_nbytes)
     store.open_space(smaller)
     if store.set(smaller, case.contents(smaller, case.hashes(1))) == [True]:
@@ -185,7 +183,7 @@ def _whole(
     hashes: Sequence[str],
     call: Callable[[], Any],
 ) -> list[bool] | None:
-    """The verdicts of a batch that is too long; None where it was refused."""
+    """Return the verdicts of a batch that is too long, or None where it was refused."""
     answer: Any = store.attempt(operation, space, hashes, call)
     if isinstance(answer, UnsupportedOperation):
         return None

@@ -8,8 +8,15 @@ from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.run.subject import Scratch
-from hicache_conformance.scenarios.key_space_neighbours import look_alikes, neighbours, rich_space
-from hicache_conformance.scenarios.planting import about, another_handle, fitting, plant, set_in
+from hicache_conformance.scenarios.key_space_neighbours import neighbours, rich_space, similar_ids
+from hicache_conformance.scenarios.setup import (
+    another_handle,
+    fitting,
+    note,
+    open_and_set,
+    open_store,
+    store_many,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +36,7 @@ def clear_removes_every_page(case: Case) -> None:
     for count in (1, 2, 130 if case.quick else 2100):
         space = case.space(fitting(case, 64), tenant=f"clear{count}")
         store.open_space(space)
-        pages = list(plant(case, store, space, count))
+        pages = list(store_many(case, store, space, count))
         removed = store.clear(space)
         left = store.scan(space)
         if left:
@@ -45,9 +52,7 @@ def clear_removes_every_page(case: Case) -> None:
 @check("KV-103")
 def clear_counts_the_pages_that_it_removed(case: Case) -> None:
     """Clear returns how many pages it removed: each once, and none that were deleted before."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     _must_count(case, store, space, 0, "no page was set")
     pages = case.stored(store, space, 9)
     case.must_set(store, space, dict(list(pages.items())[:3]))
@@ -58,15 +63,13 @@ def clear_counts_the_pages_that_it_removed(case: Case) -> None:
 
 @check("KV-103")
 def a_cleared_space_starts_anew(case: Case) -> None:
-    """What is set after clear is there, with the new bytes, and can be cleared again."""
-    store = case.open()
-    space = case.space(fitting(case, 200))
-    store.open_space(space)
+    """A page that is set after clear is there, with the new bytes, and can be cleared again."""
+    store, space = open_store(case, 200)
     hashes = case.hashes(5)
     for version in range(3):
         pages = case.contents(space, hashes, version)
         case.must_set(store, space, pages)
-        with about(f"set after {version} clears"):
+        with note(f"set after {version} clears"):
             case.must_hold(store, space, pages)
             _must_count(case, store, space, len(pages), "five pages were set")
             case.must_miss(store, space, hashes, "was cleared")
@@ -80,8 +83,8 @@ def clear_spares_neighbours(case: Case) -> None:
     store = case.open()
     whole = fitting(case, 256)
     home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
-    others = {one.difference: one.space for one in neighbours(home, brief=case.quick)}
-    _must_spare(case, store, home, others)
+    others = {one.difference: one.space for one in neighbours(home, quick=case.quick)}
+    _must_leave(case, store, home, others)
 
 
 @check("KV-103")
@@ -89,8 +92,8 @@ def clear_spares_look_alikes(case: Case) -> None:
     """Clearing a key space leaves those whose id, or model, begins with its own, or matches it."""
     store = case.open()
     space = case.space(fitting(case, 64))
-    for words, one, other in look_alikes(space, 4):
-        _must_spare(case, store, one, {words: other})
+    for words, one, other in similar_ids(space, 4):
+        _must_leave(case, store, one, {words: other})
     models = {
         end: case.space(space.page_nbytes, model=f"{space.model}{end}")
         for end in ("a", "ab", "/a", "-a", " a", ".a", "_a", "A")
@@ -98,7 +101,7 @@ def clear_spares_look_alikes(case: Case) -> None:
     for end in ("", "*", "?", "[ab]", "%", "_", ".*", "a*"):
         cleared = case.space(space.page_nbytes, model=f"{space.model}{end}")
         others = {f"model ...{other}, not ...{end}": one for other, one in models.items()}
-        _must_spare(case, store, cleared, others)
+        _must_leave(case, store, cleared, others)
 
 
 @check("KV-103")
@@ -116,7 +119,7 @@ def clear_spares_another_stores_pages(case: Case) -> None:
         raise NotDeclared("the configs of two tests name one store")
     case.must_set(other, space, pages)
     store.clear(space)
-    with about("the same key space was cleared in a store with another config"):
+    with note("the same key space was cleared in a store with another config"):
         case.must_hold(other, space, pages)
 
 
@@ -131,24 +134,26 @@ def clear_spares_other_programs_files(case: Case) -> None:
     space, other = case.space(fitting(case, 64)), case.space(fitting(case, 64), pool="draft")
     hashes = case.hashes(3)
     for one in (space, other):
-        set_in(case, store, one, *hashes)
+        open_and_set(case, store, one, *hashes)
     if not any(inner.path.iterdir()):
         raise NotDeclared("the store keeps nothing in the test's directory")
-    foreign = _foreign_files(inner.path, case.hashes(1)[0])
+    foreign_exception = _foreign_files(inner.path, case.hashes(1)[0])
     removed = store.clear(space)
-    _must_be_untouched(store, foreign, "clear removed or changed a file that is not the store's")
+    _must_be_untouched(
+        store, foreign_exception, "clear removed or changed a file that is not the store's"
+    )
     _must_have_counted(case, store, removed, len(hashes), "three pages were set")
     case.must_hold(store, other, case.contents(other, hashes))
     store.close()
     again = case.open(config, label="reopened")
     again.open_space(space)
     again.clear(space)
-    _must_be_untouched(again, foreign, "reopening and clearing removed or changed a file")
+    _must_be_untouched(again, foreign_exception, "reopening and clearing removed or changed a file")
 
 
 @check("KV-103", Need.SHARED)
 def clear_reaches_other_handles(case: Case) -> None:
-    """What one handle cleared is gone for another, which had read it before."""
+    """A page that one handle cleared is gone for another handle, which had read it before."""
     store, other = case.open(), case.open(label="other")
     space = case.space(fitting(case, 128))
     for one in (store, other):
@@ -158,16 +163,14 @@ def clear_reaches_other_handles(case: Case) -> None:
     store.clear(space)
     case.must_miss(other, space, list(pages), "another handle cleared")
     again = case.stored(store, space, 2)
-    with about("set by one handle after it had cleared the key space, read by another"):
+    with note("set by one handle after it had cleared the key space, read by another"):
         case.must_hold(other, space, again)
 
 
 @check("KV-103")
 def another_handle_clears_what_the_first_set(case: Case) -> None:
     """A handle clears, and counts, pages that it did not set itself."""
-    store = case.open()
-    space = case.space(fitting(case, 128))
-    store.open_space(space)
+    store, space = open_store(case, 128)
     pages = case.stored(store, space, 5)
     again = another_handle(case, store)
     again.open_space(space)
@@ -178,9 +181,7 @@ def another_handle_clears_what_the_first_set(case: Case) -> None:
 @check("KV-103")
 def what_was_cleared_stays_cleared(case: Case) -> None:
     """After reopening, cleared pages are still gone, and those that were set later are there."""
-    store = case.open()
-    space = case.space(fitting(case, 128))
-    store.open_space(space)
+    store, space = open_store(case, 128)
     gone = case.stored(store, space, 4)
     store.clear(space)
     later = case.stored(store, space, 2)
@@ -191,7 +192,7 @@ def what_was_cleared_stays_cleared(case: Case) -> None:
 
 
 def _must_count(case: Case, store: Probe, space: KeySpace, pages: int, why: str) -> None:
-    """Clear, and hold the answer against the number of pages; a store may have forgotten some."""
+    """Clear a key space. Raise where the answer is not the number of pages, less those forgotten."""
     _must_have_counted(case, store, store.clear(space), pages, why)
 
 
@@ -205,22 +206,22 @@ def _must_have_counted(case: Case, store: Probe, answer: int, pages: int, why: s
         )
 
 
-def _must_spare(
+def _must_leave(
     case: Case, store: Probe, cleared: KeySpace, others: Mapping[str, KeySpace]
 ) -> None:
-    """Clear one key space; the page of the same hash must stay in each other."""
+    """Clear one key space. The page of the same hash must stay in the other ones."""
     (page_hash,) = case.hashes(1)
     for space in (cleared, *others.values()):
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
     store.clear(cleared)
     case.must_miss(store, cleared, [page_hash], "was cleared")
     for words, space in others.items():
-        with about(f"after a key space was cleared that differs from its own: {words}"):
+        with note(f"after a key space was cleared that differs from its own: {words}"):
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
 def _foreign_files(root: Path, page_hash: str) -> dict[Path, bytes]:
-    """Files as other programs keep them in and around a directory, one of them with a page's name."""
+    """Write files of other programs in and around a directory, one of them with a page's name."""
     beside = root.parent
     paths = (
         root / "README.md",

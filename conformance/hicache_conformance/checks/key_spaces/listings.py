@@ -9,10 +9,9 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.run.outcomes import NotDeclared
-from hicache_conformance.scenarios.key_space_neighbours import look_alikes
-from hicache_conformance.scenarios.planting import about, fitting, plant, set_in
-from hicache_conformance.scenarios.small_stores import small_room
+from hicache_conformance.scenarios.key_space_neighbours import similar_ids
+from hicache_conformance.scenarios.setup import fitting, note, open_and_set, open_store, store_many
+from hicache_conformance.scenarios.small_stores import small_store
 from hicache_conformance.tools.processes.threads import Threads, held_set
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import PageInfo
 
-_PATIENCE_S = 10.0
-"""For how long a call may wait for a listing that its reader has paused."""
+_CALL_LIMIT_S = 10.0
+"""The time that a call may wait for a listing that its reader has paused."""
 
 
 @check("KV-104")
@@ -43,12 +42,10 @@ def scan_lists_every_page_once_with_its_size(case: Case) -> None:
 @check("KV-104")
 def scan_lists_hashes_of_every_length(case: Case) -> None:
     """Page hashes of 16 to 64 bytes are listed as they were set."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     digits = "".join(case.hashes(2))
     hashes = [digits[:length] for length in (32, 34, 40, 64, 66, 96, 126, 128)]
-    set_in(case, store, space, *hashes)
+    open_and_set(case, store, space, *hashes)
     must_list(case, store, space, hashes)
 
 
@@ -61,47 +58,43 @@ def scan_follows_every_change(case: Case) -> None:
         case.space(space.page_nbytes, pool="draft"),
         case.space((space.page_nbytes + 1) // 2, revision="half"),
         case.space(space.page_nbytes, model=f"{space.model}2"),
-        *(other for _, _, other in look_alikes(space, 4)),
+        *(other for _, _, other in similar_ids(space, 4)),
     ]
     hashes = case.hashes(12)
-    set_in(case, store, space, *hashes)
+    open_and_set(case, store, space, *hashes)
     for other in others:
-        set_in(case, store, other, *case.hashes(3), *hashes[:2])
-    set_in(case, store, space, *hashes[:6])
-    with about("after some pages were set again"):
+        open_and_set(case, store, other, *case.hashes(3), *hashes[:2])
+    open_and_set(case, store, space, *hashes[:6])
+    with note("after some pages were set again"):
         must_list(case, store, space, hashes)
     store.delete(space, hashes[3:9])
-    with about("after some pages were deleted"):
+    with note("after some pages were deleted"):
         must_list(case, store, space, hashes[:3] + hashes[9:])
-    set_in(case, store, space, *hashes[4:6])
-    with about("after deleted pages were set again"):
+    open_and_set(case, store, space, *hashes[4:6])
+    with note("after deleted pages were set again"):
         must_list(case, store, space, hashes[:3] + hashes[4:6] + hashes[9:])
     store.delete(space, hashes)
-    with about("after all pages were deleted"):
+    with note("after all pages were deleted"):
         must_list(case, store, space, [])
     store.clear(space)
-    set_in(case, store, space, *hashes[:2])
-    with about("after the key space was cleared and two pages set"):
+    open_and_set(case, store, space, *hashes[:2])
+    with note("after the key space was cleared and two pages set"):
         must_list(case, store, space, hashes[:2])
 
 
 @check("KV-104", quick=False)
 def long_listings_are_complete(case: Case) -> None:
     """A listing of more than a thousand pages has all of them, once each."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
-    pages = plant(case, store, space, 1030 if case.quick else 2060, limit_s=5)
+    store, space = open_store(case, 64)
+    pages = store_many(case, store, space, 1030 if case.quick else 2060, limit_s=5)
     must_list(case, store, space, pages)
 
 
 @check("KV-104", quick=False)
 def ten_thousand_pages_are_listed_while_others_write(case: Case) -> None:
     """In a store of 10,000 pages every one is listed once, while other pages come and go."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
-    pages = plant(case, store, space, 10_000)
+    store, space = open_store(case, 64)
+    pages = store_many(case, store, space, 10_000)
     churned = case.hashes(40)
     stop = threading.Event()
 
@@ -113,8 +106,8 @@ def ten_thousand_pages_are_listed_while_others_write(case: Case) -> None:
             turns += 1
         return turns
 
-    with Threads() as crew:
-        writer = crew.start(churn)
+    with Threads() as threads:
+        writer = threads.start(churn)
         try:
             for _ in range(3):
                 must_list(case, store, space, pages, others=churned)
@@ -127,27 +120,25 @@ def ten_thousand_pages_are_listed_while_others_write(case: Case) -> None:
 @check("KV-104")
 def a_paused_listing_blocks_nobody(case: Case) -> None:
     """While the reader of a scan pauses, other threads set, get, delete and scan."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     pages = case.stored(store, space, 20)
     (new,) = case.hashes(1)
 
     def work() -> None:
-        set_in(case, store, space, new)
+        open_and_set(case, store, space, new)
         store.delete(space, [new])
         must_list(case, store, space, pages)
 
-    with Threads() as crew, closing(store.scanning(space)) as listing:
+    with Threads() as threads, closing(store.scanning(space)) as listing:
         next(listing, None)
-        task = crew.start(work)
-        if not task.wait(_PATIENCE_S):
+        task = threads.start(work)
+        if not task.wait(_CALL_LIMIT_S):
             sequence = case.trace.sequence()
             listing.close()
             raise store.violation(
                 "while the reader of a scan paused, another thread's call did not return",
                 expected="a listing that holds no lock between two steps",
-                got=f"the call waited for {_PATIENCE_S:.0f} s",
+                got=f"the call waited for {_CALL_LIMIT_S:.0f} s",
                 sequence=sequence,
             )
         task.result()
@@ -155,16 +146,14 @@ def a_paused_listing_blocks_nobody(case: Case) -> None:
 
 @check("KV-104")
 def a_listing_bears_deletes_by_its_reader(case: Case) -> None:
-    """Who deletes each page that scan lists, while it lists, meets all of them."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
-    pages = plant(case, store, space, 150 if case.quick else 1100, limit_s=5)
+    """A reader that deletes each page of a scan, while it lists, meets all of them."""
+    store, space = open_store(case, 64)
+    pages = store_many(case, store, space, 150 if case.quick else 1100, limit_s=5)
     infos: list[PageInfo] = []
     for info in islice(store.scanning(space), len(pages) + 1):
         infos.append(info)
         store.delete(space, [info.page_hash])
-    with about("each page was deleted when it had been listed"):
+    with note("each page was deleted when it had been listed"):
         _must_agree(case, store, space, infos, pages)
         must_list(case, store, space, [])
 
@@ -172,11 +161,9 @@ def a_listing_bears_deletes_by_its_reader(case: Case) -> None:
 @check("KV-104")
 def a_listing_bears_changes_half_way(case: Case) -> None:
     """Pages that are there from a scan's first step to its last are listed, whatever else changes."""
-    store = case.open()
-    space = case.space(fitting(case, 64))
-    store.open_space(space)
+    store, space = open_store(case, 64)
     count = 150 if case.quick else 1100
-    pages = list(plant(case, store, space, count, limit_s=5))
+    pages = list(store_many(case, store, space, count, limit_s=5))
     new = case.hashes(30)
     listing = store.scanning(space)
     infos = list(islice(listing, len(pages) // 3))
@@ -186,7 +173,7 @@ def a_listing_bears_changes_half_way(case: Case) -> None:
     case.must_set(store, space, case.contents(space, new))
     infos += islice(listing, 2 * count)
     kept = [page_hash for page_hash in pages if page_hash not in set(gone)]
-    with about("other pages were set and deleted when a third of them was listed"):
+    with note("other pages were set and deleted when a third of them was listed"):
         _must_agree(case, store, space, infos, kept, others=[*new, *gone])
     must_list(case, store, space, [*kept, *new])
 
@@ -194,25 +181,24 @@ def a_listing_bears_changes_half_way(case: Case) -> None:
 @check("KV-104")
 def a_paused_listing_pins_no_room(case: Case) -> None:
     """While the reader of a scan pauses, a small store goes on giving back the room of deleted pages."""
-    room = small_room(case)
-    if not case.keeps:
-        raise NotDeclared("retention is below UNTIL_DELETED: a full store may make room by itself")
-    store, space = room.probe, room.space
-    pages = case.contents(space, case.hashes(max(2, room.pages // 2)))
+    small = small_store(case)
+    small.require_kept()
+    store, space = small.probe, small.space
+    pages = case.contents(space, case.hashes(max(2, small.pages // 2)))
     case.must_set(store, space, pages)
     with closing(store.scanning(space)) as listing:
         infos = list(islice(listing, 1))
-        for turn in range(4 * room.pages):
+        for turn in range(4 * small.pages):
             new = case.contents(space, case.hashes(1))
             if not all(store.set_once(space, new)):
                 raise store.violation(
                     "a set was refused for want of room while the reader of a scan paused",
-                    expected=f"True: {len(pages)} pages are there, and {room.pages} have room",
+                    expected=f"True: {len(pages)} pages are there, and {small.pages} have room",
                     got=f"False after {turn} pages were set and deleted",
                 )
             store.delete(space, list(new))
         infos += listing
-    with about("a small store was written to when its first page was listed"):
+    with note("a small store was written to when its first page was listed"):
         _must_agree(case, store, space, [one for one in infos if one.page_hash in pages], pages)
 
 
@@ -228,7 +214,7 @@ def two_listings_at_once_are_each_complete(case: Case) -> None:
     next(given_up, None)
     turns = list(islice(zip_longest(store.scanning(space), store.scanning(other)), 100))
     given_up.close()
-    with about("two scans took turns, and a third was given up"):
+    with note("two scans took turns, and a third was given up"):
         _must_agree(case, store, space, [one for one, _ in turns if one], list(pages))
         _must_agree(case, store, other, [two for _, two in turns if two], list(drafts))
 
@@ -236,16 +222,14 @@ def two_listings_at_once_are_each_complete(case: Case) -> None:
 @check("KV-104")
 def a_page_that_is_being_set_is_listed_as_itself_or_not(case: Case) -> None:
     """While a page is being set, scan shows no temporary name, and no part of a page."""
-    store = case.open()
-    space = case.space(fitting(case, 1024))
-    store.open_space(space)
+    store, space = open_store(case, 1024)
     pages = case.stored(store, space, 3)
     (late,) = case.hashes(1)
-    with Threads() as crew:
-        held = held_set(crew, store, space, case.contents(space, [late]))
-        task = crew.attempt(lambda: must_list(case, store, space, pages, others=[late]))
+    with Threads() as threads:
+        held = held_set(threads, store, space, case.contents(space, [late]))
+        task = threads.attempt(lambda: must_list(case, store, space, pages, others=[late]))
         held.release()
-        with about("while another page was being set"):
+        with note("while another page was being set"):
             task.result()
 
 
@@ -257,7 +241,7 @@ def must_list(
     *,
     others: Collection[str] = (),
 ) -> None:
-    """Scan; each of `pages` must be listed once, and nothing else but `others`, which come and go."""
+    """Scan. Each of `pages` must be listed once, and others only if they are in `others`."""
     _must_agree(case, store, space, store.scan(space), pages, others=others)
 
 
@@ -295,7 +279,7 @@ def _must_agree(
 
 
 def none_of(store: Probe, message: str, found: Collection[str]) -> None:
-    """`found` is wrong; where it is not empty, `message` says what of it."""
+    """Raise `message` where `found`, which holds wrong entries, is not empty."""
     if found:
         first = min(found)
         raise store.violation(

@@ -10,7 +10,7 @@ from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.run.subject import Scratch
 from hicache_conformance.scenarios.key_space_neighbours import odd_names
-from hicache_conformance.scenarios.planting import about, another_handle, fitting, set_in
+from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @check("KV-105", quick=False)
 def every_model_name_works(case: Case) -> None:
-    """Pages of a model are kept, whatever its name is."""
+    """Pages of a model are kept, for any name."""
     store = case.open()
     for space in _named_spaces(case):
-        with about(f"model {space.model[:40]!r}, {len(space.model)} characters"):
+        with note(f"model {space.model[:40]!r}, {len(space.model)} characters"):
             store.open_space(space)
             case.must_hold(store, space, case.stored(store, space, 1))
 
@@ -37,11 +37,11 @@ def no_model_name_aliases_another(case: Case) -> None:
     (page_hash,) = case.hashes(1)
     for space in spaces:
         store.open_space(space)
-        why = f"was set for other models, not for {_shown(space.model)}"
+        why = f"was set for other models, not for {_name_text(space.model)}"
         case.must_miss(store, space, [page_hash], why)
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
     for space in spaces:
-        with about(f"model {_shown(space.model)}, after others were set"):
+        with note(f"model {_name_text(space.model)}, after others were set"):
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
@@ -52,16 +52,16 @@ def model_names_survive_reopening(case: Case) -> None:
     spaces = _named_spaces(case)
     (page_hash,) = case.hashes(1)
     for space in spaces:
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
     again = another_handle(case, store)
     listed = set(again.spaces()) if case.claims.enumerable else set(spaces)
     for space in spaces:
-        with about(f"model {_shown(space.model)}"):
+        with note(f"model {_name_text(space.model)}"):
             again.open_space(space)
             there = case.must_hold(again, space, case.contents(space, [page_hash]))
         if there and space not in listed:
             raise again.violation(
-                f"spaces() does not list the key space of model {_shown(space.model)}",
+                f"spaces() does not list the key space of model {_name_text(space.model)}",
                 expected="every key space that holds pages, with the fields that it was opened with",
                 got=_nearest(space, listed),
             )
@@ -69,23 +69,23 @@ def model_names_survive_reopening(case: Case) -> None:
 
 @check("KV-105")
 def a_model_name_leads_to_no_other_directory(case: Case) -> None:
-    """Whatever a model is called, nothing is written outside the store's own directory."""
+    """No model name makes the store write outside its own directory."""
     outer = case.new_scratch()
     inner = Scratch(outer.path / "a" / "b" / "store", outer.prefix)
     inner.path.mkdir(parents=True)
     store = case.open(case.subject.config(inner))
-    set_in(case, store, case.space(fitting(case, 64)), *case.hashes(1))
+    open_and_set(case, store, case.space(fitting(case, 64)), *case.hashes(1))
     usual = _below(outer.path) - _below(inner.path)
     elsewhere = outer.path / "elsewhere"
-    names = odd_names(outer.prefix, str(elsewhere), brief=case.quick)
+    names = odd_names(outer.prefix, str(elsewhere), quick=case.quick)
     for name in (*filter(_is_path, names), "../../.."):
         space = case.space(fitting(case, 64), model=name, tenant=outer.prefix)
-        with about(f"model {_shown(name)}"):
-            set_in(case, store, space, *case.hashes(1))
+        with note(f"model {_name_text(name)}"):
+            open_and_set(case, store, space, *case.hashes(1))
         outside = sorted(_below(outer.path) - _below(inner.path) - usual)
         if outside:
             raise store.violation(
-                f"model {_shown(name)} made the store write outside its directory",
+                f"model {_name_text(name)} made the store write outside its directory",
                 expected=f"nothing new but under {inner.path}",
                 got=", ".join(outside[:3]),
             )
@@ -96,23 +96,23 @@ def a_model_name_leads_to_no_other_directory(case: Case) -> None:
 def _named_spaces(case: Case) -> list[KeySpace]:
     token = case.scratch.prefix
     nbytes = fitting(case, 64)
-    names = odd_names(token, str(case.new_scratch().path), brief=case.quick)
+    names = odd_names(token, str(case.new_scratch().path), quick=case.quick)
     return [case.space(nbytes, model=name, tenant=token) for name in names]
 
 
 def _is_path(name: str) -> bool:
-    """Whether a file system may understand it as a way to somewhere else."""
+    """Return whether a file system may understand the name as a path to somewhere else."""
     return ".." in name or name[0] in "/~."
 
 
-def _shown(name: str) -> str:
+def _name_text(name: str) -> str:
     return repr(name) if len(name) <= 60 else f"{name[:40]!r}... ({len(name)} characters)"
 
 
 def _nearest(space: KeySpace, listed: Collection[KeySpace]) -> str:
-    """What is listed in place of a key space, in words."""
+    """Describe the key spaces that are listed instead of this one."""
     same = [one.model for one in listed if replace(one, model=space.model) == space]
-    return f"{len(listed)} key spaces; models {', '.join(map(_shown, sorted(same)[:3]))}, ..."
+    return f"{len(listed)} key spaces; models {', '.join(map(_name_text, sorted(same)[:3]))}, ..."
 
 
 def _below(root: os.PathLike[str]) -> set[str]:

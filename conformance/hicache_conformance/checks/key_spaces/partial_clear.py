@@ -1,4 +1,4 @@
-"""KV-103: a clear that can't be finished raises; one that returns has removed every page."""
+"""KV-103: a clear that can't be finished raises. A clear that returns has removed every page."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
-from hicache_conformance.run.outcomes import NotDeclared, Violation
-from hicache_conformance.scenarios.attempts import attempted
-from hicache_conformance.scenarios.fault_path import FaultPath, foreign, road
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.scenarios.shortages import no_free_descriptor
-from hicache_conformance.scenarios.small_stores import small_room
-from hicache_conformance.scenarios.usage import heard, use
+from hicache_conformance.run.outcomes import Violation
+from hicache_conformance.scenarios.attempts import make_attempt
+from hicache_conformance.scenarios.fault_path import FaultPath, foreign_exception, open_fault_path
+from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.scenarios.small_stores import small_store
 from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.processes.resources import no_free_descriptors
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PAGES = 600
 _PAGES_QUICK = 150
 _SHARES = (0.0, 0.1, 0.4, 0.7, 0.95)
-"""Of the bytes of a whole clear, after which its connection is cut."""
+"""The shares of the bytes of a whole clear after which its connection is cut."""
 _LIMIT_S = 30.0
 _TURNS = 3
 
@@ -36,61 +36,61 @@ _TURNS = 3
 @check("KV-103", Need.ENUMERABLE)
 def a_clear_that_is_cut_short_says_so(case: Case) -> None:
     """A clear whose connection breaks raises, or has removed every page all the same."""
-    with road(case, 64, hurried=False) as way:
-        caller = way.caller()
-        pages = case.contents(way.space, case.hashes(_PAGES_QUICK if case.quick else _PAGES))
-        _plant(way, caller, pages)
-        up, down = _moved(way, "up"), _moved(way, "down")
-        _clear(way, caller)
-        whole = {"up": _moved(way, "up") - up, "down": _moved(way, "down") - down}
+    with open_fault_path(case, 64, short_timeout=False) as path:
+        caller = path.caller()
+        pages = case.contents(path.space, case.hashes(_PAGES_QUICK if case.quick else _PAGES))
+        _plant(path, caller, pages)
+        up, down = _moved(path, "up"), _moved(path, "down")
+        _clear(path, caller)
+        whole = {"up": _moved(path, "up") - up, "down": _moved(path, "down") - down}
         for direction in ("up", "down"):
             for share in _SHARES[::2] if case.quick else _SHARES:
-                _plant(way, caller, pages)
+                _plant(path, caller, pages)
                 nbytes = int(share * whole[direction])
-                way.all(partial(FaultProxy.reset_after, nbytes=nbytes, direction=direction))
-                made = _clear(way, caller)
-                way.all(FaultProxy.pass_through)
-                _must_be_true(way, caller, made, pages)
+                path.on_all(partial(FaultProxy.reset_after, nbytes=nbytes, direction=direction))
+                attempt = _clear(path, caller)
+                path.on_all(FaultProxy.pass_through)
+                _must_be_true(path, caller, attempt, pages)
 
 
-def _plant(way: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
+def _plant(path: FaultPath, caller: Caller, pages: Mapping[str, bytes]) -> None:
     hashes = list(pages)
     step = min(100, caller.probe.max_batch)
     for start in range(0, len(hashes), step):
         part = {one: pages[one] for one in hashes[start : start + step]}
-        way.in_time(partial(caller.set, part))
+        path.answer_of(partial(caller.set, part))
 
 
-def _clear(way: FaultPath, caller: Caller) -> Attempt:
-    clear = partial(caller.probe.storage.clear, way.space)
-    return attempted(caller.probe, "clear", clear, limit_s=_LIMIT_S)
+def _clear(path: FaultPath, caller: Caller) -> Attempt:
+    clear = partial(caller.probe.storage.clear, path.space)
+    return make_attempt(caller.probe, "clear", clear, limit_s=_LIMIT_S)
 
 
 def _must_be_true(
-    way: FaultPath, caller: Caller, made: Attempt, pages: Mapping[str, bytes]
+    path: FaultPath, caller: Caller, attempt: Attempt, pages: Mapping[str, bytes]
 ) -> None:
-    if made.error is not None:
-        if not isinstance(made.error, HiCacheError):
-            raise foreign(made, way.case.trace.sequence("clear"))
+    if attempt.error is not None:
+        if not isinstance(attempt.error, HiCacheError):
+            raise foreign_exception(attempt, path.case.trace.sequence("clear"))
         return
     hashes = list(pages)
     step = caller.probe.max_batch
     left = 0
     for start in range(0, len(hashes), step):
-        seen: list[bool] = way.in_time(partial(caller.exists, hashes[start : start + step]))
+        seen: list[bool] = path.answer_of(partial(caller.exists, hashes[start : start + step]))
         left += sum(seen)
     if left:
         raise caller.probe.violation(
-            f"clear returned {made.answer}, its connection had broken, and {left} of {len(pages)} pages"
-            " are still there",
+            f"clear returned {attempt.answer}, its connection had broken, and {left} of {len(pages)}"
+            " pages are still there",
             expected="an exception, or a key space without a page",
-            got=f"{made.answer}, and {left} pages",
-            sequence=way.case.trace.sequence("clear"),
+            got=f"{attempt.answer}, and {left} pages",
+            sequence=path.case.trace.sequence("clear"),
         )
 
 
-def _moved(way: FaultPath, direction: str) -> int:
-    return sum(proxy.bytes_up if direction == "up" else proxy.bytes_down for proxy in way.proxies)
+def _moved(path: FaultPath, direction: str) -> int:
+    return sum(proxy.bytes_up if direction == "up" else proxy.bytes_down for proxy in path.proxies)
 
 
 @check("KV-103", Need.ENUMERABLE)
@@ -98,7 +98,7 @@ def a_clear_without_descriptors_says_so(case: Case) -> None:
     """A clear for which no descriptor is left raises, or has removed every page all the same."""
     space = case.space(fitting(case, 64))
     pages = case.contents(space, case.hashes(20))
-    came, error, left = heard(case.child(_clear_without_descriptors, space, pages))
+    came, error, left = receive_result(case.child(_clear_without_descriptors, space, pages))
     if left and not error:
         raise Violation(
             f"clear returned {came}, and {left} of {len(pages)} pages are still there",
@@ -109,32 +109,28 @@ def a_clear_without_descriptors_says_so(case: Case) -> None:
 
 
 def _clear_without_descriptors(link: Link, space: KeySpace, pages: dict[str, bytes]) -> None:
-    """Actor: what clear said, whether it raised, and how many pages are left."""
+    """Actor: send the answer of clear, whether it raised, and the number of pages that are left."""
     probe = link.open()
     use(probe, space)
     probe.set(space, pages)
-    with no_free_descriptor():
-        made = attempted(probe, "clear", partial(probe.storage.clear, space), limit_s=_LIMIT_S)
+    with no_free_descriptors():
+        attempt = make_attempt(
+            probe, "clear", partial(probe.storage.clear, space), limit_s=_LIMIT_S
+        )
     left = sum(probe.exists(space, list(pages)))
     probe.clear(space)
     probe.close()
-    link.say((made.text, made.error is not None, left))
+    link.send((attempt.text, attempt.error is not None, left))
 
 
 @check("KV-103", Need.ENUMERABLE)
 def clear_gives_its_room_back(case: Case) -> None:
     """After a clear a full store takes as many pages as at first, again and again."""
-    room = small_room(case)
-    if not case.keeps:
-        raise NotDeclared("retention is below UNTIL_DELETED: a full store may make room by itself")
-    first, _ = room.filled()
+    small = small_store(case)
+    small.require_kept()
+    first, _ = small.fill()
     for turn in range(_TURNS):
-        room.probe.clear(room.space)
-        again, _ = room.filled()
-        if len(again) < 0.9 * len(first) - 1:
-            raise room.probe.violation(
-                f"a store that was filled and cleared {turn + 1} times has lost room",
-                expected=f"about {len(first)} pages have room, as at first",
-                got=f"{len(again)} pages",
-                sequence=case.trace.sequence("clear"),
-            )
+        small.probe.clear(small.space)
+        again, _ = small.fill()
+        why = f"was filled and cleared {turn + 1} times"
+        small.must_have_room_again(first, again, why, case.trace.sequence("clear"))

@@ -1,4 +1,4 @@
-"""KV-106: ranks that hold different bytes share nothing, ranks that hold the same share all."""
+"""KV-106: ranks with different bytes share nothing, and ranks with the same bytes share all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hicache_conformance.case.case import Forgot
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import Violation
-from hicache_conformance.scenarios.planting import about, fitting, set_in
+from hicache_conformance.scenarios.setup import fitting, note, open_and_set
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _SHARDS = (
     *(Shard(layers=(0, 32), context=(rank, 2)) for rank in range(2)),
     Shard(layers=(0, 8), heads=(8, 16)),
 )
-"""The ranks of four ways to cut one model into quarters; and one with layers and heads swapped."""
+"""The ranks of four ways to cut one model into quarters, and one with layers and heads swapped."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "TP_RANK", "PP_RANK", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
 
 
@@ -43,34 +43,34 @@ def ranks_of_a_sharded_pool_share_nothing(case: Case) -> None:
     for rank in ranks:
         store.open_space(rank)
         case.must_miss(store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}")
-        set_in(case, store, rank, *hashes)
+        open_and_set(case, store, rank, *hashes)
     for rank in ranks:
-        with about(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
+        with note(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
             case.must_hold(store, rank, case.contents(rank, hashes))
 
 
 @check("KV-106", Need.SHARED)
 def ranks_with_handles_of_their_own_share_nothing(case: Case) -> None:
-    """The same where every rank has a handle of its own on a shared store."""
+    """Ranks that have a handle each on a shared store keep their own bytes of one hash."""
     hashes = case.hashes(2)
     ranks = [(case.open(), case.space(fitting(case, 512), shard=one)) for one in _SHARDS[:6]]
     for store, rank in ranks:
         store.open_space(rank)
     for store, rank in ranks:
         case.must_miss(store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}")
-        set_in(case, store, rank, *hashes)
+        open_and_set(case, store, rank, *hashes)
     for store, rank in ranks:
-        with about(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
+        with note(f"rank with {_rectangle(rank)}, after all ranks have set this hash"):
             case.must_hold(store, rank, case.contents(rank, hashes))
 
 
 @check("KV-106")
 def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
-    """Where the target's pool is replicated, ranks with a sharded draft pool keep bytes of their own."""
+    """Ranks with a sharded draft pool keep bytes of their own, where the target's pool is replicated."""
     store = case.open()
     target = _replicated(case)
     hashes = case.hashes(2)
-    set_in(case, store, target, *hashes)
+    open_and_set(case, store, target, *hashes)
     for pool in ("draft", "swa"):
         shards = [Shard(layers=(0, 16), heads=(first, first + 2)) for first in range(0, 8, 2)]
         ranks = [
@@ -82,9 +82,9 @@ def ranks_of_a_sharded_draft_share_nothing(case: Case) -> None:
             case.must_miss(
                 store, rank, hashes, f"was set by other ranks, not by {_rectangle(rank)}"
             )
-            set_in(case, store, rank, *hashes)
+            open_and_set(case, store, rank, *hashes)
         for rank in ranks:
-            with about(
+            with note(
                 f"pool {pool!r} of the rank with {_rectangle(rank)}, beside a replicated pool"
             ):
                 case.must_hold(store, rank, case.contents(rank, hashes))
@@ -98,10 +98,10 @@ def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
     space = _replicated(case)
     held: dict[str, bytes] = {}
     for rank in range(3):
-        own = _made_again(space)
+        own = _equal_space(space)
         store.open_space(own)
         held.update(case.stored(store, own, 2))
-        with about(f"as rank {rank} sees it, of {rank + 1} that made equal key spaces"):
+        with note(f"as rank {rank} sees it, of {rank + 1} that made equal key spaces"):
             case.must_hold(store, own, held)
     _must_be_listed_once(case, store, space, held)
 
@@ -110,14 +110,14 @@ def a_replicated_pool_is_one_for_equal_key_spaces(case: Case) -> None:
 def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
     """Ranks that have a handle each on a shared store find what the others set in a replicated pool."""
     space = _replicated(case)
-    ranks = [(case.open(label=f"rank{rank}"), _made_again(space)) for rank in range(4)]
+    ranks = [(case.open(label=f"rank{rank}"), _equal_space(space)) for rank in range(4)]
     for store, own in ranks:
         store.open_space(own)
     held: dict[str, bytes] = {}
     for store, own in ranks:
         held.update(case.stored(store, own, 2))
     for number, (store, own) in enumerate(ranks):
-        with about(f"as rank {number} of {len(ranks)} sees a pool that all of them hold alike"):
+        with note(f"as rank {number} of {len(ranks)} sees a pool that all of them hold alike"):
             case.must_set(store, own, dict(itertools.islice(held.items(), 3)))
             case.must_hold(store, own, held)
     _must_be_listed_once(case, ranks[0][0], space, held)
@@ -125,7 +125,9 @@ def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
-    """The same for ranks that are processes, each with the environment of another rank."""
+    """Ranks that are processes, each with another environment, find what the others set in a
+    replicated pool.
+    """
     space = _replicated(case)
     store = case.open()
     store.open_space(space)
@@ -133,7 +135,7 @@ def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
     for rank in (1,) if case.quick else (1, 2):
         own = case.contents(space, case.hashes(2))
         child = case.child(_rank_actor, rank, space.manifest(), list(held), own)
-        found: dict[str, bytes | None] = child.hear()
+        found: dict[str, bytes | None] = child.receive()
         for page_hash, data in found.items():
             if data not in (held[page_hash], None):
                 raise case.wrong_bytes(store, space, page_hash, data or b"", [held[page_hash]])
@@ -147,7 +149,7 @@ def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
                 case.trace.sequence("open_space", "batch_set"),
             )
         held.update(own)
-        with about(f"set by a process of rank {rank} in a replicated pool"):
+        with note(f"set by a process of rank {rank} in a replicated pool"):
             case.must_hold(store, space, own)
 
 
@@ -158,7 +160,7 @@ def _rank_actor(
     wanted: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Another rank: say what is found of `wanted`, then set `own`."""
+    """Actor: send what another rank finds of `wanted`, after setting `own`."""
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)
@@ -166,15 +168,15 @@ def _rank_actor(
     found = dict(zip(wanted, store.get(space, wanted), strict=True))
     store.set(space, own)
     store.close()
-    link.say(found)
+    link.send(found)
 
 
 def _replicated(case: Case) -> KeySpace:
     return case.space(fitting(case, 576), shard=Shard(layers=(0, 32)), pool="kv")
 
 
-def _made_again(space: KeySpace) -> KeySpace:
-    """An equal key space that shares no object with the first."""
+def _equal_space(space: KeySpace) -> KeySpace:
+    """Return an equal key space that shares no object with `space`."""
     return KeySpace.from_manifest(json.loads(json.dumps(space.manifest())))
 
 

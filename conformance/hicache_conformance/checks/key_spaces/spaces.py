@@ -1,4 +1,4 @@
-"""KV-101, KV-102: what is not the same key space shares nothing."""
+"""KV-101, KV-102: different key spaces share nothing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.scenarios.key_space_neighbours import (
     Neighbour,
-    joined_alike,
-    known_look_alikes,
+    colliding_fields,
+    equal_when_joined,
+    known_similar_ids,
     neighbours,
     odd_texts,
     rich_space,
-    run_together,
 )
-from hicache_conformance.scenarios.planting import about, another_handle, fitting, set_in
+from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,11 +52,11 @@ def each_neighbour_keeps_bytes_of_its_own(case: Case) -> None:
     store.open_space(home)
     pages = case.stored(store, home, len(others))
     for (page_hash, data), other in zip(pages.items(), others, strict=True):
-        with about(f"after it was set in a key space that differs in {other.difference}"):
-            set_in(case, store, other.space, page_hash)
+        with note(f"after it was set in a key space that differs in {other.difference}"):
+            open_and_set(case, store, other.space, page_hash)
             case.must_hold(store, home, {page_hash: data})
     for page_hash, other in zip(pages, others, strict=True):
-        with about(f"it differs from another that has this hash in {other.difference}"):
+        with note(f"it differs from another that has this hash in {other.difference}"):
             case.must_hold(store, other.space, case.contents(other.space, [page_hash]))
 
 
@@ -70,7 +70,7 @@ def a_delete_spares_the_neighbours(case: Case) -> None:
     for (page_hash, data), other in zip(pages.items(), others, strict=True):
         store.open_space(other.space)
         store.delete(other.space, [page_hash])
-        with about(f"it was deleted in a key space that differs in {other.difference}"):
+        with note(f"it was deleted in a key space that differs in {other.difference}"):
             case.must_hold(store, home, {page_hash: data})
 
 
@@ -78,9 +78,9 @@ def a_delete_spares_the_neighbours(case: Case) -> None:
 def fields_do_not_run_together(case: Case) -> None:
     """Key spaces whose fields are equal when they are swapped, joined or summed up are apart."""
     store = case.open()
-    for words, one, other in run_together(_home(case)):
+    for words, one, other in colliding_fields(_home(case)):
         if max(one.stored_nbytes, other.stored_nbytes) <= fitting(case, 256):
-            with about(f"two key spaces are taken for one: {words}"):
+            with note(f"two key spaces are taken for one: {words}"):
                 _must_be_apart(case, store, [one, other])
 
 
@@ -90,8 +90,8 @@ def texts_do_not_run_together(case: Case) -> None:
     store = case.open()
     home = case.space(fitting(case, 64))
     for separator in _SEPARATORS[:3] if case.quick else _SEPARATORS:
-        spaces = joined_alike(home, separator, case.scratch.prefix)
-        with about(f"{', '.join(spaces)} are joined by {separator!r}, which occurs in them"):
+        spaces = equal_when_joined(home, separator, case.scratch.prefix)
+        with note(f"{', '.join(spaces)} are joined by {separator!r}, which occurs in them"):
             _must_be_apart(case, store, list(spaces.values()))
 
 
@@ -100,14 +100,14 @@ def texts_may_be_odd(case: Case) -> None:
     """Slashes, dots, spaces, capitals, accents and 300 characters in a text field make a difference."""
     store = case.open()
     (page_hash,) = case.hashes(1)
-    odd = list(odd_texts(case.space(fitting(case, 64)), brief=case.quick))
+    odd = list(odd_texts(case.space(fitting(case, 64)), quick=case.quick))
     for words, space in odd:
-        with about(words):
+        with note(words):
             store.open_space(space)
             case.must_miss(store, space, [page_hash], "was set in other key spaces only")
-            set_in(case, store, space, page_hash)
+            open_and_set(case, store, space, page_hash)
     for words, space in odd:
-        with about(f"{words}, after others were set"):
+        with note(f"{words}, after others were set"):
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
@@ -115,11 +115,11 @@ def texts_may_be_odd(case: Case) -> None:
 def ids_that_are_alike_are_not_equal(case: Case) -> None:
     """Key spaces whose ids begin, or end, with the same digits are apart."""
     store = case.open()
-    # they are the same in every run: what tells runs on one store apart is the hash
+    # The key spaces are the same in every run, so the hash keeps runs on one store apart.
     page_hash = hashlib.sha256(case.scratch.prefix.encode()).hexdigest()
-    for words, one, other in known_look_alikes():
+    for words, one, other in known_similar_ids():
         if one.stored_nbytes <= fitting(case, one.stored_nbytes):
-            with about(f"two key spaces are taken for one: {words}"):
+            with note(f"two key spaces are taken for one: {words}"):
                 _must_be_apart(case, store, [one, other], page_hash)
 
 
@@ -129,12 +129,12 @@ def another_handle_keeps_neighbours_apart(case: Case) -> None:
     store = case.open()
     home, others = _neighbourhood(case)
     (page_hash,) = case.hashes(1)
-    set_in(case, store, home, page_hash)
+    open_and_set(case, store, home, page_hash)
     for other in others:
-        set_in(case, store, other.space, page_hash)
+        open_and_set(case, store, other.space, page_hash)
     again = another_handle(case, store)
     for other in reversed(others):
-        with about(f"it differs from another that has this hash in {other.difference}"):
+        with note(f"it differs from another that has this hash in {other.difference}"):
             again.open_space(other.space)
             case.must_hold(again, other.space, case.contents(other.space, [page_hash]))
     again.open_space(home)
@@ -144,12 +144,12 @@ def another_handle_keeps_neighbours_apart(case: Case) -> None:
 def _must_be_apart(
     case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str = ""
 ) -> None:
-    """A page of one is a miss in the others until it is set there, and each keeps its own."""
+    """Raise where a page of one shows in another. Each key space keeps its own page."""
     page_hash = page_hash or case.hashes(1)[0]
     for space in spaces:
         store.open_space(space)
         case.must_miss(store, space, [page_hash], "was set in another key space")
-        set_in(case, store, space, page_hash)
+        open_and_set(case, store, space, page_hash)
     for space in spaces:
         case.must_hold(store, space, case.contents(space, [page_hash]))
 
@@ -161,7 +161,7 @@ def _home(case: Case) -> KeySpace:
 
 def _neighbourhood(case: Case) -> tuple[KeySpace, list[Neighbour]]:
     home = _home(case)
-    return home, neighbours(home, brief=case.quick)
+    return home, neighbours(home, quick=case.quick)
 
 
 # --- KV-102 --------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ _POOLS = {
     "mamba": 5003,
     "swa": 2048,
 }
-"""Sizes of one model's pools: larger and smaller than the target's, and one equal to it."""
+"""The page sizes of one model's pools: larger and smaller than the target's, and one equal to it."""
 
 
 @check("KV-102")
@@ -186,7 +186,7 @@ def pools_of_one_hash_coexist(case: Case) -> None:
         pools = [_pool(case, name) for name in order]
         hashes = case.hashes(3)
         for pool in pools:
-            set_in(case, store, pool, *hashes)
+            open_and_set(case, store, pool, *hashes)
         for pool in pools:
             case.must_hold(store, pool, case.contents(pool, hashes))
 
@@ -213,11 +213,11 @@ def what_is_done_to_the_draft_leaves_the_target(case: Case) -> None:
     target, draft = _pool(case, "kv"), _pool(case, "draft")
     for one, other in ((target, draft), (draft, target)):
         hashes = case.hashes(4)
-        set_in(case, store, one, *hashes)
-        set_in(case, store, other, *hashes)
-        set_in(case, store, other, *hashes[::2])
+        open_and_set(case, store, one, *hashes)
+        open_and_set(case, store, other, *hashes)
+        open_and_set(case, store, other, *hashes[::2])
         store.delete(other, hashes[1:3])
-        with about(f"pages of {other.pool!r} were set again and deleted, not of {one.pool!r}"):
+        with note(f"pages of {other.pool!r} were set again and deleted, not of {one.pool!r}"):
             case.must_hold(store, one, case.contents(one, hashes))
         case.must_miss(store, other, hashes[1:3], f"was deleted in pool {other.pool!r}")
         case.must_hold(store, other, case.contents(other, [hashes[0], hashes[3]]))

@@ -1,4 +1,4 @@
-"""KV-301, KV-302: a storage that is closed is closed for good, and has given everything back."""
+"""KV-301, KV-302: a closed storage stays closed, and has released everything."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from hicache_conformance.run.outcomes import Violation
 from hicache_conformance.scenarios.attempts import (
     Attempt,
     Caller,
-    attempted,
+    call_at_once,
     error_text,
-    side_by_side,
+    make_attempt,
 )
-from hicache_conformance.scenarios.fault_path import road, without_server
-from hicache_conformance.scenarios.usage import (
+from hicache_conformance.scenarios.fault_path import open_fault_path, without_server
+from hicache_conformance.scenarios.lifecycle_actors import (
     Growth,
     failing_calls,
     failures,
     growth,
-    heard,
     leftovers,
     memory,
+    receive_result,
+    run_in_process,
     small_space,
-    told,
 )
 from hicache_conformance.tools.network.proxy import FaultProxy
+from hicache_conformance.tools.observation.files import files_under, looks_temporary
 from hicache_conformance.tools.processes.child import Child
-from hicache_conformance.tools.processes.resources import files_under, looks_temporary
 from hicache_conformance.tools.processes.threads import Threads
 from hicache_storage.errors import StorageClosed
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _LIMIT_S = 20.0
-"""What close may take is 10 s; a busy machine takes longer."""
+"""The limit of close: 10 s in the contract, and more on a busy machine."""
 _REFUSAL_LIMIT_S = 10.0
-"""A closed storage has nothing to wait for."""
+"""The limit of a call on a closed storage, which has nothing to wait for."""
 _TURNS_LIMIT_S = 5.0
 _CLOSERS = 4
 _CALLERS = 3
@@ -66,14 +66,14 @@ def every_method_after_close_raises_storage_closed(case: Case) -> None:
     for where, known in ((space, True), (unknown, False)):
         caller = Caller(probe, where, _REFUSAL_LIMIT_S)
         hashes = list(pages) if known else case.hashes(2)
-        for made in (
+        for attempt in (
             caller.exists(hashes),
             caller.get(hashes),
             caller.set(case.contents(where, hashes)),
             caller.delete(hashes),
             *_other_calls(probe, where, buffer),
         ):
-            _must_be_closed(probe, made)
+            _must_be_closed(probe, attempt)
 
 
 def _other_calls(probe: Probe, space: KeySpace, buffer: bytearray) -> list[Attempt]:
@@ -87,17 +87,19 @@ def _other_calls(probe: Probe, space: KeySpace, buffer: bytearray) -> list[Attem
         "register_buffer": lambda: storage.register_buffer(buffer),
         "unregister_buffer": lambda: storage.unregister_buffer(buffer),
     }
-    return [attempted(probe, name, call, limit_s=_REFUSAL_LIMIT_S) for name, call in calls.items()]
+    return [
+        make_attempt(probe, name, call, limit_s=_REFUSAL_LIMIT_S) for name, call in calls.items()
+    ]
 
 
-def _must_be_closed(probe: Probe, made: Attempt) -> None:
-    if not isinstance(made.error, StorageClosed):
-        came = f"raised {type(made.error).__name__}" if made.error else "did not raise"
+def _must_be_closed(probe: Probe, attempt: Attempt) -> None:
+    if not isinstance(attempt.error, StorageClosed):
+        came = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
         raise probe.violation(
-            f"{made.operation} after close {came}",
+            f"{attempt.operation} after close {came}",
             expected="StorageClosed: `self.ensure_open()` as the first line of every method",
-            got=made.text,
-            sequence=["store.close() -> None", f"store.{made.operation}(...) -> {made.text}"],
+            got=attempt.text,
+            sequence=["store.close() -> None", f"store.{attempt.operation}(...) -> {attempt.text}"],
         )
 
 
@@ -117,12 +119,12 @@ def closing_twice_is_fine(case: Case) -> None:
 @check("KV-301")
 def threads_may_close_at_once(case: Case) -> None:
     """Several threads may close a storage at once."""
-    for _ in _turns(3 if case.quick else 8):
+    for _ in _rounds(3 if case.quick else 8):
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
         case.stored(probe, space, 1)
         closing: Callable[[], None] = partial(_must_close, probe)
-        side_by_side([closing] * _CLOSERS)
+        call_at_once([closing] * _CLOSERS)
         _must_be_closed(probe, Caller(probe, space, _REFUSAL_LIMIT_S).exists(case.hashes(1)))
 
 
@@ -133,28 +135,28 @@ def closing_ends_the_calls_that_are_running(case: Case) -> None:
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
         ((page_hash, data),) = case.stored(probe, space, 1).items()
-        held_memory = probe.memory(space, 1, 8).holding([data])
+        held_memory = probe.memory(space, 1, 8).filled_with([data])
         call = getattr(probe.storage, operation)
-        with Threads() as crew:
+        with Threads() as threads:
             half_way = partial(_outcome, call, space, page_hash)
-            held = crew.hold(half_way, held_memory.pages[0])
-            closing = crew.attempt(partial(_must_close, probe))
+            held = threads.hold(half_way, held_memory.pages[0])
+            closing = threads.attempt(partial(_must_close, probe))
             outcome = held.release()
             closing.result()
-        _judge(case, probe, operation, outcome)
+        _must_be_allowed(case, probe, operation, outcome)
         if outcome == [True] and held_memory.pages[0].tobytes() != data:
             raise case.wrong_bytes(probe, space, page_hash, held_memory.pages[0].tobytes(), [data])
 
 
 def _outcome(call: Callable[..., Any], space: KeySpace, page_hash: str, page: Any) -> Any:
-    """What the call returned or raised."""
+    """Return the result or the exception of the call."""
     try:
         return call(space, [page_hash], [page])
-    except Exception as error:  # noqa: BLE001 - judged by the caller
+    except Exception as error:  # noqa: BLE001 - the caller judges it
         return error
 
 
-def _judge(case: Case, probe: Probe, operation: str, outcome: Any) -> None:
+def _must_be_allowed(case: Case, probe: Probe, operation: str, outcome: Any) -> None:
     if isinstance(outcome, Exception) and not isinstance(outcome, StorageClosed):
         raise probe.violation(
             f"{operation} raised {type(outcome).__name__} when the storage was closed meanwhile",
@@ -167,14 +169,14 @@ def _judge(case: Case, probe: Probe, operation: str, outcome: Any) -> None:
 @check("KV-301")
 def close_stops_the_calls_of_busy_threads(case: Case) -> None:
     """Threads that go on calling during close see right pages and misses, then StorageClosed."""
-    for _ in _turns(2 if case.quick else 5):
+    for _ in _rounds(2 if case.quick else 5):
         probe, space = case.open(), small_space(case)
         probe.open_space(space)
         pages = case.stored(probe, space, 2)
         warm = threading.Semaphore(0)
-        with Threads() as crew:
+        with Threads() as threads:
             callers = [
-                crew.start(partial(_call_until_closed, case, probe, space, pages, warm))
+                threads.start(partial(_call_until_closed, case, probe, space, pages, warm))
                 for _ in range(_CALLERS)
             ]
             for _ in callers:
@@ -205,15 +207,15 @@ def _call_until_closed(
 def _one_call(
     case: Case, probe: Probe, space: KeySpace, pages: dict[str, bytes], turn: int
 ) -> bool:
-    """Read a page, or write it every third time; False once the storage is closed."""
+    """Read a page, or write it every third time. Return False once the storage is closed."""
     page_hash, data = list(pages.items())[turn % 2]
     operation = "batch_set" if turn % 3 == 2 else "batch_get"
-    memory_of_turn = probe.memory(space, 1).holding([data])
+    memory_of_turn = probe.memory(space, 1).filled_with([data])
     call = getattr(probe.storage, operation)
     outcome = _outcome(call, space, page_hash, memory_of_turn.pages[0])
     if isinstance(outcome, StorageClosed):
         return False
-    _judge(case, probe, operation, outcome)
+    _must_be_allowed(case, probe, operation, outcome)
     found = memory_of_turn.pages[0].tobytes()
     if outcome == [True] and found != data:
         raise case.wrong_bytes(probe, space, page_hash, found, [data])
@@ -224,7 +226,7 @@ def _one_call(
 def close_leaves_nothing_behind(case: Case) -> None:
     """Close leaves no thread, socket, descriptor, child process or temporary file."""
     temporary = case.new_scratch().path
-    used, unused = told(case, leftovers, small_space(case), str(temporary))
+    used, unused = run_in_process(case, leftovers, small_space(case), str(temporary))
     for left, calls in ((used, "open, use by four threads, close"), (unused, "open, close")):
         if left:
             raise Violation(
@@ -246,10 +248,14 @@ def close_leaves_nothing_behind(case: Case) -> None:
 @check("KV-302")
 def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
     """Open, use and close leave no thread, descriptor, child process or storage object each time."""
-    found: Growth = told(case, growth, small_space(case), 10 if case.quick else 50)
+    found: Growth = run_in_process(case, growth, small_space(case), 10 if case.quick else 50)
     grown = len(found.left) >= found.rounds // 2
-    if grown or found.alive >= found.rounds // 2:
-        kind = _counted(found.left) if grown else f"{found.alive} storages that can't be collected"
+    if grown or found.uncollected >= found.rounds // 2:
+        kind = (
+            _counted(found.left)
+            if grown
+            else f"{found.uncollected} storages that can't be collected"
+        )
         raise Violation(
             f"every open and close leaves something: {kind} after {found.rounds} rounds",
             expected="nothing that grows with the rounds",
@@ -260,13 +266,13 @@ def opening_and_closing_keeps_threads_and_descriptors(case: Case) -> None:
 
 @check("KV-302", quick=False)
 def openings_that_fail_leave_nothing(case: Case) -> None:
-    """Attempts to open it with a wrong config, or without its server, leave nothing."""
+    """Attempts to open a storage with a wrong config, or without its server, leave nothing."""
     wrong = [{**case.config, "conformance_no_such_field": 1}]
     elsewhere = without_server(case.config)
     if elsewhere is not None:
         wrong.append(elsewhere)
     rounds = 10 if case.quick else 30
-    left: list[str] = told(case, failures, wrong, rounds)
+    left: list[str] = run_in_process(case, failures, wrong, rounds)
     if len(left) >= rounds // 2:
         raise Violation(
             f"every attempt to open it that fails leaves something: {_counted(left)} after"
@@ -282,23 +288,23 @@ def calls_that_fail_leave_nothing(case: Case) -> None:
     """Calls that fail because the server is away leave no thread, descriptor or process each time."""
     rounds = 20
     with (
-        road(case, 64) as way,
+        open_fault_path(case, 64) as path,
         Child(
             case.subject.storage_class,
-            way.config,
+            path.config,
             failing_calls,
-            way.space,
+            path.space,
             rounds,
             absent=case.absent,
         ) as child,
     ):
-        heard(child)
-        way.all(FaultProxy.refuse)
-        child.say("the server is away")
-        heard(child)
-        way.all(FaultProxy.pass_through)
-        child.say("the server is there")
-        left: list[str] = heard(child)
+        receive_result(child)
+        path.on_all(FaultProxy.refuse)
+        child.send("the server is away")
+        receive_result(child)
+        path.on_all(FaultProxy.pass_through)
+        child.send("the server is there")
+        left: list[str] = receive_result(child)
     if len(left) >= rounds // 2:
         raise Violation(
             f"every call that fails leaves something: {_counted(left)} after {rounds} calls",
@@ -313,9 +319,9 @@ def opening_and_closing_keeps_memory(case: Case) -> None:
     """Resident memory does not grow with rounds of open, use and close."""
     page_nbytes = min(256 << 10, case.claims.max_page_nbytes or 256 << 10)
     space = case.space(page_nbytes)
-    samples: list[int] = told(case, memory, space, _ROUND_NBYTES // page_nbytes, 60)
+    samples: list[int] = run_in_process(case, memory, space, _ROUND_NBYTES // page_nbytes, 60)
     if _keeps_growing(samples[_WARM_UP_ROUNDS:]):
-        more: list[int] = told(case, memory, space, _ROUND_NBYTES // page_nbytes, 110)
+        more: list[int] = run_in_process(case, memory, space, _ROUND_NBYTES // page_nbytes, 110)
         if _keeps_growing(more[_WARM_UP_ROUNDS:]):
             grown_mib = (more[-1] - more[_WARM_UP_ROUNDS]) / (1 << 20)
             raise Violation(
@@ -328,8 +334,8 @@ def opening_and_closing_keeps_memory(case: Case) -> None:
     case.evidence["growth of resident memory in 50 rounds"] = f"{grown_kib} KiB"
 
 
-def _turns(count: int) -> Iterator[int]:
-    """So many, or fewer of a store whose close takes long."""
+def _rounds(count: int) -> Iterator[int]:
+    """Yield up to `count` numbers, fewer for a store whose close takes long."""
     until_s = time.monotonic() + _TURNS_LIMIT_S
     for turn in range(count):
         if time.monotonic() < until_s:
@@ -337,7 +343,7 @@ def _turns(count: int) -> Iterator[int]:
 
 
 def _keeps_growing(samples: Sequence[int]) -> bool:
-    """Whether there is growth that matters, and in each half of the time."""
+    """Return whether the growth matters and happens in each half of the time."""
     fifth = len(samples) // 10
     middle = len(samples) // 2
     first, half, last = (
@@ -349,13 +355,13 @@ def _keeps_growing(samples: Sequence[int]) -> bool:
 
 
 def _must_close(probe: Probe) -> None:
-    made = attempted(probe, "close", probe.storage.close, limit_s=_LIMIT_S)
-    if made.error is not None:
-        raise probe.violation(f"close raised {type(made.error).__name__}", got=made.text)
+    attempt = make_attempt(probe, "close", probe.storage.close, limit_s=_LIMIT_S)
+    if attempt.error is not None:
+        raise probe.violation(f"close raised {type(attempt.error).__name__}", got=attempt.text)
 
 
 def _counted(left: Sequence[str]) -> str:
-    """ "2 threads and 1 descriptor", from lines that begin with what they count."""
+    """Return the counts, such as "2 threads and 1 descriptor", of lines that begin with a kind."""
     kinds = ("thread", "descriptor", "child process")
     counts = {kind: sum(line.startswith(kind) for line in left) for kind in kinds}
     words = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count]

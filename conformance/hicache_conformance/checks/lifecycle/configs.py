@@ -1,4 +1,4 @@
-"""KV-303: a wrong config is refused at once, by the name of what is wrong."""
+"""KV-303: a wrong config is refused at once, by the name of the wrong field."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def a_missing_field_is_a_config_error(case: Case) -> None:
 
 
 def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None:
-    """`config` is made wrong beyond doubt, so that no store is opened where there are defaults."""
+    """Raise where a wrong config gives another error. Further faults keep the store from opening."""
     case.require_present("from_config")
     poisons: list[dict[str, Any]] = [{_UNKNOWN: 1}]
     if accepts(case, {_TIMEOUT: 5.0}):
@@ -128,26 +128,26 @@ def a_config_is_left_as_it_was(case: Case) -> None:
 
 
 def refusal(case: Case, config: Mapping[str, Any]) -> Exception | None:
-    """What from_config raises; None where it opens a storage, which is closed again."""
+    """Return the exception of from_config, or None where it opens a storage, which is closed again."""
     number = case.trace.began(f"from_config({{{', '.join(config)}}})")
     try:
         storage = case.subject.storage_class.from_config(config)
-    except Exception as error:  # noqa: BLE001 - judged by the caller
+    except Exception as error:  # noqa: BLE001 - the caller judges it
         case.trace.ended(number, f"raised {type(error).__name__}")
         return error
     case.trace.ended(number, "a storage")
-    with suppress(Exception):  # judged by the checks of close
+    with suppress(Exception):  # The checks of close judge it.
         storage.close()
     return None
 
 
 def accepts(case: Case, more: Mapping[str, Any]) -> bool:
-    """Whether the case's config with these fields opens a store."""
+    """Return whether the case's config with these fields opens a store."""
     return not isinstance(refusal(case, {**case.config, **more}), ConfigError)
 
 
 def must_refuse(case: Case, config: Mapping[str, Any], name: str, what: str) -> None:
-    """Hold what from_config makes of a config whose field `name` is wrong against the rule."""
+    """Raise where from_config does not refuse a config by the name of its wrong field `name`."""
     case.require_present("from_config")
     error = refusal(case, config)
     if isinstance(error, ConfigError) and name in str(error):
@@ -167,7 +167,7 @@ def must_refuse(case: Case, config: Mapping[str, Any], name: str, what: str) -> 
 
 
 def _misspelt(name: str) -> str:
-    """`name` with the last two differing neighbours in its first word's middle swapped."""
+    """Return `name` with two different neighbours swapped, from its second letter on."""
     for at in range(1, len(name) - 1):
         if name[at] != name[at + 1]:
             return f"{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}"

@@ -1,4 +1,4 @@
-"""KV-307: the system is out of room, or of descriptors: a store refuses, and goes on afterwards."""
+"""KV-307: without free room or descriptors a store refuses calls, and works afterwards."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
-from hicache_conformance.scenarios.attempts import Attempt, Caller, attempted, error_text
-from hicache_conformance.scenarios.shortages import files_no_longer_than, no_free_descriptor
-from hicache_conformance.scenarios.usage import heard, use
+from hicache_conformance.scenarios.attempts import Attempt, Caller, error_text, make_attempt
+from hicache_conformance.scenarios.lifecycle_actors import receive_result, use
 from hicache_conformance.tools.content.content import content
-from hicache_conformance.tools.processes.resources import ProcessResources, files_under, wait_until
+from hicache_conformance.tools.observation.files import files_under
+from hicache_conformance.tools.processes.resources import (
+    ProcessResources,
+    file_size_limit,
+    no_free_descriptors,
+    wait_until,
+)
 from hicache_storage.errors import HiCacheError
 from hicache_storage.storage import Retention
 
@@ -29,9 +34,9 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 64 << 10
 _LIMIT_S = 30.0
 _TIDY_LIMIT_S = 5.0
-"""For a store that cleans up in the background."""
+"""The time in which a store may clean up in the background."""
 _FEW, _MANY = 2, 12
-"""Pages that are refused, before and after its files are counted."""
+"""The numbers of refused pages before and after the files are counted."""
 
 
 @check("KV-307", quick=False)
@@ -41,7 +46,7 @@ def a_disk_without_room_refuses_the_page(case: Case) -> None:
     The disk is full by RLIMIT_FSIZE: writes beyond the limit fail with EFBIG, as with ENOSPC.
     """
     _must_write_files(case)
-    found = _told(case, _write_on_a_full_disk)
+    found = _run(case, _write_on_a_full_disk)
     case.evidence["sets on a full disk"] = f"{found} refused or failed"
 
 
@@ -49,14 +54,14 @@ def a_disk_without_room_refuses_the_page(case: Case) -> None:
 def refused_pages_leave_no_debris(case: Case) -> None:
     """Pages that are refused because files can't grow leave no files, and no bytes, behind."""
     _must_write_files(case)
-    found = _told(case, _count_debris)
+    found = _run(case, _count_debris)
     case.evidence["bytes left by pages that were refused"] = str(found)
 
 
 @check("KV-307", quick=False)
 def without_free_descriptors_nothing_breaks(case: Case) -> None:
     """When the process has no descriptor left, calls are refused or unavailable, and work afterwards."""
-    _told(case, _run_out_of_descriptors)
+    _run(case, _run_out_of_descriptors)
 
 
 def _must_write_files(case: Case) -> None:
@@ -65,7 +70,7 @@ def _must_write_files(case: Case) -> None:
     probe.open_space(space)
     if not all(probe.set(space, case.contents(space, case.hashes(1)))):
         raise NotVerified(f"the store takes no page of {space.stored_nbytes} bytes")
-    probe.close()  # a store that is not shared may have one handle at a time
+    probe.close()  # A store that is not shared may allow one handle at a time.
     if sum(files_under(case.scratch.path).values()) - before < space.stored_nbytes:
         raise NotVerified("the store writes no files in the directory that it was given")
 
@@ -74,10 +79,10 @@ def _page_nbytes(case: Case) -> int:
     return min(_PAGE_NBYTES, case.claims.max_page_nbytes or _PAGE_NBYTES)
 
 
-def _told(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
-    """What the actor says; the reason why it can't say is not verified."""
+def _run(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
+    """Return the result of the actor. Raise `NotVerified` with its reason for none."""
     child = case.child(_with_store, actor, case.space(_page_nbytes(case)), str(case.scratch.path))
-    found = heard(child)
+    found = receive_result(child)
     if isinstance(found, str):
         raise NotVerified(found)
     return found
@@ -86,33 +91,33 @@ def _told(case: Case, actor: Callable[[Link, _Store], None]) -> Any:
 def _with_store(
     link: Link, actor: Callable[[Link, _Store], None], space: KeySpace, directory: str
 ) -> None:
-    """Actor: `actor` on a store that takes pages as long as nothing is short."""
+    """Actor: run `actor` on a store that accepts pages while nothing is short."""
     store = _Store(link, space, directory)
     if store.takes_pages:
         actor(link, store)
     else:
-        link.say("the store refuses pages although nothing is short")
+        link.send("the store refuses pages although nothing is short")
 
 
 class _Store:
-    """A store in a process of its own, whose system can be made to run out of things."""
+    """A store in a process of its own, whose system can run short of room or descriptors."""
 
     def __init__(self, link: Link, space: KeySpace, directory: str) -> None:
-        self.before = ProcessResources.taken()
+        self.before = ProcessResources.current()
         self.probe = link.open()
         self.space = space
         self.directory = Path(directory)
         self.caller = Caller(self.probe, space, _LIMIT_S)
         self.keeps = self.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
         self._made = 0
-        use(self.probe, space)  # what is imported or made at the first call is there
+        use(self.probe, space)  # The first calls import and start what the store needs.
         before = self.nbytes()
         self.earlier = self.contents(3)
         self.takes_pages = all(self.probe.set(space, self.earlier))
         self.writes_files = self.nbytes() - before >= space.stored_nbytes
 
     def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
-        """Pages that this process has not had before."""
+        """Return pages that this process has not had before."""
         self._made += count
         numbers = range(self._made - count, self._made)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
@@ -120,17 +125,21 @@ class _Store:
         return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
 
     def nbytes(self) -> int:
-        """Of all files in the store's directory."""
+        """Return the size of all files in the store's directory."""
         return sum(files_under(self.directory).values())
 
-    def violation(self, message: str, made: Attempt | None = None, *, expected: str) -> Violation:
-        return self.probe.violation(message, expected=expected, got=made.text if made else "")
+    def violation(
+        self, message: str, attempt: Attempt | None = None, *, expected: str
+    ) -> Violation:
+        return self.probe.violation(message, expected=expected, got=attempt.text if attempt else "")
 
-    def must_be_whole(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
-        """Reads raise nothing but what the contract has, and give the right bytes or a miss."""
+    def must_be_intact(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
+        """Raise where a read gives wrong bytes or a foreign exception. With `there`, it must be a
+        hit.
+        """
         for page_hash, data in pages.items():
             found = self.caller.get([page_hash])
-            self.must_be_known(found, when)
+            self.must_not_be_foreign(found, when)
             if found.error is None and found.answer not in ([data], [None]):
                 raise self.violation(
                     f"batch_get is True with wrong bytes {when}",
@@ -141,58 +150,58 @@ class _Store:
                     f"a page that was set can't be read {when}", found, expected="its bytes"
                 )
 
-    def must_be_known(self, made: Attempt, when: str) -> None:
-        """It raised nothing foreign."""
-        if made.error is not None and not made.failed_by_contract:
+    def must_not_be_foreign(self, attempt: Attempt, when: str) -> None:
+        """Raise where a call raised an exception that the contract does not allow."""
+        if attempt.error is not None and not attempt.failed_by_contract:
             raise self.violation(
-                f"{made.operation} raised {type(made.error).__name__} {when}",
-                made,
+                f"{attempt.operation} raised {type(attempt.error).__name__} {when}",
+                attempt,
                 expected="False for that page, or StorageUnavailable",
             )
 
     def must_work_again(self, pages: Mapping[str, bytes], when: str) -> None:
-        """Sets of these pages succeed, if not at once, then soon."""
+        """Raise where sets of these pages do not succeed soon."""
         last: list[Attempt] = []
 
-        def works() -> bool:
+        def all_are_taken() -> bool:
             last[:] = [self.caller.set({one: data}) for one, data in pages.items()]
-            return all(made.answer == [True] for made in last)
+            return all(attempt.answer == [True] for attempt in last)
 
-        if not wait_until(works, _LIMIT_S / 2):
-            failed = next(made for made in last if made.answer != [True])
+        if not wait_until(all_are_taken, _LIMIT_S / 2):
+            failed = next(attempt for attempt in last if attempt.answer != [True])
             raise self.violation(f"sets do not work again {when}", failed, expected="True")
-        self.must_be_whole(pages, when, there=True)
+        self.must_be_intact(pages, when, there=True)
 
 
 def _write_on_a_full_disk(link: Link, store: _Store) -> None:
-    """How many sets did not succeed, at several sizes that no file may exceed."""
+    """Actor: send the number of sets that did not succeed, at several limits of the size of files."""
     together = min(2, store.probe.max_batch)
     refused = 0
     for limit in _limits(store):
         pages = store.contents(2)
         batch = store.contents(together)
         when = f"when no file may be longer than {limit} bytes"
-        with files_no_longer_than(limit):
-            made = [store.caller.set({one: data}) for one, data in pages.items()]
-            made_at_once = store.caller.set(batch)
-            for one in (*made, made_at_once, *_other_calls(store, limit)):
-                store.must_be_known(one, when)
-            store.must_be_whole(store.earlier, when, there=True)
-        for one, page in zip(made, _one_by_one(pages), strict=True):
-            _must_be_as_told(store, one.answer, page, when)
+        with file_size_limit(limit):
+            attempts = [store.caller.set({one: data}) for one, data in pages.items()]
+            batch_attempt = store.caller.set(batch)
+            for one in (*attempts, batch_attempt, *_other_calls(store, limit)):
+                store.must_not_be_foreign(one, when)
+            store.must_be_intact(store.earlier, when, there=True)
+        for one, page in zip(attempts, _one_by_one(pages), strict=True):
+            _must_match_answer(store, one.answer, page, when)
             refused += one.answer != [True]
-        verdicts = made_at_once.answer or [None] * together
+        verdicts = batch_attempt.answer or [None] * together
         for verdict, page in zip(verdicts, _one_by_one(batch), strict=True):
-            _must_be_as_told(store, None if verdict is None else [verdict], page, when)
-        store.must_be_whole(store.earlier, "after the disk was full", there=True)
+            _must_match_answer(store, None if verdict is None else [verdict], page, when)
+        store.must_be_intact(store.earlier, "after the disk was full", there=True)
         store.must_work_again(pages, "after the disk was full")
-        _must_take(store, limit)
+        _must_accept_later(store, limit)
     store.probe.close()
-    link.say(refused)
+    link.send(refused)
 
 
 def _other_calls(store: _Store, limit: int) -> list[Attempt]:
-    """What else is called on a full disk: sets of present pages, deletes, a key space that is new."""
+    """Make other calls on a full disk: sets of present pages, deletes, a new key space."""
     elsewhere = _elsewhere(store, limit)
     return [
         *(store.caller.set({one: data}) for one, data in store.earlier.items()),
@@ -203,25 +212,25 @@ def _other_calls(store: _Store, limit: int) -> list[Attempt]:
 
 
 def _elsewhere(store: _Store, limit: int) -> Caller:
-    """In a key space that is first used on a disk that is full."""
+    """Return the calls of a key space that is first used on a full disk."""
     tenant = f"{store.space.tenant}-{limit}"
     return Caller(store.probe, replace(store.space, tenant=tenant), _LIMIT_S)
 
 
-def _must_take(store: _Store, limit: int) -> None:
-    """Such a key space works when there is room again."""
+def _must_accept_later(store: _Store, limit: int) -> None:
+    """Raise where a key space that was opened on a full disk takes no pages afterwards."""
     elsewhere = _elsewhere(store, limit)
     pages = store.contents(1, elsewhere.space)
-    made = [elsewhere.open_space()]
+    attempts = [elsewhere.open_space()]
 
-    def works() -> bool:
-        made[:] = [elsewhere.open_space(), elsewhere.set(pages)]
-        return bool(made[-1].answer == [True])
+    def is_taken() -> bool:
+        attempts[:] = [elsewhere.open_space(), elsewhere.set(pages)]
+        return bool(attempts[-1].answer == [True])
 
-    if not wait_until(works, _LIMIT_S / 2):
+    if not wait_until(is_taken, _LIMIT_S / 2):
         raise store.violation(
             "a key space that was opened when the disk was full takes no pages afterwards",
-            made[-1],
+            attempts[-1],
             expected="True",
         )
     elsewhere.delete(list(pages))
@@ -231,10 +240,10 @@ def _one_by_one(pages: Mapping[str, bytes]) -> list[dict[str, bytes]]:
     return [{page_hash: data} for page_hash, data in pages.items()]
 
 
-def _must_be_as_told(
+def _must_match_answer(
     store: _Store, answer: list[bool] | None, page: Mapping[str, bytes], when: str
 ) -> None:
-    """True: it is there. False: it is not, and nothing of it. None: the set raised."""
+    """Raise where a page contradicts the answer of its set. The answer is None where the set raised."""
     if answer == [False]:
         seen = store.caller.exists(list(page))
         found = store.caller.get(list(page))
@@ -245,18 +254,18 @@ def _must_be_as_told(
                 expected="a miss: what was refused never shows",
             )
     then = f"after a set that returned {answer} {when}" if answer else f"after a set {when}"
-    store.must_be_whole(page, then, there=answer == [True])
+    store.must_be_intact(page, then, there=answer == [True])
 
 
 def _count_debris(link: Link, store: _Store) -> None:
-    """By how many bytes the files have grown with the pages that were refused."""
+    """Actor: send the number of bytes by which refused pages have made the files grow."""
     page_nbytes = store.space.stored_nbytes
-    with files_no_longer_than(page_nbytes // 2):
+    with file_size_limit(page_nbytes // 2):
         answers = [store.caller.set(store.contents(1)).answer for _ in range(_FEW)]
         before = files_under(store.directory)
         answers += [store.caller.set(store.contents(1)).answer for _ in range(_MANY)]
     if [True] in answers:
-        link.say("the store finds room where no file may grow")
+        link.send("the store finds room where no file may grow")
         return
     now: dict[Path, int] = {}
 
@@ -274,13 +283,13 @@ def _count_debris(link: Link, store: _Store) -> None:
             expected=f"nothing that grows with what is refused; there are now {', '.join(more[:3])}",
         )
     store.probe.close()
-    link.say(sum(now.values()) - sum(before.values()))
+    link.send(sum(now.values()) - sum(before.values()))
 
 
 def _run_out_of_descriptors(link: Link, store: _Store) -> None:
-    """True, or why it does not apply."""
-    if not store.writes_files and not ProcessResources.taken().beyond(store.before):
-        link.say("the store holds no descriptor and writes no files")
+    """Actor: send True, or the reason why the check does not apply."""
+    if not store.writes_files and not ProcessResources.current().added_since(store.before):
+        link.send("the store holds no descriptor and writes no files")
         return
     when = "when the process has no descriptor left"
     pages = store.contents(1)
@@ -290,10 +299,10 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
         partial(store.caller.set, pages),
         partial(store.caller.delete, ["0" * 64]),
     ]
-    with no_free_descriptor():
+    with no_free_descriptors():
         for call in calls * 2:
-            store.must_be_known(call(), when)
-        opened = attempted(store.probe, "from_config", link.open_storage, limit_s=_LIMIT_S)
+            store.must_not_be_foreign(call(), when)
+        opened = make_attempt(store.probe, "from_config", link.open_storage, limit_s=_LIMIT_S)
         if opened.error is None:
             opened.answer.close()
         elif not isinstance(opened.error, HiCacheError):
@@ -302,14 +311,16 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
                 opened,
                 expected=f"StorageUnavailable, from {error_text(opened.error)}",
             )
-    store.must_be_whole(store.earlier, "when there are descriptors again", there=True)
+    store.must_be_intact(store.earlier, "when there are descriptors again", there=True)
     store.must_work_again(pages, "when there are descriptors again")
     store.probe.close()
-    link.say(True)
+    link.send(True)
 
 
 def _limits(store: _Store) -> list[int]:
-    """File sizes below what one more page needs, for a file a page and for one file of all pages."""
+    """Return file sizes below the need of one more page, for a file a page and for one file of all
+    pages.
+    """
     page = store.space.stored_nbytes
     largest = max(files_under(store.directory).values())
     wanted = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}

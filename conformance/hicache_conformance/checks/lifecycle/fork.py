@@ -1,4 +1,4 @@
-"""KV-306: a child that was forked while the store was open works, or is refused; its parent goes on."""
+"""KV-306: a child that was forked while the store was open works or is refused. Its parent works on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.checks.lifecycle.configs import accepts
 from hicache_conformance.run.outcomes import Violation
-from hicache_conformance.scenarios.forks import First, Report, fork_and_use
-from hicache_conformance.scenarios.planting import about, fitting
-from hicache_conformance.scenarios.usage import heard
+from hicache_conformance.scenarios.forks import ClosesFirst, Report, fork_and_use
+from hicache_conformance.scenarios.lifecycle_actors import receive_result
+from hicache_conformance.scenarios.setup import fitting, note
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
@@ -24,63 +24,70 @@ _STORM_QUICK_S = 0.5
 
 @check("KV-306")
 def a_forked_child_works_or_is_refused(case: Case) -> None:
-    """A child that was forked while it was open works beside its parent, or is refused; it closes."""
-    _fork(case, First.CHILD)
+    """A child that was forked while the storage was open works beside its parent, or is refused,
+    and closes.
+    """
+    _fork(case, ClosesFirst.CHILD)
 
 
 @check("KV-306")
 def a_forked_child_goes_on_when_its_parent_closes(case: Case) -> None:
-    """What a forked child is told to have stored is there, also when its parent closed before."""
-    _fork(case, First.PARENT)
+    """A page that a forked child has stored is there, also when its parent closed before."""
+    _fork(case, ClosesFirst.PARENT)
 
 
-def _fork(case: Case, first: First) -> None:
+def _fork(case: Case, first: ClosesFirst) -> None:
     if accepts(case, {"timeout_s": _TIMEOUT_S}):
         case.reconfigure(timeout_s=_TIMEOUT_S)
     space = case.space(fitting(case, _PAGE_NBYTES))
     kept = case.contents(space, case.hashes(3))
     child = case.child(fork_and_use, space, kept, first, _STORM_QUICK_S if case.quick else _STORM_S)
-    theirs, ours = heard(child)
-    case.evidence["calls in the forked child"] = f"{theirs.calls}, {theirs.refusals} refused"
-    for side, report in (("a forked child", theirs), ("the parent of a forked child", ours)):
+    child_report, parent_report = receive_result(child)
+    case.evidence["calls in the forked child"] = (
+        f"{child_report.calls}, {child_report.refusals} refused"
+    )
+    for side, report in (
+        ("a forked child", child_report),
+        ("the parent of a forked child", parent_report),
+    ):
         case.trace.stored[space].update(report.taken)
-        if report.wrong:
+        if report.problem:
             raise Violation(
-                f"{side} that goes on with the handle: {report.wrong}",
+                f"{side} that goes on with the handle: {report.problem}",
                 "right answers, or a refusal such as StorageClosed: compare os.getpid() with that of"
                 " the process that opened it",
-                report.wrong,
+                report.problem,
                 (
                     "open, set 3 pages",
                     "fork",
                     "both: batch_set, batch_get, batch_exists",
-                    _told(first),
+                    _close_order(first),
                 ),
             )
-    if ours.refusals:
+    if parent_report.refusals:
         raise Violation(
             "the parent of a forked child can't go on",
             "a parent to which a fork makes no difference",
-            f"{ours.refusals} of its {ours.calls} calls raised",
+            f"{parent_report.refusals} of its {parent_report.calls} calls raised",
         )
     child.wait()
-    _must_be_there(case, space, kept, ours, theirs)
+    _must_be_there(case, space, kept, parent_report, child_report)
 
 
 def _must_be_there(case: Case, space: KeySpace, kept: dict[str, bytes], *reports: Report) -> None:
-    """Of a store that outlives its processes: all that any side was told to have stored.
+    """Raise where a store that outlives its processes lacks a page that a side has set.
 
-    One that is shared may still keep a page in the memory of the process that set it.
+    A shared store may still keep a page in the memory of the process that set it.
     """
     if case.claims.durability < Durability.CRASH:
         return
     store = case.open(label="opened afterwards")
     store.open_space(space)
-    with about("it was set by a process that forked, or by its child"):
+    with note("it was set by a process that forked, or by its child"):
         case.must_hold(store, space, kept)
         for report in reports:
             case.must_hold(store, space, report.taken)
 
 
-def _told(first: First) -> str:
+def _close_order(first: ClosesFirst) -> str:
     return f"{first.value} closes, the other goes on"

@@ -1,4 +1,4 @@
-"""KV-306: a storage is a guest in a process that belongs to an inference server."""
+"""KV-306: a storage leaves the process, which belongs to an inference server, as it was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import Unknown, Violation
 from hicache_conformance.scenarios.attempts import error_text
-from hicache_conformance.scenarios.usage import heard, small_space, use
+from hicache_conformance.scenarios.lifecycle_actors import receive_result, small_space, use
 from hicache_conformance.tools.processes.process_state import (
     changes,
     environment_changes,
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _EXIT_LIMIT_S = 10.0
-"""An interpreter that nothing keeps ends in a fraction of a second; a busy machine takes longer."""
+"""The limit for the end of an interpreter: a fraction of a second, and more on a busy machine."""
 
 
 @check("KV-306")
 def it_leaves_the_process_as_it_was(case: Case) -> None:
     """Opening, using and closing changes no signal handler, hook, stream or setting of the process."""
     child = case.child(_report_changes, small_space(case))
-    found: Sequence[str] = heard(child)
+    found: Sequence[str] = receive_result(child)
     if found:
         raise Violation(
             f"the store changes what belongs to the whole process: {found[0]}",
@@ -47,7 +47,7 @@ def it_leaves_the_process_as_it_was(case: Case) -> None:
 
 
 def _report_changes(link: Link, space: KeySpace) -> None:
-    """Actor: what is not as it was, while the storage is open and when it is closed."""
+    """Actor: send the changes of the process while the storage is open and after close."""
     before, environment = process_state(), dict(os.environ)
     filters: list[Any] = list(warnings.filters)
     probe = link.open()
@@ -58,14 +58,14 @@ def _report_changes(link: Link, space: KeySpace) -> None:
     found += environment_changes(environment, link.config)
     if hides_all_warnings(filters):
         found.append("a filter was added that hides all warnings, or earlier ones were removed")
-    link.say(found)
+    link.send(found)
 
 
 @check("KV-306")
 def any_thread_may_open_use_and_close_it(case: Case) -> None:
-    """It can be opened off the main thread, used by another thread, and closed by a third."""
+    """A storage can be opened off the main thread, used by another thread, and closed by a third."""
     child = case.child(_in_three_threads, small_space(case))
-    step, error = heard(child)
+    step, error = receive_result(child)
     if error:
         raise Violation(
             f"{step} failed",
@@ -76,7 +76,7 @@ def any_thread_may_open_use_and_close_it(case: Case) -> None:
 
 
 def _in_three_threads(link: Link, space: KeySpace) -> None:
-    """Actor: each step in a thread of its own, all of which live till the end: ids would be reused."""
+    """Actor: make each step in a thread of its own. All threads live until the end, so no id recurs."""
     opened: list[Probe] = []
 
     def open_it() -> None:
@@ -98,9 +98,9 @@ def _in_three_threads(link: Link, space: KeySpace) -> None:
             thread = stack.enter_context(ThreadPoolExecutor(1))
             error = thread.submit(step).exception()
             if error is not None:
-                link.say((name, error_text(error)))
+                link.send((name, error_text(error)))
                 return
-    link.say(("", ""))
+    link.send(("", ""))
 
 
 @check("KV-306", quick=False)
@@ -113,7 +113,7 @@ def it_works_after_spawn_and_lets_the_process_end(case: Case) -> None:
         parent.open_space(space)
         pages = case.stored(parent, space, 2)
     child = case.child(_use_and_close, space)
-    error = heard(child)
+    error = receive_result(child)
     if error:
         raise Violation("the store does not work in a spawned process", got=error)
     _must_end(child, "closed the store")
@@ -122,7 +122,7 @@ def it_works_after_spawn_and_lets_the_process_end(case: Case) -> None:
 
 
 def _use_and_close(link: Link, space: KeySpace) -> None:
-    """Actor: what went wrong, in words."""
+    """Actor: send the error of open, use and close, or ""."""
 
     def run() -> None:
         probe = link.open()
@@ -131,26 +131,26 @@ def _use_and_close(link: Link, space: KeySpace) -> None:
 
     try:
         run()
-    except Exception as error:  # noqa: BLE001 - told to the parent
-        link.say(error_text(error))
+    except Exception as error:  # noqa: BLE001 - it is sent to the parent
+        link.send(error_text(error))
     else:
-        link.say("")
+        link.send("")
 
 
 @check("KV-306", quick=False)
 def a_store_that_nobody_closed_lets_the_process_end(case: Case) -> None:
     """A process that opened and used the store, and did not close it, ends by itself."""
     child = case.child(_use_and_forget, small_space(case))
-    heard(child)
+    receive_result(child)
     _must_end(child, "never closed the store")
 
 
 def _use_and_forget(link: Link, space: KeySpace) -> None:
-    """Actor: the storage is alive, in a module, when the interpreter ends."""
+    """Actor: keep the storage alive in a module until the interpreter ends."""
     probe = link.open()
     use(probe, space)
     vars(importlib.import_module(__name__))["_never_closed"] = probe
-    link.say(True)
+    link.send(True)
 
 
 def _must_end(child: Child, what: str) -> None:

@@ -10,9 +10,9 @@ from hicache_conformance.checks import check
 from hicache_conformance.checks.lifecycle.configs import accepts, must_refuse, refusal
 from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_conformance.scenarios.fault_path import without_server
-from hicache_conformance.scenarios.usage import heard, small_space
+from hicache_conformance.scenarios.lifecycle_actors import receive_result, small_space
 from hicache_conformance.tools.network.proxy import endpoints_in
-from hicache_conformance.tools.observation.leaks import Shown, chain_text, show
+from hicache_conformance.tools.observation.leaks import Outputs, chain_text, collect_outputs
 from hicache_conformance.tools.processes.child import Child
 from hicache_storage.errors import ConfigError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CANARY = "canary-7gQ2vX9pLw"
 _MIN_SECRET_CHARS = 6
-"""A shorter one may occur in a text for other reasons."""
+"""The shortest secret that is looked for: a shorter one may occur for other reasons."""
 _SECRET_NAMES = ("password", "secret", "token", "api_key", "secret_key", "secret_access_key")
 _NO_SECRETS = (
     "the config holds no secret, and the store takes none under the names"
@@ -46,7 +46,7 @@ def unknown_secrets_are_not_repeated(case: Case) -> None:
         misspelt = f"{name}_conformance"
         config = {**case.config, misspelt: _CANARY}
         must_refuse(case, config, misspelt, "an unknown field that holds a secret")
-        _must_not_tell(refusal(case, config), misspelt, "an unknown field")
+        _must_not_repeat(refusal(case, config), misspelt, "an unknown field")
 
 
 @check("KV-303")
@@ -58,7 +58,7 @@ def wrong_values_are_not_repeated(case: Case) -> None:
         raise NotDeclared(_NO_SECRETS)
     for name in names:
         for wrong in ({"value": _CANARY}, [_CANARY]):
-            _must_not_tell(refusal(case, {**case.config, name: wrong}), name, "a wrong value")
+            _must_not_repeat(refusal(case, {**case.config, name: wrong}), name, "a wrong value")
 
 
 @check("KV-303")
@@ -70,7 +70,7 @@ def a_broken_url_is_not_repeated(case: Case) -> None:
     for name, url in urls:
         broken = f"{url['scheme']}user:{_CANARY}@127.0.0.1:no-port/0"
         error = refusal(case, {**case.config, name: broken})
-        _must_not_tell(error, name, "a URL with a wrong port")
+        _must_not_repeat(error, name, "a URL with a wrong port")
         if error is not None and not isinstance(error, ConfigError):
             raise Violation(
                 f"from_config raised {type(error).__name__} for a URL whose port is no number",
@@ -87,8 +87,8 @@ def secrets_are_shown_nowhere(case: Case) -> None:
     if not configs:
         raise NotDeclared(_NO_SECRETS)
     for config, secrets in configs:
-        shown = _shown(case, config)
-        for where, text in shown.items():
+        outputs = _outputs_of(case, config)
+        for where, text in outputs.items():
             found = [name for name, secret in secrets.items() if _occurs(secret, text)]
             if found:
                 raise Violation(
@@ -100,7 +100,7 @@ def secrets_are_shown_nowhere(case: Case) -> None:
 
 
 def _configs_with_secrets(case: Case) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Configs that open, and the secrets in each by the name of their field."""
+    """Yield configs that open, with the secrets in each by the name of their field."""
     own = {name: value for name, value in _texts(case.config) if _may_be_secret(name, value)}
     for name, value in _texts(case.config):
         in_url = _URL_PASSWORD.search(value)
@@ -108,9 +108,9 @@ def _configs_with_secrets(case: Case) -> Iterator[tuple[dict[str, Any], dict[str
             own[name] = in_url["password"]
     if own:
         yield case.config, own
-    planted = {name: _CANARY for name in _accepted_names(case) if name not in case.config}
-    if planted:
-        yield {**case.config, **planted}, planted
+    added = {name: _CANARY for name in _accepted_names(case) if name not in case.config}
+    if added:
+        yield {**case.config, **added}, added
     for name, url in _urls(case.config):
         if name not in own:
             with_userinfo = {name: f"{url['scheme']}user:{_CANARY}@{url['rest']}"}
@@ -118,7 +118,7 @@ def _configs_with_secrets(case: Case) -> Iterator[tuple[dict[str, Any], dict[str
                 yield {**case.config, **with_userinfo}, {name: _CANARY}
 
 
-def _shown(case: Case, config: dict[str, Any]) -> Shown:
+def _outputs_of(case: Case, config: dict[str, Any]) -> Outputs:
     wrong: dict[str, Mapping[str, Any]] = {
         "an unknown field": {**config, "conformance_no_such_field": 1}
     }
@@ -126,12 +126,14 @@ def _shown(case: Case, config: dict[str, Any]) -> Shown:
     if elsewhere is not None:
         short = {"timeout_s": 1.0} if accepts(case, {"timeout_s": 1.0}) else {}
         wrong["a server that is not there"] = {**elsewhere, **short}
-    with Child(case.subject.storage_class, config, show, small_space(case), wrong) as child:
-        shown: Shown = heard(child)
-        return shown
+    with Child(
+        case.subject.storage_class, config, collect_outputs, small_space(case), wrong
+    ) as child:
+        outputs: Outputs = receive_result(child)
+        return outputs
 
 
-def _must_not_tell(error: Exception | None, name: str, what: str) -> None:
+def _must_not_repeat(error: Exception | None, name: str, what: str) -> None:
     text = chain_text(error) if error is not None else ""
     if _CANARY in text:
         raise Violation(
@@ -143,12 +145,12 @@ def _must_not_tell(error: Exception | None, name: str, what: str) -> None:
 
 
 def _accepted_names(case: Case) -> list[str]:
-    """Fields with a name of a secret that the store takes."""
+    """Return the names of secrets that the store accepts as fields."""
     return [name for name in _SECRET_NAMES if accepts(case, {name: _CANARY})]
 
 
 def _urls(config: Mapping[str, Any]) -> Iterator[tuple[str, re.Match[str]]]:
-    """The fields that hold the URL of a server, taken apart."""
+    """Yield the fields that hold the URL of a server, with its parts."""
     for name, value in _texts(config):
         url = _URL.fullmatch(value)
         if url and endpoints_in({name: value}):
@@ -169,7 +171,7 @@ def _occurs(secret: str, text: str) -> bool:
 
 
 def _around(secret: str, text: str) -> str:
-    """The line that shows it, with the secret itself blotted out."""
+    """Return the line that shows the secret, with *** in its place."""
     lines = [line for line in text.splitlines() if _occurs(secret, line)]
-    told = lines[-1].replace(secret, "***").replace(quote(secret, safe=""), "***")
-    return told.strip()[:300]
+    line = lines[-1].replace(secret, "***").replace(quote(secret, safe=""), "***")
+    return line.strip()[:300]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.scenarios.after_death import left_open, reopened
-from hicache_conformance.scenarios.framed import PAGE_STORE, FramedStore, framed_space
-from hicache_conformance.scenarios.planting import about, fitting
-from hicache_conformance.tools.observation.files import InSharedFiles, OwnObject, at_rest
+from hicache_conformance.scenarios.framed_store import PAGE_STORE, FramedStore, framed_space
+from hicache_conformance.scenarios.killed_writers import keep_open_if_shared, reopen
+from hicache_conformance.scenarios.setup import note, open_store
+from hicache_conformance.tools.observation.pages_at_rest import InSharedFiles, OwnObject, at_rest
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
-    from hicache_conformance.tools.observation.files import PageAtRest
+    from hicache_conformance.tools.observation.pages_at_rest import PageAtRest
     from hicache_storage.keys import KeySpace
 
     Damage = Callable[[bytes, bytes], bytes | None]
@@ -49,7 +49,9 @@ def a_damaged_object_is_a_miss(case: Case) -> None:
 
 @check("KV-403")
 def an_extended_object_is_a_miss(case: Case) -> None:
-    """A page whose object is longer than it is a miss: nobody knows which of its bytes are meant."""
+    """A page whose object is longer than the page is a miss: nobody knows which of its bytes are
+    meant.
+    """
     _must_be_missed(case, {words: _DAMAGES[words] for words in _EXTENDED})
 
 
@@ -60,17 +62,17 @@ def a_removed_object_heals_when_it_is_set_unseen(case: Case) -> None:
 
 
 def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
-    store, space = _opened(case)
+    store, space = open_store(case, _PAGE_NBYTES)
     for words, damage in damages.items():
-        pages, victim = _damaged(case, store, space, damage)
-        with about(f"its object was {words}"):
-            if _is_cached(case, store, space, pages, victim):
-                store = _another(case, store, space)
-                if store.get(space, [victim]) != [None]:
+        pages, damaged = _damaged(case, store, space, damage)
+        with note(f"its object was {words}"):
+            if _is_cached(case, store, space, pages, damaged):
+                store = _reopened(case, store, space)
+                if store.get(space, [damaged]) != [None]:
                     raise store.violation(
                         "batch_get is True for a page whose object is damaged",
                         expected="a miss",
-                        got=f"True for {victim[:8]}",
+                        got=f"True for {damaged[:8]}",
                     )
         store.delete(space, list(pages))
 
@@ -91,18 +93,18 @@ def a_damaged_object_heals_when_it_is_set_unseen(case: Case) -> None:
 def damaged_objects_do_not_break_listings(case: Case) -> None:
     """A scan lists the other pages, and a clear removes them, although an object was damaged."""
     for words, damage in _damages(case).items():
-        store, space = _opened(case, tenant=words)
-        pages, victim = _damaged(case, store, space, damage)
-        with about(f"an object was {words}"):
+        store, space = open_store(case, _PAGE_NBYTES, tenant=words)
+        pages, damaged = _damaged(case, store, space, damage)
+        with note(f"an object was {words}"):
             listed = {info.page_hash for info in store.scan(space)}
-            if case.keeps and not pages.keys() - {victim} <= listed:
+            if case.keeps and not pages.keys() - {damaged} <= listed:
                 raise store.violation(
                     "scan does not list a page because another one is damaged",
                     expected=f"{len(pages) - 1} whole pages",
                     got=f"{len(listed & pages.keys())} pages",
                 )
             store.clear(space)
-            others = [page_hash for page_hash in pages if page_hash != victim]
+            others = [page_hash for page_hash in pages if page_hash != damaged]
             case.must_miss(store, space, others, "was cleared")
 
 
@@ -114,10 +116,10 @@ def the_page_store_heals_a_damaged_object(case: Case) -> None:
         store = FramedStore(case, case.open(), space)
         payloads = case.contents(space, case.hashes(3))
         stored = store.save(payloads)
-        victim = list(payloads)[1]
-        _harm(_own(case, store.stored_space, stored, victim), damage, stored)
-        with about(f"its object was {words}"):
-            store = _missed_by_page_store(case, store, space, payloads, {victim})
+        damaged = list(payloads)[1]
+        _apply_damage(_own_object(case, store.stored_space, stored, damaged), damage, stored)
+        with note(f"its object was {words}"):
+            store = _missed_by_page_store(case, store, space, payloads, {damaged})
             _must_be_healed(case, store, space, payloads)
 
 
@@ -131,13 +133,13 @@ def a_flipped_bit_is_a_miss_and_heals(case: Case) -> None:
     offsets += [case.random.randrange(nbytes) for _ in range(2 if case.quick else 6)]
     payloads = case.contents(space, case.hashes(len(offsets)))
     stored = store.save(payloads)
-    store = _let_go(case, store, space, stored)
+    store = _reopen_if_shared_file(case, store, space, stored)
     for page_hash, offset in zip(payloads, offsets, strict=True):
         bit = case.random.randrange(8)
         case.trace.ended(
             case.trace.began(f"bit {bit} of byte {offset} flipped", [page_hash]), "done"
         )
-        _found(case, store.stored_space, stored, page_hash).flip(offset, bit)
+        _page_at_rest(case, store.stored_space, stored, page_hash).flip(offset, bit)
     store = _missed_by_page_store(case, store, space, payloads, set(payloads))
     _must_be_healed(case, store, space, payloads)
 
@@ -145,21 +147,21 @@ def a_flipped_bit_is_a_miss_and_heals(case: Case) -> None:
 @check("KV-404")
 def a_flipped_bit_is_no_hit_without_the_page_store(case: Case) -> None:
     """A store that is used without the page store finds a flipped bit itself, and the next set heals."""
-    store, space = _opened(case)
+    store, space = open_store(case, _PAGE_NBYTES)
     first = case.stored(store, space, 1)
-    _found(case, space, first, next(iter(first)))
+    _page_at_rest(case, space, first, next(iter(first)))
     if PAGE_STORE not in case.absent:
         raise NotDeclared("the page store finds flipped bits in the pages of this store")
     for bit, offset in enumerate((0, _PAGE_NBYTES // 2, _PAGE_NBYTES - 1)):
         pages = case.stored(store, space, 3)
-        victim = list(pages)[1]
+        damaged = list(pages)[1]
         at = min(offset, space.stored_nbytes - 1)
-        _found(case, space, pages, victim).flip(at, bit)
-        with about(f"bit {bit} of its byte {at} was flipped"):
-            if _is_cached(case, store, space, pages, victim):
-                store = _another(case, store, space)
-                _is_cached(case, store, space, pages, victim)
-            page = {victim: pages[victim]}
+        _page_at_rest(case, space, pages, damaged).flip(at, bit)
+        with note(f"bit {bit} of its byte {at} was flipped"):
+            if _is_cached(case, store, space, pages, damaged):
+                store = _reopened(case, store, space)
+                _is_cached(case, store, space, pages, damaged)
+            page = {damaged: pages[damaged]}
             case.must_set(store, space, page)
             case.must_hold(store, space, page)
 
@@ -172,10 +174,10 @@ def a_flipped_bit_in_what_the_store_adds_does_no_harm(case: Case) -> None:
     payloads = case.contents(space, case.hashes(8))
     stored = store.save(payloads)
     for bit, page_hash in enumerate(payloads):
-        found = _own(case, store.stored_space, stored, page_hash)
-        if not found.margins():
+        found = _own_object(case, store.stored_space, stored, page_hash)
+        if not found.overhead_offsets():
             raise NotVerified("the store puts nothing around a page")
-        found.flip_raw(case.random.choice(found.margins()), bit)
+        found.flip_raw(case.random.choice(found.overhead_offsets()), bit)
     verdicts = store.load(payloads)
     _no_errors(case, verdicts)
     _must_be_healed(case, store, space, payloads)
@@ -188,28 +190,26 @@ def _damages(case: Case) -> dict[str, Damage]:
     return dict(list(_DAMAGES.items())[: 4 if case.quick else None])
 
 
-def _opened(case: Case, tenant: str = "") -> tuple[Probe, KeySpace]:
-    store, space = case.open(), case.space(fitting(case, _PAGE_NBYTES), tenant=tenant)
-    store.open_space(space)
-    return store, space
-
-
 def _damaged(
     case: Case, store: Probe, space: KeySpace, damage: Damage
 ) -> tuple[dict[str, bytes], str]:
-    """Three fresh pages, the object of one of which has been damaged; which one."""
+    """Store three fresh pages and damage the object of one. Return the pages and the hash of that
+    one.
+    """
     pages = case.stored(store, space, 3)
-    victim = list(pages)[1]
-    _harm(_own(case, space, pages, victim), damage, pages)
-    return pages, victim
+    damaged = list(pages)[1]
+    _apply_damage(_own_object(case, space, pages, damaged), damage, pages)
+    return pages, damaged
 
 
-def _harm(found: OwnObject, damage: Damage, pages: Mapping[str, bytes]) -> None:
+def _apply_damage(found: OwnObject, damage: Damage, pages: Mapping[str, bytes]) -> None:
     found.write(damage(found.read(), next(iter(pages.values()))))
 
 
-def _own(case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str) -> OwnObject:
-    found = _found(case, space, pages, page_hash)
+def _own_object(
+    case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str
+) -> OwnObject:
+    found = _page_at_rest(case, space, pages, page_hash)
     if not isinstance(found, OwnObject):
         raise NotVerified(
             "a page lies in files together with others: give the back door `tamper` to cut its object"
@@ -217,25 +217,27 @@ def _own(case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str
     return found
 
 
-def _found(case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str) -> PageAtRest:
+def _page_at_rest(
+    case: Case, space: KeySpace, pages: Mapping[str, bytes], page_hash: str
+) -> PageAtRest:
     return at_rest(case.subject, case.scratch.path, space, pages, page_hash)
 
 
-def _another(case: Case, store: Probe, space: KeySpace) -> Probe:
-    left_open(case, store)
-    fresh = reopened(case)
+def _reopened(case: Case, store: Probe, space: KeySpace) -> Probe:
+    keep_open_if_shared(case, store)
+    fresh = reopen(case)
     fresh.open_space(space)
     return fresh
 
 
 def _is_cached(
-    case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes], victim: str
+    case: Case, store: Probe, space: KeySpace, pages: Mapping[str, bytes], damaged: str
 ) -> bool:
-    """Read all pages; whether the damaged one is a hit, from a memory that was not damaged."""
+    """Read all pages. Return whether the damaged one is a hit, from an undamaged copy in memory."""
     found = dict(zip(pages, store.get(space, list(pages)), strict=True))
-    if found[victim] not in (None, pages[victim]):
-        raise case.wrong_bytes(store, space, victim, found[victim] or b"", [])
-    others = {h: data for h, data in pages.items() if h != victim}
+    if found[damaged] not in (None, pages[damaged]):
+        raise case.wrong_bytes(store, space, damaged, found[damaged] or b"", [])
+    others = {h: data for h, data in pages.items() if h != damaged}
     case.must_hold(store, space, others)
     lost = [page_hash for page_hash in others if found[page_hash] is None]
     if lost and case.keeps:
@@ -244,24 +246,25 @@ def _is_cached(
             expected="True for every other page",
             got=f"False for {lost[0][:8]}",
         )
-    return found[victim] is not None
+    return found[damaged] is not None
 
 
 def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) -> None:
-    store, space = _opened(case)
+    store, space = open_store(case, _PAGE_NBYTES)
     for words, damage in damages.items():
-        pages, victim = _damaged(case, store, space, damage)
-        with about(f"its object was {words}"):
-            if looks_first and _is_cached(case, store, space, pages, victim):
-                store = _another(case, store, space)
-                store.get(space, [victim])
-            page = {victim: pages[victim]}
+        pages, damaged = _damaged(case, store, space, damage)
+        with note(f"its object was {words}"):
+            if looks_first and _is_cached(case, store, space, pages, damaged):
+                store = _reopened(case, store, space)
+                store.get(space, [damaged])
+            page = {damaged: pages[damaged]}
             case.must_set(store, space, page)
             case.must_hold(store, space, page)
-            store = _another(case, store, space)
-            if store.get(space, [victim]) == [None]:  # the handle before had it in its memory
+            store = _reopened(case, store, space)
+            # The handle before had the page in its memory.
+            if store.get(space, [damaged]) == [None]:
                 case.must_set(store, space, page)
-                store = _another(case, store, space)
+                store = _reopened(case, store, space)
             case.must_hold(store, space, page)
         store.delete(space, list(pages))
 
@@ -269,15 +272,15 @@ def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) 
 # --- through the page store ----------------------------------------------------------------------
 
 
-def _let_go(
+def _reopen_if_shared_file(
     case: Case, store: FramedStore, space: KeySpace, stored: Mapping[str, bytes]
 ) -> FramedStore:
-    """A file that several pages share must not be open while it is changed: who has it may cache it."""
-    found = _found(case, store.stored_space, stored, next(iter(stored)))
+    """Reopen a store whose pages share a file: an open handle may have the file in its cache."""
+    found = _page_at_rest(case, store.stored_space, stored, next(iter(stored)))
     if not isinstance(found, InSharedFiles):
         return store
     store.close()
-    return FramedStore(case, reopened(case), space)
+    return FramedStore(case, reopen(case), space)
 
 
 def _missed_by_page_store(
@@ -285,21 +288,21 @@ def _missed_by_page_store(
     store: FramedStore,
     space: KeySpace,
     payloads: Mapping[str, bytes],
-    victims: set[str],
+    damaged_hashes: set[str],
 ) -> FramedStore:
-    """Load all pages; the victims must be misses, if not in this handle then in a new one."""
+    """Load all pages. The damaged ones must be misses, if not in this handle then in a new one."""
     for attempt in range(2):
         verdicts = store.load(payloads)
         _no_errors(case, verdicts)
         wrong = sum(verdict not in (Verdict.OK, Verdict.MISS) for verdict in verdicts.values())
-        if store.found_wrong() != wrong:
-            raise Violation("damaged pages are not counted", str(wrong), str(store.found_wrong()))
+        if store.corrupt_count() != wrong:
+            raise Violation("damaged pages are not counted", str(wrong), str(store.corrupt_count()))
         case.evidence["damaged"] = f"{wrong} found by the page store"
-        if all(verdicts[page_hash] is not Verdict.OK for page_hash in victims):
+        if all(verdicts[page_hash] is not Verdict.OK for page_hash in damaged_hashes):
             return store
         if attempt == 0:
             store.close()
-            store = FramedStore(case, reopened(case), space)
+            store = FramedStore(case, reopen(case), space)
     raise NotVerified("damaged pages are read whole: from a memory, or the store mends them itself")
 
 
@@ -320,14 +323,16 @@ def _must_be_healed(
     store.save(payloads)
     for _ in range(2):
         verdicts = store.load(payloads)
-        ill = [page_hash for page_hash, verdict in verdicts.items() if verdict is not Verdict.OK]
-        if ill and (case.keeps or verdicts[ill[0]] is not Verdict.MISS):
+        unhealed = [
+            page_hash for page_hash, verdict in verdicts.items() if verdict is not Verdict.OK
+        ]
+        if unhealed and (case.keeps or verdicts[unhealed[0]] is not Verdict.MISS):
             raise Violation(
                 "a damaged page is not healed by the next save",
                 "ok: it was missed, deleted and saved again",
-                f"{verdicts[ill[0]].value} for {ill[0][:8]}",
-                tuple(case.trace.sequence(ill[0][:8])),
+                f"{verdicts[unhealed[0]].value} for {unhealed[0][:8]}",
+                tuple(case.trace.sequence(unhealed[0][:8])),
             )
         store.close()
-        store = FramedStore(case, reopened(case), space)
+        store = FramedStore(case, reopen(case), space)
     store.close()

@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.scenarios.after_death import answering, fatal_lengths, left_open, reopened
 from hicache_conformance.scenarios.fork_server import (
     HELD,
     ForkServer,
     write_half,
     write_until_the_limit,
 )
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.scenarios.remote import die_after_next_call, remote, serve
-from hicache_conformance.tools.observation.files import Usage
+from hicache_conformance.scenarios.killed_writers import (
+    keep_open_if_shared,
+    kill_lengths,
+    must_keep_answering,
+    reopen,
+)
+from hicache_conformance.scenarios.remote_storage import kill_after_next_call, open_remote, serve
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.tools.observation.files import DirectoryUsage
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
@@ -31,7 +36,7 @@ def pages_survive_sigkill_of_their_writer(case: Case) -> None:
         case.space(fitting(case, 4000), pool="mamba"),
     ]
     reader = case.open(label="open before")
-    beside = left_open(case, reader)
+    beside = keep_open_if_shared(case, reader)
     writer = _writer(case, ForkServer(case))
     kept: dict[KeySpace, dict[str, bytes]] = {}
     for space in spaces:
@@ -39,7 +44,7 @@ def pages_survive_sigkill_of_their_writer(case: Case) -> None:
             opened.open_space(space)
         kept[space] = case.stored(writer, space, 1)
         kept[space] |= case.stored(writer, space, 5)
-    die_after_next_call(writer)
+    kill_after_next_call(writer)
     kept[spaces[0]] |= case.stored(writer, spaces[0], 1)
     _must_be_kept(case, kept, (reader,) if beside else ())
 
@@ -47,18 +52,18 @@ def pages_survive_sigkill_of_their_writer(case: Case) -> None:
 @check("KV-401", quick=False)
 def a_page_survives_a_kill_right_after_its_verdict(case: Case) -> None:
     """A page of any size is there although its writer was killed as soon as the set returned True."""
-    mortals = ForkServer(case)
+    fork_server = ForkServer(case)
     for nbytes in (64, 8192) if case.quick else (1, 64, 4097, 8192, 30_000):
         space = case.space(fitting(case, nbytes), tenant=str(nbytes))
         for count in (1, 3) if nbytes < 8192 else (1,):
-            writer = _writer(case, mortals)
+            writer = _writer(case, fork_server)
             writer.open_space(space)
-            die_after_next_call(writer)
+            kill_after_next_call(writer)
             pages = case.stored(writer, space, min(count, writer.max_batch))
-            store = reopened(case)
+            store = reopen(case)
             store.open_space(space)
             case.must_hold(store, space, pages)
-            store.delete(space, list(pages))  # the store may be small
+            store.delete(space, list(pages))  # A small store needs the room.
             store.close()
 
 
@@ -71,9 +76,9 @@ def an_overwritten_page_survives_a_kill(case: Case) -> None:
     old = case.stored(writer, space, 3)
     new = case.contents(space, list(old), version=1)
     case.must_set(writer, space, dict(list(new.items())[:2]))
-    die_after_next_call(writer)
+    kill_after_next_call(writer)
     case.must_set(writer, space, dict(list(new.items())[2:]))
-    store = reopened(case)
+    store = reopen(case)
     store.open_space(space)
     case.must_hold(store, space, {page_hash: (old[page_hash], new[page_hash]) for page_hash in old})
 
@@ -82,25 +87,25 @@ def an_overwritten_page_survives_a_kill(case: Case) -> None:
 def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
     """A page is gone although the process that deleted it was killed as soon as that returned True."""
     space = case.space(fitting(case, 1024))
-    mortals = ForkServer(case)
+    fork_server = ForkServer(case)
     kept: dict[str, bytes] = {}
     gone: list[str] = []
     for dies_before in (False, True):
-        writer = _writer(case, mortals)
+        writer = _writer(case, fork_server)
         writer.open_space(space)
         pages = case.stored(writer, space, 6)
-        if dies_before:  # what is deleted was set in another process's time
-            die_after_next_call(writer)
+        if dies_before:  # Another process deletes the pages.
+            kill_after_next_call(writer)
             writer.exists(space, list(pages)[:1])
-            writer = _writer(case, mortals)
+            writer = _writer(case, fork_server)
             writer.open_space(space)
         hashes = list(pages)
         deleted = writer.delete(space, hashes[:1])
-        die_after_next_call(writer)
+        kill_after_next_call(writer)
         deleted += writer.delete(space, hashes[1:2])
         gone += [h for h, ok in zip(hashes[:2], deleted, strict=True) if ok]
         kept |= {page_hash: pages[page_hash] for page_hash in hashes[2:]}
-    store = reopened(case)
+    store = reopen(case)
     store.open_space(space)
     case.must_miss(store, space, gone, "was deleted before the process that did it was killed")
     case.must_hold(store, space, kept)
@@ -113,32 +118,32 @@ def a_kill_in_a_set_takes_no_other_page_with_it(case: Case) -> None:
     """Pages that were there stay there when a process is killed in the middle of setting another one."""
     space = case.space(fitting(case, 6000))
     kept: dict[str, bytes] = {}
-    mortals = ForkServer(case)
+    fork_server = ForkServer(case)
     for before in (4,) if case.quick else (1, 4, 7):
         batch = case.contents(space, case.hashes(1))
         late = case.contents(space, case.hashes(1))
-        writer = mortals.start(write_half, space, batch, late, before)
-        verdicts = writer.hear()
+        writer = fork_server.spawn(write_half, space, batch, late, before)
+        verdicts = writer.receive()
         kept |= _noted(
             case, space, {h: batch[h] for h, ok in zip(batch, verdicts, strict=True) if ok}
         )
-        if writer.hear() == HELD:
+        if writer.receive() == HELD:
             writer.kill()
         _must_be_kept(case, {space: kept})
-    if not Usage.of(case.scratch.path).files:
+    if not DirectoryUsage.of(case.scratch.path).files:
         return
-    for limit in fatal_lengths(case, space)[:4]:
+    for limit in kill_lengths(case, space)[:4]:
         late = case.contents(space, case.hashes(1))
-        mortals.start(write_until_the_limit, space, late, limit).last_words()
+        fork_server.spawn(write_until_the_limit, space, late, limit).remaining_messages()
         _must_be_kept(case, {space: kept})
 
 
-def _writer(case: Case, mortals: ForkServer) -> Probe:
-    return remote(case, "killed later", mortals.start(serve))
+def _writer(case: Case, fork_server: ForkServer) -> Probe:
+    return open_remote(case, "killed later", fork_server.spawn(serve))
 
 
 def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, bytes]:
-    """Pages that an actor has set, written down as if a probe had."""
+    """Record pages that an actor has set, as a probe does. Return them."""
     case.trace.footprint += [space.stored_nbytes] * len(pages)
     case.trace.stored[space].update(pages)
     return pages
@@ -147,13 +152,13 @@ def _noted(case: Case, space: KeySpace, pages: dict[str, bytes]) -> dict[str, by
 def _must_be_kept(
     case: Case, kept: dict[KeySpace, dict[str, bytes]], others: tuple[Probe, ...] = ()
 ) -> None:
-    """Hold handles that were open, a new one, and one more after that was closed, against the pages."""
+    """Check the pages through open handles, a new handle, and one more after its close."""
     for space, pages in kept.items():
         for store in others:
             case.must_hold(store, space, pages)
     for _ in range(2):
-        with answering(case):
-            store = reopened(case)
+        with must_keep_answering(case):
+            store = reopen(case)
             for space, pages in kept.items():
                 store.open_space(space)
                 case.must_hold(store, space, pages)

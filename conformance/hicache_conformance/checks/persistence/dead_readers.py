@@ -1,4 +1,4 @@
-"""KV-402: readers that were killed in the middle of a get or a scan pin nothing for ever."""
+"""KV-402: readers that were killed in the middle of a get or a scan keep no room for ever."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotVerified
-from hicache_conformance.scenarios.after_death import left_open, reopened, require_files
 from hicache_conformance.scenarios.fork_server import ForkServer, read_half, scan_half
-from hicache_conformance.scenarios.planting import fitting
-from hicache_conformance.tools.observation.files import Usage, backdate
+from hicache_conformance.scenarios.killed_writers import keep_open_if_shared, reopen, require_files
+from hicache_conformance.scenarios.setup import fitting
+from hicache_conformance.tools.observation.files import DirectoryUsage, backdate
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PAGE_NBYTES = 64 << 10
 _PAGES = 6
 _TURNS = 24
-"""Of a churn: as many pages are set and deleted."""
+"""The number of pages that one churn sets and deletes."""
 _CHURNS = 12
 _KILLS = 4
 _KILLS_QUICK = 2
@@ -49,27 +49,27 @@ def killed_readers_leave_nothing_that_grows(case: Case) -> None:
                 f"about {before}, as before {2 * _TURNS} pages were set and deleted",
                 str(after),
             )
-        backdate(case.scratch.path, _MONTH_S)  # who goes by age can't wait for a test
+        backdate(case.scratch.path, _MONTH_S)  # Some stores remove old files only.
         time.sleep(_POLL_S)
         after = churn.usage()
 
 
 class _Churn:
-    """A store with a few pages, in which others are set and deleted, and processes killed that read."""
+    """A store in which pages are set and deleted, and the readers of its other pages are killed."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.space = case.space(fitting(case, _PAGE_NBYTES))
         self.nbytes = _TURNS * self.space.stored_nbytes
-        """Of the pages that one churn sets."""
-        self._mortals = ForkServer(case)
+        """The bytes of the pages that one churn sets."""
+        self._fork_server = ForkServer(case)
         self._store = case.open()
         self._store.open_space(self.space)
         self._pages = case.stored(self._store, self.space, _PAGES)
-        self._is_beside = left_open(case, self._store)
+        self._stays_open = keep_open_if_shared(case, self._store)
 
-    def usage(self) -> Usage:
-        """What lies there after one more churn."""
+    def usage(self) -> DirectoryUsage:
+        """Churn once more and return the usage of the directory."""
         store = self._handle()
         for turn in range(_TURNS):
             new = self.case.contents(self.space, self.case.hashes(1))
@@ -80,11 +80,11 @@ class _Churn:
                     got=f"False after {turn} pages of {self.space.stored_nbytes} bytes",
                 )
             store.delete(self.space, list(new))
-        left_open(self.case, store)
-        return Usage.of(self.case.scratch.path)
+        keep_open_if_shared(self.case, store)
+        return DirectoryUsage.of(self.case.scratch.path)
 
     def settles(self) -> bool:
-        """Whether it stops growing: a store may use new room first, and old room again later."""
+        """Return whether the store stops growing. A store may use new room first, and old room later."""
         usage = self.usage()
         for _ in range(_CHURNS):
             before, usage = usage, self.usage()
@@ -93,19 +93,19 @@ class _Churn:
         return False
 
     def kill_readers(self, count: int) -> None:
-        """In the middle of a get, and of a scan."""
+        """Kill readers in the middle of a get, and of a scan."""
         for _ in range(count):
-            self._mortals.start(read_half, self.space, list(self._pages)).hear()
+            self._fork_server.spawn(read_half, self.space, list(self._pages)).receive()
             if self.case.claims.enumerable:
-                self._mortals.start(scan_half, self.space).hear()
-        self._mortals.end()
+                self._fork_server.spawn(scan_half, self.space).receive()
+        self._fork_server.end()
 
     def violation(self, message: str, expected: str, got: str) -> Exception:
         return self._store.violation(message, expected=expected, got=got)
 
     def _handle(self) -> Probe:
-        if self._is_beside:
+        if self._stays_open:
             return self._store
-        store = reopened(self.case)
+        store = reopen(self.case)
         store.open_space(self.space)
         return store

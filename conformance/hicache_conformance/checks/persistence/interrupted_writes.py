@@ -1,4 +1,4 @@
-"""KV-402: what a writer leaves that was killed in the middle of a set."""
+"""KV-402: the remains of a writer that was killed in the middle of a set."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified, Violation
-from hicache_conformance.scenarios.after_death import (
-    Scene,
-    answering,
-    fatal_lengths,
-    is_kept,
-    left_open,
-    must_be_whole_or_absent,
-    must_take,
-    reopened,
-    require_files,
-    require_outlived,
-)
 from hicache_conformance.scenarios.attempts import Caller
 from hicache_conformance.scenarios.fault_path import LEAST_NBYTES
 from hicache_conformance.scenarios.fork_server import (
     HELD,
     ForkServer,
     open_within_the_limit,
-    write_for_ever,
+    write_forever,
     write_half,
     write_until_the_limit,
 )
-from hicache_conformance.scenarios.planting import fitting
+from hicache_conformance.scenarios.killed_writers import (
+    KilledWriterScenario,
+    keep_open_if_shared,
+    kill_lengths,
+    must_accept,
+    must_be_intact_or_absent,
+    must_keep_answering,
+    outlives_process,
+    reopen,
+    require_files,
+    require_outlived,
+)
+from hicache_conformance.scenarios.setup import fitting
 from hicache_conformance.tools.network.proxy import FaultProxy, endpoints_in, redirected
-from hicache_conformance.tools.observation.files import Usage, backdate
+from hicache_conformance.tools.observation.files import DirectoryUsage, backdate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
     """A store opens, and takes pages, after a process was killed while it was making the store."""
     if str(case.scratch.path) not in str(case.config):
         raise NotVerified("the config names no place under the test's directory: use {scratch}")
-    mortals, space = ForkServer(case), case.space(fitting(case, 1024))
+    fork_server, space = ForkServer(case), case.space(fitting(case, 1024))
     limits = (0, 100) if case.quick else (0, 1, 20, 100, 1000, 4000)
     killed = 0
     for limit in limits:
@@ -92,14 +92,16 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
         number = case.trace.began(
             f"process killed at byte {limit} of a file: from_config(), batch_set"
         )
-        words = mortals.start(open_within_the_limit, config, space, early, limit).last_words()
+        words = fork_server.spawn(
+            open_within_the_limit, config, space, early, limit
+        ).remaining_messages()
         case.trace.ended(number, words[0] if words else "killed")
         killed += not words
-        with answering(case):
-            store = reopened(case, config)
+        with must_keep_answering(case):
+            store = reopen(case, config)
             store.open_space(space)
-            must_be_whole_or_absent(case, store, space, {h: [data] for h, data in early.items()})
-            must_take(case, store, space, {h: [data] for h, data in early.items()})
+            must_be_intact_or_absent(case, store, space, {h: [data] for h, data in early.items()})
+            must_accept(case, store, space, {h: [data] for h, data in early.items()})
             store.close()
     case.evidence["killed"] = f"{killed} of {len(limits)}"
 
@@ -112,29 +114,29 @@ def writers_killed_at_random_leave_pages_absent_or_whole(case: Case) -> None:
     versions = [case.contents(space, case.hashes(6))]
     versions += [case.contents(space, list(versions[0]), version) for version in (1, 2)]
     pages = {page_hash: [each[page_hash] for each in versions] for page_hash in versions[0]}
-    store, mortals = case.open(), ForkServer(case)
+    store, fork_server = case.open(), ForkServer(case)
     store.open_space(space)
-    left_open(case, store)
+    keep_open_if_shared(case, store)
     taken: set[str] = set()
     rounds = 3 if case.quick else 6
     for _ in range(rounds):
-        writer = mortals.start(write_for_ever, space, pages, case.random.choice((1, 3)))
+        writer = fork_server.spawn(write_forever, space, pages, case.random.choice((1, 3)))
         for _ in range(case.random.randrange(12)):
-            taken.update(writer.hear())
-        for said in writer.kill():
-            taken.update(said)
+            taken.update(writer.receive())
+        for messages in writer.kill():
+            taken.update(messages)
         case.trace.stored[space].update(taken)
-        with answering(case):
-            fresh = reopened(case)
+        with must_keep_answering(case):
+            fresh = reopen(case)
             fresh.open_space(space)
-            must_be_whole_or_absent(case, fresh, space, pages)
-            if is_kept(case) and case.keeps:
+            must_be_intact_or_absent(case, fresh, space, pages)
+            if outlives_process(case) and case.keeps:
                 case.must_hold(fresh, space, {page_hash: pages[page_hash] for page_hash in taken})
             fresh.close()
     case.evidence["killed"] = f"{rounds} times"
-    last = reopened(case)
+    last = reopen(case)
     last.open_space(space)
-    must_take(case, last, space, pages)
+    must_accept(case, last, space, pages)
 
 
 @check("KV-402")
@@ -167,26 +169,26 @@ def a_connection_cut_in_a_set_leaves_the_page_absent_or_whole(case: Case) -> Non
 
 @check("KV-402", quick=False)
 def killed_writers_leave_nothing_that_grows(case: Case) -> None:
-    """What killed writers leave behind does not grow with how many were killed."""
+    """The remains of killed writers do not grow with the number of kills."""
     require_files(case)
     kills = 2 if case.quick else 3
-    scene = Scene(case, _PAGE_NBYTES)
-    victims = scene.victims(1)
-    limit = fatal_lengths(case, scene.space)[1]
-    _must_not_grow(case, scene, partial(_killed_at, case, scene, victims, limit), kills=kills)
-    _must_not_grow(case, scene, partial(_killed_half_way, case, scene, victims, 7), kills=kills)
+    scenario = KilledWriterScenario(case, _PAGE_NBYTES)
+    pages = scenario.pages_to_write(1)
+    limit = kill_lengths(case, scenario.space)[1]
+    _must_not_grow(case, scenario, partial(_killed_at, case, scenario, pages, limit), kills=kills)
+    _must_not_grow(case, scenario, partial(_killed_half_way, case, scenario, pages, 7), kills=kills)
 
 
 def _kill_at_bytes(case: Case, *, versions: int) -> None:
     if versions > 1 and not case.claims.overwrites:
         raise NotDeclared("overwrites is declared False: a set of a present page writes nothing")
-    scene = Scene(case, _PAGE_NBYTES)
-    limits = fatal_lengths(case, scene.space)
+    scenario = KilledWriterScenario(case, _PAGE_NBYTES)
+    limits = kill_lengths(case, scenario.space)
     killed = 0
     for limit in limits:
-        victims = scene.victims(versions)
-        killed += _killed_at(case, scene, victims, limit)
-        scene.judge(victims)
+        pages = scenario.pages_to_write(versions)
+        killed += _killed_at(case, scenario, pages, limit)
+        scenario.verify(pages)
     case.evidence["killed"] = f"{killed} of {len(limits)}"
     if not killed:
         raise NotVerified(
@@ -196,46 +198,52 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
 
 
 def _killed_at(
-    case: Case, scene: Scene, victims: Mapping[str, Sequence[bytes]], limit: int
+    case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], limit: int
 ) -> bool:
-    """Set pages in a process that is killed when it makes a file longer than `limit`."""
-    new = {page_hash: contents[-1] for page_hash, contents in victims.items()}
+    """Set pages in a process that is killed when a file exceeds `limit`. Return whether it was
+    killed.
+    """
+    new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed at byte {limit} of a file: batch_set"
     number = case.trace.began(line, list(new))
-    said = scene.mortals.start(write_until_the_limit, scene.space, new, limit).last_words()
-    case.trace.ended(number, said[0] if said else "killed")
-    case.trace.stored[scene.space].update(new)
-    return not said
+    messages = scenario.fork_server.spawn(
+        write_until_the_limit, scenario.space, new, limit
+    ).remaining_messages()
+    case.trace.ended(number, messages[0] if messages else "killed")
+    case.trace.stored[scenario.space].update(new)
+    return not messages
 
 
 def _kill_between_segments(case: Case, *, versions: int) -> None:
-    scene = Scene(case, _SEGMENTED_NBYTES)
+    scenario = KilledWriterScenario(case, _SEGMENTED_NBYTES)
     held = 0
     for before in (7,) if case.quick else (0, 1, 4, 7):
-        victims = scene.victims(versions)
-        held += _killed_half_way(case, scene, victims, before)
-        scene.judge(victims)
+        pages = scenario.pages_to_write(versions)
+        held += _killed_half_way(case, scenario, pages, before)
+        scenario.verify(pages)
     case.evidence["killed"] = f"{held} times in the middle"
 
 
 def _killed_half_way(
-    case: Case, scene: Scene, victims: Mapping[str, Sequence[bytes]], before: int
+    case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], before: int
 ) -> bool:
-    """Set a page in a process that is killed in front of segment `before`; whether it came there."""
-    new = {page_hash: contents[-1] for page_hash, contents in victims.items()}
+    """Set a page in a process that is killed in front of segment `before`. Return whether it came
+    there.
+    """
+    new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))
-    writer = scene.mortals.start(write_half, scene.space, {}, new, before)
-    writer.hear()
-    said = writer.hear()
-    case.trace.ended(number, "killed" if said == HELD else said)
-    case.trace.stored[scene.space].update(new)
+    writer = scenario.fork_server.spawn(write_half, scenario.space, {}, new, before)
+    writer.receive()
+    messages = writer.receive()
+    case.trace.ended(number, "killed" if messages == HELD else messages)
+    case.trace.stored[scenario.space].update(new)
     writer.kill()
-    return bool(said == HELD)
+    return bool(messages == HELD)
 
 
 def _cut(case: Case, writer: Caller, direct: Probe, cut: Callable[[], None], versions: int) -> None:
-    """Set a page over a connection that is cut meanwhile, and look at it from elsewhere."""
+    """Set a page over a connection that is cut meanwhile, and read the page through another handle."""
     space, hashes = writer.space, case.hashes(1)
     contents = [case.contents(space, hashes, version) for version in range(versions)]
     for each in contents[:-1]:
@@ -243,58 +251,63 @@ def _cut(case: Case, writer: Caller, direct: Probe, cut: Callable[[], None], ver
     cut()
     writer.set(contents[-1])
     allowed = {page_hash: [each[page_hash] for each in contents] for page_hash in hashes}
-    must_be_whole_or_absent(case, direct, space, allowed)
+    must_be_intact_or_absent(case, direct, space, allowed)
     if versions > 1:
         case.must_hold(direct, space, allowed)
-    must_take(case, direct, space, allowed)
+    must_accept(case, direct, space, allowed)
     direct.delete(space, hashes)
 
 
-def _must_not_grow(case: Case, scene: Scene, kill: Callable[[], object], *, kills: int) -> None:
-    """Kill some writers, look, kill twice as many more, and look again."""
-    usages: list[Usage] = []
+def _must_not_grow(
+    case: Case, scenario: KilledWriterScenario, kill: Callable[[], object], *, kills: int
+) -> None:
+    """Kill some writers and measure, then kill twice as many more and measure again."""
+    usages: list[DirectoryUsage] = []
     for times in (kills, 2 * kills):
         for _ in range(times):
             kill()
-        usages.append(_cleaned(case, scene.space))
+        usages.append(_cleaned(case, scenario.space))
     first, second = usages
     case.evidence["left"] = f"{first} after {kills} kills, {second} after {3 * kills}"
-    if _has_grown(case, scene, first, kills) and not _shrinks(case, scene, first, kills):
+    if _has_grown(case, scenario, first, kills) and not _shrinks(case, scenario, first, kills):
         raise Violation(
             "what killed writers leave behind grows with every one that is killed",
             f"about as much after {3 * kills} kills as after {kills}: {first}",
-            str(Usage.of(case.scratch.path)),
+            str(DirectoryUsage.of(case.scratch.path)),
             tuple(case.trace.sequence()),
         )
 
 
-def _has_grown(case: Case, scene: Scene, first: Usage, kills: int) -> bool:
-    """Whether each of the `2 * kills` kills since `first` seems to have left something."""
-    now = Usage.of(case.scratch.path)
-    nbytes = kills * scene.space.stored_nbytes // 2
+def _has_grown(
+    case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, kills: int
+) -> bool:
+    """Return whether each of the `2 * kills` kills since `first` seems to have left something."""
+    now = DirectoryUsage.of(case.scratch.path)
+    nbytes = kills * scenario.space.stored_nbytes // 2
     return now.files - first.files >= 2 * kills or now.nbytes - first.nbytes >= nbytes
 
 
-def _shrinks(case: Case, scene: Scene, first: Usage, kills: int) -> bool:
-    """Whether what has grown since `first` grows with sets that nobody kills, too, or goes by itself."""
-    backdate(case.scratch.path, _MONTH_S)  # who goes by age can't wait for a test
-    usages = [_cleaned(case, scene.space) for _ in range(2 * kills)]
+def _shrinks(case: Case, scenario: KilledWriterScenario, first: DirectoryUsage, kills: int) -> bool:
+    """Return whether the growth since `first` comes from every set, or goes by itself."""
+    backdate(case.scratch.path, _MONTH_S)  # Some stores remove old files only.
+    usages = [_cleaned(case, scenario.space) for _ in range(2 * kills)]
     if usages[-1].nbytes - usages[0].nbytes > (usages[0].nbytes - first.nbytes) // 2:
-        return True  # a log, that will be compacted
+        return True  # A log grows with every set and is compacted later.
     until_s = time.monotonic() + _CLEANING_LIMIT_S
-    while _has_grown(case, scene, first, kills):  # who cleans up in the background needs a while
+    # A store may clean up in the background.
+    while _has_grown(case, scenario, first, kills):
         if time.monotonic() > until_s:
             return False
         time.sleep(_POLL_S)
     return True
 
 
-def _cleaned(case: Case, space: KeySpace) -> Usage:
-    """What lies there after the store was opened again, used and closed."""
-    store = reopened(case)
+def _cleaned(case: Case, space: KeySpace) -> DirectoryUsage:
+    """Open, use and close the store again. Return the usage of its directory."""
+    store = reopen(case)
     store.open_space(space)
     pages = case.contents(space, case.hashes(1))
-    must_take(case, store, space, {page_hash: [data] for page_hash, data in pages.items()})
+    must_accept(case, store, space, {page_hash: [data] for page_hash, data in pages.items()})
     store.delete(space, list(pages))
     store.close()
-    return Usage.of(case.scratch.path)
+    return DirectoryUsage.of(case.scratch.path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import xxhash
 
-from hicache_conformance.scenarios.framed import PAGE_STORE
+from hicache_conformance.scenarios.framed_store import PAGE_STORE
 from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_storage.errors import CorruptPage

@@ -1,1 +1,1 @@
-"""Page bytes that name themselves, and a diagnosis of wrong ones."""
+"""Page bytes that name their page, and a diagnosis of wrong bytes."""

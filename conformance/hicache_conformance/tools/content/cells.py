@@ -1,7 +1,7 @@
-"""Page bytes that say where they belong: each cell of 32 bytes names page, version and offset.
+"""Page bytes made of cells: each cell of 32 bytes names its page, version and offset.
 
-A cell is a scrambled record (a small Feistel network, so that it can be read back): no byte of it is
-constant, no two cells are alike, and a cell that was changed in any bit is no longer valid.
+A cell is a record that a small Feistel network has scrambled, so it can be decoded. No byte of a
+cell is constant, no two cells are alike, and a cell with a changed bit is not valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Flags: TypeAlias = npt.NDArray[np.bool_]
 
 CELL_NBYTES = 32
-_CHUNK_CELLS = 1 << 14  # a chunk's arrays stay in the processor's cache
+_CHUNK_CELLS = 1 << 14  # The arrays of a chunk fit into the processor's cache.
 _WORD = np.dtype("<u8")
 _ODD = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SALTS = tuple(np.uint64(xxhash.xxh3_64_intdigest(b"cell", seed)) for seed in range(5))
@@ -30,7 +30,7 @@ _MAX_U32 = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which page, and which version of it, some bytes are of."""
+    """One version of one page."""
 
     tag: int
     """64 bits of hash over the space's id and the page's hash."""
@@ -42,10 +42,11 @@ class Identity:
 
     @classmethod
     def of(cls, space_id: str, page_hash: str, version: int = 0) -> Self:
-        """The identity of a version of a page.
+        """Return the identity of a version of a page.
 
         Raises:
-            ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32 bits.
+            ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32
+                bits.
         """
         if not 0 <= version <= _MAX_U32:
             raise ValueError(f"a version is a number from 0 to {_MAX_U32}, not {version}")
@@ -55,14 +56,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where bytes come from: position p of a buffer holds what belongs at p + `shift` of the page."""
+    """The origin of bytes: position p of a buffer holds what belongs at p + `shift` of the page."""
 
     identity: Identity
     shift: int
 
 
 def stream(identity: Identity, start: int, nbytes: int) -> Octets:
-    """The bytes [start, start + nbytes) of a page; empty in front of its first byte."""
+    """Return the bytes [start, start + nbytes) of a page, or nothing where `start` is negative."""
     if start < 0:
         return np.empty(0, dtype=np.uint8)
     first, skipped = divmod(start, CELL_NBYTES)
@@ -74,7 +75,7 @@ def stream(identity: Identity, start: int, nbytes: int) -> Octets:
 
 
 def origins(data: Octets, limit: int) -> list[Origin]:
-    """Up to `limit` different origins of the cells in `data`, in order, wherever the cells start."""
+    """Return up to `limit` different origins of the cells in `data`, in order, at any alignment."""
     found, valid = _origins_at(data, 0, limit)
     if not valid.all():
         for alignment in _alignments(data, valid):
@@ -82,11 +83,11 @@ def origins(data: Octets, limit: int) -> list[Origin]:
     return list(dict.fromkeys(found))[:limit]
 
 
-# --- one way -------------------------------------------------------------------------------------
+# --- encoding ------------------------------------------------------------------------------------
 
 
 def _fill(cells: Words, identity: Identity, first: int) -> None:
-    """Write the cells number `first` and following of a page."""
+    """Write the cells from number `first` on of a page."""
     places = np.arange(first, first + len(cells), dtype=np.uint64)
     places += np.uint64(identity.version << 32)
     right = places ^ _tag_mask(identity.tag)
@@ -100,7 +101,7 @@ def _fill(cells: Words, identity: Identity, first: int) -> None:
 
 
 def _mixed(words: Words, salt: int) -> Words:
-    """A word of hash for each word."""
+    """Return a hash of each word."""
     mixed = words + _SALTS[salt]
     mixed ^= mixed >> np.uint64(32)
     mixed *= _ODD[0]
@@ -125,12 +126,12 @@ def _first_word(hex_text: str) -> int:
     return int(hex_text[:8], 16)
 
 
-# --- and back ------------------------------------------------------------------------------------
+# --- decoding ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Decoded cells; what stands in those that are not valid means nothing."""
+    """Decoded cells. The fields of a cell that is not valid have no meaning."""
 
     valid: Flags
     tags: Words
@@ -139,7 +140,7 @@ class _Cells:
 
     @classmethod
     def read(cls, data: Octets) -> _Cells:
-        """The cells of `data`, whose length is a multiple of theirs."""
+        """Decode `data`, whose length is a multiple of the cell's length."""
         left, right, names, check = data.view(_WORD).reshape(-1, 4).T.astype(np.uint64)
         inner = right ^ _mixed(left, 2)
         tags = left ^ _mixed(inner, 1)
@@ -151,14 +152,14 @@ class _Cells:
         )
 
     def origin(self, number: int, position: int) -> Origin:
-        """Where cell `number`, which starts at byte `position`, comes from."""
+        """Return the origin of cell `number`, which starts at byte `position`."""
         version, index = divmod(int(self.places[number]), 1 << 32)
         space, page = divmod(int(self.names[number]), 1 << 32)
         identity = Identity(int(self.tags[number]), page, space, version)
         return Origin(identity, index * CELL_NBYTES - position)
 
     def changes(self) -> npt.NDArray[np.intp]:
-        """The numbers of the valid cells that do not continue the valid cell in front of them."""
+        """Return the numbers of the valid cells that do not continue the valid cell in front of them."""
         numbers = np.flatnonzero(self.valid)
         tags, places = self.tags[numbers], self.places[numbers]
         same = np.diff(places) == np.diff(numbers).astype(np.uint64)
@@ -167,7 +168,7 @@ class _Cells:
 
 
 def _origins_at(data: Octets, alignment: int, limit: int) -> tuple[list[Origin], Flags]:
-    """The origins of the cells that start at `alignment` and every 32 bytes on; which are valid."""
+    """Return the origins of the cells that start at `alignment`, and which of the cells are valid."""
     found: dict[Origin, None] = {}
     valid = [np.empty(0, dtype=np.bool_)]
     step = _CHUNK_CELLS * CELL_NBYTES
@@ -182,7 +183,7 @@ def _origins_at(data: Octets, alignment: int, limit: int) -> tuple[list[Origin],
 
 
 def _alignments(data: Octets, valid: Flags, samples: int = 64) -> list[int]:
-    """Where else cells start, tried from `samples` of the places where none is valid."""
+    """Return other alignments of cells, tried at `samples` of the places without a valid cell."""
     numbers = np.flatnonzero(~valid)
     numbers = numbers[(numbers + 2) * CELL_NBYTES - 1 <= data.size]
     numbers = numbers[:: max(1, numbers.size // samples)]

@@ -1,4 +1,4 @@
-"""What the pages of tests hold, and which of them have been set."""
+"""The contents of a test's pages, and a registry of the pages that the test has set."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache_conformance.tools.content.cells import Identity, stream
-from hicache_conformance.tools.content.diagnosis import UNTOUCHED, Wanted, verdict
+from hicache_conformance.tools.content.diagnosis import UNTOUCHED, ExpectedPage, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["UNTOUCHED", "Ledger", "content", "diagnose"]
+__all__ = ["UNTOUCHED", "PageRegistry", "content", "diagnose"]
 
 
 def content(space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
-    """The bytes of a page, determined by the arguments. Every 32 of them name all but `nbytes`.
+    """Return the bytes of a page, which the arguments determine. Every 32 bytes name the page.
 
     A shorter page is the start of a longer one.
 
     Raises:
-        ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32 bits.
+        ValueError: An id is no hex text of 8 digits or more, or the version does not fit 32
+            bits.
     """
     return stream(Identity.of(space_id, page_hash, version), 0, nbytes).tobytes()
 
@@ -30,16 +31,18 @@ def content(space_id: str, page_hash: str, nbytes: int, version: int = 0) -> byt
 def diagnose(
     received: bytes | memoryview, *, space_id: str, page_hash: str, allowed: Sequence[bytes]
 ) -> str:
-    """What `received` is, where one of `allowed` should have come for this page.
+    """Describe `received`, where one of `allowed` was expected for this page.
 
-    `allowed` is empty where the page should have been a miss. Other pages are named by the start of
-    their hash; a `Ledger` knows them in full.
+    `allowed` is empty where a miss was expected. The text names other pages by the start of their
+    hash; a `PageRegistry` knows their whole hash.
     """
-    return Ledger().explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
+    return PageRegistry().explain(received, space_id=space_id, page_hash=page_hash, allowed=allowed)
 
 
-class Ledger:
-    """The pages that a test has set, to recognise bytes of one that came for another. Thread-safe."""
+class PageRegistry:
+    """The pages that a test has set, for a diagnosis of bytes that belong to another page.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +57,7 @@ class Ledger:
             self._known[identity] = None
 
     def content(self, space_id: str, page_hash: str, nbytes: int, version: int = 0) -> bytes:
-        """The bytes of a page, which is remembered."""
+        """Return the bytes of a page, and remember the page."""
         self.add(space_id, page_hash, version)
         return content(space_id, page_hash, nbytes, version)
 
@@ -73,10 +76,10 @@ class Ledger:
         expected: Sequence[tuple[str, str, int]],
         nbytes: int | None = None,
     ) -> str:
-        """What `received` is, where one of `expected` (space id, page hash, version) should have come.
+        """Describe `received`, where one of `expected` (space id, page hash, version) was expected.
 
-        The first of `expected` names the page that was asked for. `nbytes`: how long that is, where
-        `received` may have another length.
+        The first of `expected` names the page of the call. `nbytes` is the length of that page,
+        where `received` may have another length.
 
         Raises:
             ValueError: `expected` is empty.
@@ -96,14 +99,14 @@ class Ledger:
         page_hash: str,
         allowed: Sequence[bytes],
     ) -> str:
-        """The same for contents of the caller's own."""
+        """Describe `received`, where one of the contents `allowed` was expected."""
         own = Identity.of(space_id, page_hash)
         with self._lock:
             known, names = tuple(self._known), dict(self._names)
-        wanted = Wanted(
+        page = ExpectedPage(
             own=own,
             right=[np.frombuffer(each, dtype=np.uint8) for each in allowed],
             names={**names, own.tag: (space_id, page_hash)},
             known=known,
         )
-        return verdict(np.frombuffer(received, dtype=np.uint8), wanted)
+        return describe(np.frombuffer(received, dtype=np.uint8), page)

@@ -1,7 +1,7 @@
-"""What wrong bytes are, in a sentence for people.
+"""A diagnosis of wrong bytes, in a sentence for people.
 
-The bytes are cut into spans, each explained by one source: the right bytes, a page that its cells name,
-zeros, or memory that nothing was written into.
+The bytes are cut into spans. One source explains each span: the right bytes, a page that the cells
+name, zeros, or memory that the store has not written.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from hicache_conformance.tools.content.cells import Flags, Octets
 
 UNTOUCHED = 0xA5
-"""The byte that a page is full of before it is read into."""
+"""The byte that fills a page before a read."""
 
 _MAX_ORIGINS = 8
 _MAX_SPANS = 4
 _RUN_NBYTES = 4
-"""So many bytes in a row are more than chance."""
+"""The length of a run of bytes that is no chance."""
 _SCATTERED_NBYTES = 64
-"""Up to so many bytes that nothing explains are told as single differences."""
+"""The most unexplained bytes that are reported as single differences."""
 _GUESSED_VERSIONS = 16
 _RIGHT = "the right bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The page that was asked for, and what else is known."""
+class ExpectedPage:
+    """The page of a call, and what else is known for the diagnosis."""
 
     own: Identity
-    """The page; its version is of no account."""
+    """The identity of the page. Its version has no meaning."""
     right: list[Octets]
-    """The contents that it may have."""
+    """The contents that the page may have."""
     names: dict[int, tuple[str, str]]
-    """Space id and page hash by tag."""
+    """The space id and the page hash by tag."""
     known: tuple[Identity, ...]
-    """What has been set, in any version."""
+    """The pages that were set, in any version."""
 
     def label(self, identity: Identity) -> str:
-        """Bytes of this page, in words."""
+        """Name the page, or the version, that some bytes belong to."""
         version = f"version {identity.version}"
         if identity.tag == self.own.tag:
             versions = {one.version for one in self.known if one.tag == identity.tag}
@@ -57,33 +57,33 @@ class Wanted:
         return f"bytes of the page {page_hash} of space {space_id}{suffix}"
 
 
-def verdict(data: Octets, wanted: Wanted) -> str:
-    """What `data` is."""
-    if any(np.array_equal(data, each) for each in wanted.right):
+def describe(data: Octets, page: ExpectedPage) -> str:
+    """Describe the bytes of `data`."""
+    if any(np.array_equal(data, each) for each in page.right):
         return "the right page"
-    return _length_words(data, wanted.right) + _words(data, wanted)
+    return _length_text(data, page.right) + _content_text(data, page)
 
 
-def _words(data: Octets, wanted: Wanted) -> str:
+def _content_text(data: Octets, page: ExpectedPage) -> str:
     if not data.size:
         return "no bytes at all"
     if data.min() == data.max() and (data.size >= _RUN_NBYTES or data[0] in (0, UNTOUCHED)):
         return _filled_with(int(data[0]))
-    differences = _differences(data, wanted.right)
+    differences = _differences(data, page.right)
     if differences is not None and differences.size < _RUN_NBYTES:
-        return _guessed(data, wanted) or _difference_words(data, differences)
-    spans = _spans(data, _sources(data, wanted))
+        return _guessed(data, page) or _difference_text(data, differences)
+    spans = _spans(data, _sources(data, page))
     if any(span.source is None for span in spans):
-        guess = _guessed(data, wanted)
+        guess = _guessed(data, page)
         if guess:
             return guess
         most = min(_SCATTERED_NBYTES, data.size // CELL_NBYTES)
         if differences is not None and differences.size <= most:
-            return _difference_words(data, differences)
-    return _span_words(data, spans, wanted)
+            return _difference_text(data, differences)
+    return _spans_text(data, spans, page)
 
 
-def _length_words(data: Octets, right: list[Octets]) -> str:
+def _length_text(data: Octets, right: list[Octets]) -> str:
     sizes = sorted({each.size for each in right})
     if not sizes or data.size in sizes:
         return ""
@@ -101,7 +101,7 @@ def _filled_with(value: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """From the nearest right content of the same length."""
+    """The differences from the nearest right content of the same length."""
 
     size: int
     first: int
@@ -118,7 +118,7 @@ def _differences(data: Octets, right: list[Octets]) -> _Differences | None:
     return _Differences(places[nearest].size, first, int(alike[nearest][first]))
 
 
-def _difference_words(data: Octets, differences: _Differences) -> str:
+def _difference_text(data: Octets, differences: _Differences) -> str:
     first, due = differences.first, differences.due
     got = int(data[first])
     words = f"first differs at byte {first}: 0x{got:02x} instead of 0x{due:02x}"
@@ -127,14 +127,14 @@ def _difference_words(data: Octets, differences: _Differences) -> str:
     return f"{words} (one bit)" if (got ^ due).bit_count() == 1 else words
 
 
-def _guessed(data: Octets, wanted: Wanted) -> str:
-    """Of which page a page too short for a whole cell is, found by trying; empty if of none."""
+def _guessed(data: Octets, page: ExpectedPage) -> str:
+    """Name the page of bytes too short for a whole cell, found by trial, or return ""."""
     if not _RUN_NBYTES <= data.size < CELL_NBYTES:
         return ""
-    versions = [replace(wanted.own, version=version) for version in range(_GUESSED_VERSIONS)]
-    for identity in (*wanted.known, *versions):
+    versions = [replace(page.own, version=version) for version in range(_GUESSED_VERSIONS)]
+    for identity in (*page.known, *versions):
         if np.array_equal(stream(identity, 0, data.size), data):
-            return wanted.label(identity)
+            return page.label(identity)
     return ""
 
 
@@ -143,9 +143,9 @@ def _guessed(data: Octets, wanted: Wanted) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Something that bytes may be: `read(start, nbytes)` gives its bytes from its own `start` on.
+    """A possible source of the bytes: `read(start, nbytes)` gives its bytes from its own `start` on.
 
-    Position p of what was received would hold its byte p + `shift`.
+    Position p of the received bytes would hold byte p + `shift` of the source.
     """
 
     label: str
@@ -153,7 +153,7 @@ class _Source:
     shift: int = 0
 
     def run(self, data: Octets, start: int) -> int:
-        """How many bytes from `start` on it explains."""
+        """Return the number of bytes from `start` on that this source explains."""
         at, step = start, 1 << 12
         while at < data.size:
             same = self._same(data, at, step)
@@ -163,7 +163,7 @@ class _Source:
         return data.size - start
 
     def next_run(self, data: Octets, start: int) -> int:
-        """Where, from `start` on, it explains some bytes in a row; the end of `data` if nowhere."""
+        """Return the next position from `start` on at which this source explains a run, or the end."""
         step = 1 << 16
         for at in range(start, data.size, step):
             same = self._same(data, at, step + 2 * _RUN_NBYTES)
@@ -173,8 +173,8 @@ class _Source:
                 return at + int(same.argmax())
         return data.size
 
-    def words(self, start: int) -> str:
-        """What it is, as found from byte `start` on."""
+    def text(self, start: int) -> str:
+        """Name this source, as found from byte `start` on."""
         if not self.shift:
             return self.label
         moved = f"(byte {start} holds what belongs at byte {start + self.shift})"
@@ -182,9 +182,8 @@ class _Source:
 
     def _same(self, data: Octets, start: int, nbytes: int) -> Flags:
         piece = data[start : start + nbytes]
-        lead = min(
-            max(0, -(start + self.shift)), piece.size
-        )  # what would lie in front of its start
+        # The first `lead` bytes would lie in front of the source's start.
+        lead = min(max(0, -(start + self.shift)), piece.size)
         theirs = self.read(start + self.shift + lead, piece.size - lead)
         same = np.zeros(piece.size, dtype=np.bool_)
         end = lead + theirs.size
@@ -192,28 +191,28 @@ class _Source:
         return same
 
 
-def _sources(data: Octets, wanted: Wanted) -> list[_Source]:
-    """What the bytes may be, the likelier first."""
+def _sources(data: Octets, page: ExpectedPage) -> list[_Source]:
+    """Return the sources that may explain the bytes, the likeliest first."""
     found = origins(data, _MAX_ORIGINS)
-    named = [_named(each) for each in wanted.right]
+    named = [_named(each) for each in page.right]
     allowed = {identity for identity in named if identity is not None}
-    seen = {one.identity for one in found if one.identity.tag == wanted.own.tag}
+    seen = {one.identity for one in found if one.identity.tag == page.own.tag}
     several = len(allowed | seen) > 1
 
     def label(identity: Identity | None) -> str:
         plain = identity is None or (identity in allowed and not several)
-        return _RIGHT if plain or identity is None else wanted.label(identity)
+        return _RIGHT if plain or identity is None else page.label(identity)
 
     right = [
         _right_source(label(identity), each)
-        for identity, each in zip(named, wanted.right, strict=True)
+        for identity, each in zip(named, page.right, strict=True)
     ]
     rest = [_origin_source(label(origin.identity), origin) for origin in found]
     return [*right, *rest, _filler(0), _filler(UNTOUCHED)]
 
 
 def _named(right: Octets) -> Identity | None:
-    """What a right content says it is; None where it is not made of cells."""
+    """Return the identity that a right content names, or None where it is not made of cells."""
     found = origins(right[:CELL_NBYTES], 1)
     return found[0].identity if found else None
 
@@ -237,22 +236,22 @@ def _filler(value: int) -> _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A part of what was received, and what it is; no source: bytes of nothing that is known."""
+    """A part of the received bytes and its source, which is None where the bytes are unknown."""
 
     start: int
     end: int
     source: _Source | None
 
-    def words(self, data: Octets) -> str:
+    def text(self, data: Octets) -> str:
         if self.source is not None:
-            return self.source.words(self.start)
+            return self.source.text(self.start)
         shown = data[self.start : min(self.end, self.start + 8)].tobytes().hex(" ")
         more = " ..." if self.end - self.start > 8 else ""
         return f"bytes of no known page ({shown}{more})"
 
 
 def _spans(data: Octets, sources: Sequence[_Source]) -> list[_Span]:
-    """The bytes cut into what they are: the first few spans, each as long as one source allows."""
+    """Cut the bytes into the first few spans, each as long as one source explains."""
     spans: list[_Span] = []
     start = 0
     while start < data.size and len(spans) <= _MAX_SPANS:
@@ -267,15 +266,15 @@ def _spans(data: Octets, sources: Sequence[_Source]) -> list[_Span]:
     return spans
 
 
-def _span_words(data: Octets, spans: list[_Span], wanted: Wanted) -> str:
-    right = spans[0].source is not None and spans[0].words(data) == _RIGHT
+def _spans_text(data: Octets, spans: list[_Span], page: ExpectedPage) -> str:
+    right = spans[0].source is not None and spans[0].text(data) == _RIGHT
     if right and len(spans) == 1:
-        whole = all(data.size >= each.size for each in wanted.right)
+        whole = all(data.size >= each.size for each in page.right)
         return _RIGHT if whole else f"{_RIGHT}, cut short"
     if right and len(spans) == 2:
-        return f"{spans[1].words(data)} from byte {spans[1].start} on"
-    parts = [f"{span.words(data)} up to byte {span.end}" for span in spans[:_MAX_SPANS]]
+        return f"{spans[1].text(data)} from byte {spans[1].start} on"
+    parts = [f"{span.text(data)} up to byte {span.end}" for span in spans[:_MAX_SPANS]]
     if len(spans) > _MAX_SPANS:
         return ", then ".join(parts) + ", and so on"
-    parts[-1] = spans[-1].words(data)
+    parts[-1] = spans[-1].text(data)
     return ", then ".join(parts)

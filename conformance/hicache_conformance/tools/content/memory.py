@@ -1,6 +1,6 @@
 """Host memory for the pages of a test, with guard bytes around every segment.
 
-Guards show what a store must never do: write outside the pages that it was given (KV-004).
+The guards show a write outside the pages, which no store may make (KV-004).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 _GUARD_NBYTES = 64
 _GUARD = 0xE7
 _UNTOUCHED = 0xA5
+_NEXT_USER = 0x3C
 
 
 class PageMemory:
     """Equal pages in one allocation, each in `segments` pieces that do not touch.
 
-    Segments start at multiples of `alignment`. Pieces differ in length where the page allows it, or
-    have the `lengths` that are given.
+    Segments start at multiples of `alignment`. The pieces of a page differ in length where the page
+    allows it, or have the given `lengths`.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class PageMemory:
     ) -> None:
         lengths = lengths or _lengths(nbytes, segments, alignment)
         step = max(alignment, 1)
-        strides = [_up(length + _GUARD_NBYTES, step) for length in lengths]
-        total = _up(_GUARD_NBYTES, step) + count * sum(strides) + step
+        strides = [_round_up(length + _GUARD_NBYTES, step) for length in lengths]
+        total = _round_up(_GUARD_NBYTES, step) + count * sum(strides) + step
         self._memory = np.full(total, _GUARD, dtype=np.uint8)
         view = memoryview(self._memory.data)
-        start = _up(address_of(view) + _GUARD_NBYTES, step) - address_of(view)
+        start = _round_up(address_of(view) + _GUARD_NBYTES, step) - address_of(view)
         self._guards: list[tuple[int, int]] = [(0, start)]
         self.pages: list[Page] = []
         for _ in range(count):
@@ -53,14 +54,14 @@ class PageMemory:
                 start += stride
             self.pages.append(Page(*parts))
 
-    def holding(self, contents: Sequence[bytes]) -> PageMemory:
-        """This memory, with its pages filled."""
+    def filled_with(self, contents: Sequence[bytes]) -> PageMemory:
+        """Fill the pages and return this memory."""
         for page, data in zip(self.pages, contents, strict=True):
             page.copy_from(data)
         return self
 
     def overrun(self) -> str:
-        """What a store wrote outside the pages, in words; empty where it wrote nothing."""
+        """Describe what a store wrote outside the pages, or return ""."""
         for start, end in self._guards:
             touched = np.flatnonzero(self._memory[start:end] != _GUARD)
             if touched.size:
@@ -68,7 +69,7 @@ class PageMemory:
         return ""
 
     def touched(self) -> bool:
-        """Whether anything was written into the pages since they were made or blanked."""
+        """Return whether anything was written into the pages since they were made or blanked."""
         return any(
             np.frombuffer(part, np.uint8).max() != _UNTOUCHED
             or np.frombuffer(part, np.uint8).min() != _UNTOUCHED
@@ -77,14 +78,28 @@ class PageMemory:
         )
 
     def blank(self) -> None:
-        """Fill the pages with the byte that means untouched."""
+        """Fill the pages with the byte of an untouched page."""
         for page in self.pages:
             for part in page.segments:
                 np.frombuffer(part, np.uint8)[:] = _UNTOUCHED
 
 
+def overwrite(pages: Sequence[Page]) -> None:
+    """Write into the pages what stands for the data of their next user."""
+    for page in pages:
+        for part in page.segments:
+            np.frombuffer(part, np.uint8)[:] = _NEXT_USER
+
+
+def is_overwritten(page: Page) -> bool:
+    """Return whether a page holds only what `overwrite` wrote."""
+    return all(bool((np.frombuffer(part, np.uint8) == _NEXT_USER).all()) for part in page.segments)
+
+
 def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
-    """`nbytes` in at most `segments` uneven pieces, all but the last of a multiple of `alignment`."""
+    """Cut `nbytes` into at most `segments` uneven pieces. All but the last are multiples of
+    `alignment`.
+    """
     if segments == 1 or nbytes < 2 * alignment:
         return [nbytes]
     units, rest = divmod(nbytes, alignment)
@@ -99,5 +114,5 @@ def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
     return [size * alignment for size in sizes[:-1]] + [sizes[-1] * alignment + rest]
 
 
-def _up(value: int, step: int) -> int:
+def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step

@@ -1,4 +1,4 @@
-"""The TCP endpoints that a backend's config names, and a config that names others instead."""
+"""The TCP endpoints that a backend's config names, and a config that names other endpoints instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "http": 80, "https": 443}
 _HOST_FIELDS = ("host", "hostname", "server", "address")
 _MAX_PORT = 65535
 _MIN_PLAIN_PORT = 1024
-"""Of hosts whose name has no dot: "layer:3" is no endpoint."""
+"""The smallest port of a host whose name has no dot: "layer:3" is no endpoint."""
 
 _BETWEEN_URLS = re.compile(r"([,;\s]+)(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _URL = re.compile(
@@ -30,7 +30,7 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]*[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens, as a config names it."""
+    """The address of a server, as a config names it."""
 
     host: str
     """A name or an address, without brackets."""
@@ -38,15 +38,16 @@ class Endpoint:
 
 
 Swap: TypeAlias = "Callable[[Endpoint], tuple[str, int] | None]"
-"""What to put in an endpoint's place; None: leave it."""
+"""The function that gives the new address of an endpoint, or None to keep the endpoint."""
 
 
 def endpoints_in(config: Mapping[str, Any]) -> list[Endpoint]:
-    """The endpoints that `config` names, each once, in order.
+    """Return the endpoints that `config` names, each once, in order.
 
-    Found in URLs with a port (or of redis and http, which have one by default), in texts that are
-    nothing but `host:port`, several of either in one text included, and in fields `host` (or
-    `hostname`, `server`, `address`) beside a field `port`; in nested mappings and lists too.
+    An endpoint stands in a URL with a port (URLs of redis and http have one by default), in a text
+    that is nothing but `host:port` (several in one text are found), or in a field `host` (or
+    `hostname`, `server`, `address`) beside a field `port`. Nested mappings and lists are searched
+    too.
     """
     found: dict[Endpoint, None] = {}
 
@@ -60,10 +61,10 @@ def endpoints_in(config: Mapping[str, Any]) -> list[Endpoint]:
 def redirected(
     config: Mapping[str, Any], targets: Mapping[Endpoint, tuple[str, int]]
 ) -> dict[str, Any]:
-    """A deep copy of `config` with other hosts and ports in place of `targets`' keys.
+    """Return a deep copy of `config` with other hosts and ports in place of the keys of `targets`.
 
-    All else stays byte for byte. A certificate does not follow: TLS needs a client that does not check
-    the host's name.
+    Everything else stays byte for byte. The certificate of a server does not fit its new address,
+    so TLS needs a client that does not check the host's name.
     """
     return cast("dict[str, Any]", _rewritten(config, targets.get))
 
@@ -99,7 +100,7 @@ def _rewritten_mapping(mapping: Mapping[object, Any], swap: Swap) -> dict[object
 
 
 def _pairs(mapping: Mapping[object, Any]) -> list[tuple[str, str]]:
-    """The fields that name a host and its port: `host` and `port`, `redis_host` and `redis_port`."""
+    """Return the fields of a host and its port: `host` and `port`, `redis_host` and `redis_port`."""
     found: dict[str, str] = {}
     for name in _HOST_FIELDS:
         for key, value in mapping.items():
@@ -152,7 +153,7 @@ def _rewritten_url(url: str, swap: Swap) -> str:
 
 
 def _rewritten_host(text: str, swap: Swap, default_port: int | None) -> str:
-    """`text`, a host with or without a port, or another one in its place."""
+    """Return `text`, a host with or without a port, or the address that replaces it."""
     match = _HOST_PORT.fullmatch(text)
     port = int(match["port"] or default_port or 0) if match else 0
     if match is None or not 0 < port <= _MAX_PORT:
@@ -165,7 +166,7 @@ def _rewritten_host(text: str, swap: Swap, default_port: int | None) -> str:
 
 
 def _is_bare(text: str) -> bool:
-    """Whether a text that is no URL is `host:port`, and not a time, a tag or a ratio."""
+    """Return whether a text that is no URL is `host:port`, and not a time, a tag or a ratio."""
     match = _HOST_PORT.fullmatch(text)
     if match is None or not match["port"] or not 0 < int(match["port"]) <= _MAX_PORT:
         return False

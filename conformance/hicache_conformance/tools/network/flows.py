@@ -1,4 +1,4 @@
-"""What a `FaultProxy` carries, what it has counted, and how it is to behave."""
+"""The connections of a `FaultProxy`, its counters and its mode."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import socket
 
 Direction: TypeAlias = Literal["up", "down"]
-"""Up: from the client to the server."""
+"""The direction of bytes. "up" is from the client to the server."""
 
 _MAX_HELD_NBYTES = 4 << 20
-"""What is taken in for one direction of one connection; more waits at its sender."""
+"""The most bytes that one direction of one connection holds. More bytes wait at their sender."""
 
 
 @dataclass
 class Cut:
-    """The end of one connection, in the middle of what it carries."""
+    """The end of one connection in the middle of its bytes."""
 
     direction: Direction
     left_nbytes: int
@@ -28,12 +28,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class Mode:
-    """How the relay behaves. The default: as if it were not there."""
+    """The behaviour of the relay. By default every byte passes through."""
 
     refusing: bool = False
     silent: frozenset[Direction] = frozenset()
-    silences_one: bool = False
-    """The next connection to carry a request is silent from then on."""
+    silence_next: bool = False
+    """A flag that silences the next connection that carries a request."""
     delay_s: float = 0.0
     nbytes_per_s: float | None = None
     cut: Cut | None = None
@@ -41,7 +41,7 @@ class Mode:
 
 @dataclass
 class Counts:
-    """What has happened so far."""
+    """The counters of a proxy."""
 
     connections: int = 0
     cuts: int = 0
@@ -51,22 +51,22 @@ class Counts:
 
 @dataclass(eq=False)
 class Flow:
-    """One direction of one connection: what was received and not yet sent on."""
+    """One direction of one connection: the bytes that were received and not yet sent on."""
 
     direction: Direction
     source: socket.socket
     sink: socket.socket
     held: deque[tuple[float, bytes]] = field(default_factory=deque[tuple[float, bytes]])
-    """Pieces, and when they arrived."""
+    """The pieces of data and their times of arrival."""
     held_nbytes: int = 0
     next_s: float = 0.0
-    """When more may be sent, where bytes drip."""
+    """The time of the next send, where bytes drip."""
     blocked: bool = False
-    """The sink takes no more for now."""
+    """A flag that is set while the sink takes no more bytes."""
     ended: bool = False
-    """The source has said its last."""
+    """A flag that is set when the source has sent its last byte."""
     finished: bool = False
-    """So has the sink been told."""
+    """A flag that is set when the sink has received the end."""
 
     def take(self, data: bytes) -> None:
         self.held.append((time.monotonic(), data))
@@ -88,7 +88,7 @@ class Flow:
         return not self.ended and self.held_nbytes < _MAX_HELD_NBYTES
 
     def due_s(self, mode: Mode) -> float | None:
-        """When the sink is to be told something; None where there is nothing, or it does not listen."""
+        """Return the time of the next send, or None where nothing can be sent."""
         if self.finished or self.blocked or not (self.held or self.ended):
             return None
         due_s = self.next_s if mode.nbytes_per_s and self.held else 0.0
@@ -96,21 +96,22 @@ class Flow:
 
 
 class Connection:
-    """A client, the server, and what passes between them."""
+    """A client, its server, and the two flows between them."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
-        self.up = Flow("up", client, server, blocked=True)  # until the server has answered
+        # The flow stays blocked until the server has answered.
+        self.up = Flow("up", client, server, blocked=True)
         self.down = Flow("down", server, client)
         self.last_direction: Direction = "down"
         self.silenced = False
         self.connecting = True
-        self.severed = False
-        """The server is gone, and the client may not know yet, or has been told with an orderly end."""
-        self.doomed: socket.socket | None = None
-        """Whom the last bytes before a reset were sent to: until they have arrived, nothing moves."""
-        self.doomed_until_s = 0.0
+        self.server_lost = False
+        """A flag: the server is gone, and the client may not know it or has received an orderly end."""
+        self.reset_peer: socket.socket | None = None
+        """The receiver of the last bytes before a reset. Nothing moves until they have arrived."""
+        self.reset_by_s = 0.0
 
     @property
     def flows(self) -> tuple[Flow, Flow]:

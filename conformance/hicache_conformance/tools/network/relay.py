@@ -1,4 +1,4 @@
-"""The thread that moves the bytes of a `FaultProxy`, or fails to in the way that it is told."""
+"""The thread that moves the bytes of a `FaultProxy`, or fails to move them in the way of its mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Relay:
-    """A loop that serves all connections. Only `ask` and `stop` are for other threads."""
+    """A loop that serves all connections. Other threads call only `call_in_loop` and `stop`."""
 
     def __init__(self, server: tuple[str, int]) -> None:
         self.counts = Counts()
@@ -44,31 +44,33 @@ class Relay:
         self._listener: socket.socket | None = None
         self._connections: dict[Connection, None] = {}
         self._selector = selectors.DefaultSelector()
-        self._hears, self._wakes = socket.socketpair()
-        self._selector.register(self._hears, selectors.EVENT_READ, self._awaken)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
         self._gate = threading.Lock()
-        self._asked: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._stopping = False
         self._listen()
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
 
-    def ask(self, action: Callable[[], T]) -> T:
-        """What `action` returns, run between two moves of the loop; run at once where that has ended."""
+    def call_in_loop(self, action: Callable[[], T]) -> T:
+        """Run `action` between two steps of the loop and return its result. After the end, run it
+        at once.
+        """
         future: Future[T] = Future()
         with self._gate:
             running = not self._stopping
             if running:
-                self._asked.append((future, action))
-                self._wakes.send(b"\0")
+                self._calls.append((future, action))
+                self._wake_writer.send(b"\0")
         return future.result(_ANSWER_LIMIT_S) if running else action()
 
     def stop(self) -> None:
-        """End the loop and everything that it serves. Idempotent."""
+        """End the loop and all connections. Idempotent."""
         with self._gate:
             if not self._stopping:
                 self._stopping = True
-                self._wakes.send(b"\0")
+                self._wake_writer.send(b"\0")
         self._thread.join(_ANSWER_LIMIT_S)
 
     @property
@@ -76,7 +78,7 @@ class Relay:
         return self._stopping
 
     def behave(self, mode: Mode) -> None:
-        """From now on, behave like `mode`. After the end: nothing."""
+        """Take on `mode`. After the end, do nothing."""
         if self._stopping:
             return
         self.mode = mode
@@ -86,15 +88,19 @@ class Relay:
             self._listen()
         for connection in list(self._connections):
             connection.silenced = False
-            if connection.severed and not connection.down.finished and "down" not in mode.silent:
+            if (
+                connection.server_lost
+                and not connection.down.finished
+                and "down" not in mode.silent
+            ):
                 self._end(connection, reset=True)
 
     def held_nbytes(self) -> int:
-        """What was received and not yet sent on."""
+        """Return the number of bytes that were received and not yet sent on."""
         return sum(flow.held_nbytes for each in self._connections for flow in each.flows)
 
     def drop_held(self) -> int:
-        """Forget it; how many bytes that was."""
+        """Drop the held bytes and return their number."""
         return sum(flow.drop() for each in self._connections for flow in each.flows)
 
     # --- the loop --------------------------------------------------------------------------------
@@ -110,31 +116,31 @@ class Relay:
                     for flow in connection.flows:
                         self._move(connection, flow)
         finally:
-            self._shut()
+            self._close_all()
 
-    def _awaken(self, _: int) -> None:
-        self._hears.recv(4096)
-        while self._asked:
-            future, action = self._asked.popleft()
+    def _run_calls(self, _: int) -> None:
+        self._wake_reader.recv(4096)
+        while self._calls:
+            future, action = self._calls.popleft()
             try:
                 future.set_result(action())
             except OSError as error:
                 future.set_exception(error)
 
-    def _shut(self) -> None:
+    def _close_all(self) -> None:
         with self._gate:
             self._stopping = True
-            for future, _ in self._asked:
+            for future, _ in self._calls:
                 future.set_exception(RuntimeError("the proxy was closed"))
-            self._asked.clear()
+            self._calls.clear()
         self._refuse()
         self._selector.close()
-        for sock in (self._anchor, self._hears, self._wakes):
+        for sock in (self._anchor, self._wake_reader, self._wake_writer):
             sock.close()
 
     def _wait_s(self) -> float | None:
-        """How long nothing is due; None: until something happens."""
-        if any(connection.doomed for connection in self._connections):
+        """Return the time until the next send, or None where only an event can cause one."""
+        if any(connection.reset_peer for connection in self._connections):
             return _DRAIN_POLL_S
         dues = [
             due_s
@@ -155,7 +161,7 @@ class Relay:
                 continue
             events = selectors.EVENT_READ if incoming.listens else 0
             events |= selectors.EVENT_WRITE if outgoing.blocked else 0
-            events = 0 if connection.doomed else events
+            events = 0 if connection.reset_peer else events
             self._watch(sock, events, partial(self._serve, connection, incoming, outgoing))
 
     def _watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
@@ -175,7 +181,7 @@ class Relay:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _refuse(self) -> None:
-        """Nobody is let in, and nobody stays. The anchor keeps the port from being given to others."""
+        """Stop listening and reset all connections. The anchor keeps the port for this relay."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -189,7 +195,7 @@ class Relay:
         try:
             client, _address = self._listener.accept()
         except OSError:
-            return  # it has gone again
+            return  # The client has gone again.
         server = socket.socket(self._family, socket.SOCK_STREAM)
         for sock in (client, server):
             sock.setblocking(False)
@@ -198,7 +204,7 @@ class Relay:
         self._connections[connection] = None
         self.counts.connections += 1
         if server.connect_ex(self._server_address) not in (0, errno.EINPROGRESS):
-            self._lose(connection, server)
+            self._end_broken(connection, server)
 
     def _end(self, connection: Connection, *, reset: bool) -> None:
         self._connections.pop(connection, None)
@@ -210,19 +216,21 @@ class Relay:
             return
         if reset:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._watch(sock, 0, self._awaken)
+        self._watch(sock, 0, self._run_calls)
         sock.close()
 
-    def _lose(self, connection: Connection, sock: socket.socket) -> None:
-        """An end broke. While the proxy is silent, a client does not learn of it."""
+    def _end_broken(self, connection: Connection, sock: socket.socket) -> None:
+        """End a connection with a broken end. While the proxy is silent, its client does not learn
+        of it.
+        """
         if sock is connection.server and self._is_silent(connection, connection.down):
-            self._sever(connection)
+            self._drop_server(connection)
         else:
             self._end(connection, reset=True)
 
-    def _sever(self, connection: Connection) -> None:
-        """Take the server away. What the client still says is lost."""
-        connection.severed = True
+    def _drop_server(self, connection: Connection) -> None:
+        """Close the server's end. Further bytes of the client are lost."""
+        connection.server_lost = True
         connection.up.finished = True
         for flow in connection.flows:
             flow.drop()
@@ -234,19 +242,19 @@ class Relay:
         return connection.silenced or flow.direction in self.mode.silent
 
     def _is_moving(self, connection: Connection, flow: Flow) -> bool:
-        """Whether a connection still lives, and this direction of it is let through."""
-        alive = connection in self._connections and not connection.doomed
+        """Return whether a connection lives and its mode lets this direction pass."""
+        alive = connection in self._connections and not connection.reset_peer
         return alive and not self._is_silent(connection, flow)
 
     def _serve(self, connection: Connection, incoming: Flow, outgoing: Flow, events: int) -> None:
-        """One end of a connection is ready."""
+        """Serve one end of a connection that is ready."""
         if connection not in self._connections:
             return
         if events & selectors.EVENT_WRITE:
             if outgoing is connection.up and connection.connecting:
                 connection.connecting = False
                 if connection.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    self._lose(connection, connection.server)
+                    self._end_broken(connection, connection.server)
                     return
             outgoing.blocked = False
         if events & selectors.EVENT_READ and incoming.source.fileno() >= 0:
@@ -258,29 +266,29 @@ class Relay:
         except BlockingIOError:
             return
         except OSError:
-            self._lose(connection, flow.source)
+            self._end_broken(connection, flow.source)
             return
-        if connection.severed:
+        if connection.server_lost:
             if not data:
                 self._end(connection, reset=False)
         elif not data:
             flow.ended = True
         else:
-            self._note(connection, flow)
+            self._record_arrival(connection, flow)
             flow.take(data)
 
-    def _note(self, connection: Connection, flow: Flow) -> None:
-        """Bytes have come in."""
+    def _record_arrival(self, connection: Connection, flow: Flow) -> None:
+        """Count a round trip, and silence the connection where the mode asks for that."""
         if flow.direction == "up":
             self.counts.turns += connection.last_direction == "down"
-            if self.mode.silences_one:
+            if self.mode.silence_next:
                 connection.silenced = True
                 self.mode = Mode()
         connection.last_direction = flow.direction
 
     def _move(self, connection: Connection, flow: Flow) -> None:
-        """Send on what is due."""
-        if connection.doomed and connection in self._connections:
+        """Send on the bytes that are due."""
+        if connection.reset_peer and connection in self._connections:
             self._end_drained(connection)
         while self._is_moving(connection, flow):
             due_s = flow.due_s(self.mode)
@@ -294,7 +302,7 @@ class Relay:
             except BlockingIOError:
                 flow.blocked = True
             except OSError:
-                self._lose(connection, flow.sink)
+                self._end_broken(connection, flow.sink)
 
     def _send(self, connection: Connection, flow: Flow) -> None:
         piece = flow.held[0][1]
@@ -318,38 +326,38 @@ class Relay:
         self.mode = Mode()
         if orderly:
             self.counts.cuts += 1
-            self._sever(connection)
+            self._drop_server(connection)
             self._finish(connection, connection.down)
         else:
-            connection.doomed = flow.sink
-            connection.doomed_until_s = time.monotonic() + _DRAIN_LIMIT_S
+            connection.reset_peer = flow.sink
+            connection.reset_by_s = time.monotonic() + _DRAIN_LIMIT_S
             self._end_drained(connection)
 
     def _end_drained(self, connection: Connection) -> None:
-        """Reset a doomed connection once what was sent has arrived: a reset would overtake it."""
-        assert connection.doomed is not None
-        late = time.monotonic() >= connection.doomed_until_s
-        if late or not _nbytes_on_the_way(connection.doomed):
+        """Reset a connection once its last bytes have arrived: an earlier reset would overtake them."""
+        assert connection.reset_peer is not None
+        late = time.monotonic() >= connection.reset_by_s
+        if late or not _nbytes_on_the_way(connection.reset_peer):
             self.counts.cuts += 1
             self._end(connection, reset=True)
 
     def _finish(self, connection: Connection, flow: Flow) -> None:
-        """Tell the sink that no more will come."""
+        """Send the end of the flow to the sink."""
         flow.finished = True
         with suppress(OSError):
             flow.sink.shutdown(socket.SHUT_WR)
-        if connection.up.finished and connection.down.finished and not connection.severed:
+        if connection.up.finished and connection.down.finished and not connection.server_lost:
             self._end(connection, reset=False)
 
 
 def _nbytes_on_the_way(sock: socket.socket) -> int:
-    """What was sent to a peer whose system has not acknowledged it."""
+    """Return the number of sent bytes that the peer's system has not acknowledged."""
     answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(answer, sys.byteorder)
 
 
 def _bound(address: tuple[str, int]) -> socket.socket:
-    """A socket at `address`, which others of this function may share as long as one at most listens."""
+    """Return a socket at `address`. Several may share the address while at most one of them listens."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setblocking(False)
@@ -358,7 +366,7 @@ def _bound(address: tuple[str, int]) -> socket.socket:
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """The family and the address of a server; of several, one of IPv4."""
+    """Return the family and the address of a server, with IPv4 preferred."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, address

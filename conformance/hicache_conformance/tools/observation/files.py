@@ -1,197 +1,31 @@
-"""Pages at rest: found behind a store's back, looked at and damaged.
-
-`at_rest` uses the author's back doors where there are any. Without them it looks for the page's bytes in
-the files under the test's directory; that works for every store that keeps them as they are.
-"""
+"""Files under a directory: their number and sizes, their age, and their removal."""
 
 from __future__ import annotations
 
-import abc
-import mmap
 import os
-import tempfile
+import re
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hicache_conformance.run.outcomes import NotVerified
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from hicache_conformance.run.subject import Subject
-    from hicache_storage.keys import KeySpace
-
-_RUN_NBYTES = 64
-"""A run of a page's bytes this long is found nowhere by chance."""
-_OVERHEAD_NBYTES = 4096
-"""What a page's own file may hold beside the page: a header, a trailer, padding to a block."""
-_SEARCHED_NBYTES = 1 << 30
-_PLACES = 8
-
-
-class PageAtRest(abc.ABC):
-    """One stored page, as it lies in the store."""
-
-    nbytes: int
-    """Of the page, without what the store puts around it."""
-
-    @abc.abstractmethod
-    def flip(self, offset: int, bit: int) -> None:
-        """Flip one bit of the page's byte `offset`."""
-
-
-class OwnObject(PageAtRest):
-    """A page that lies in an object of its own, which may be cut, extended and removed."""
-
-    def __init__(
-        self, read: Callable[[], bytes], write: Callable[[bytes | None], None], data: bytes
-    ) -> None:
-        self._read = read
-        self.write = write
-        """Make something else of the object; None removes it."""
-        self.nbytes = len(data)
-        self._start = max(0, read().find(data))
-
-    def read(self) -> bytes:
-        """The whole object: the page, and what the store put around it."""
-        return self._read()
-
-    def flip(self, offset: int, bit: int) -> None:
-        self.flip_raw(self._start + offset, bit)
-
-    def flip_raw(self, offset: int, bit: int) -> None:
-        """Flip one bit of the object's byte `offset`."""
-        raw = bytearray(self._read())
-        raw[offset] ^= 1 << bit
-        self.write(bytes(raw))
-
-    def margins(self) -> list[int]:
-        """Where the store put bytes of its own around the page."""
-        size = len(self._read())
-        return [*range(self._start), *range(self._start + self.nbytes, size)]
-
-
-class InSharedFiles(PageAtRest):
-    """A page that lies in files together with others: only its bits may be touched."""
-
-    def __init__(self, root: Path, data: bytes) -> None:
-        self._root = root
-        self._data = data
-        self.nbytes = len(data)
-
-    def flip(self, offset: int, bit: int) -> None:
-        low = max(0, min(offset - _RUN_NBYTES // 2, len(self._data) - _RUN_NBYTES))
-        run = self._data[low : low + _RUN_NBYTES]
-        if not _is_telling(run):
-            low, run = 0, self._data[: offset + 1]
-        for path in _files(self._root):
-            for position in _positions(path, run):
-                _flip_in_place(path, position + offset - low, bit)
-
-
-def at_rest(
-    subject: Subject,
-    root: Path,
-    space: KeySpace,
-    pages: Mapping[str, bytes],
-    page_hash: str,
-) -> PageAtRest:
-    """One of `pages`, which were set one beside the other.
-
-    Raises:
-        NotVerified: There is no way to it.
-    """
-    data = pages[page_hash]
-    others = [other for name, other in pages.items() if name != page_hash]
-    if subject.offers("tamper"):
-        return OwnObject(
-            lambda: (subject.peek(space, page_hash) if subject.offers("peek") else None) or data,
-            lambda changed: subject.tamper(space, page_hash, changed),
-            data,
-        )
-    holders = [path for path in _files(root) if _holds(path, data)]
-    if not holders:
-        raise NotVerified(
-            "the page's bytes are in no file under the test's directory: give the back door `tamper`"
-        )
-    if len(holders) == 1 and _is_its_own(holders[0], data, others):
-        path = holders[0]
-        return OwnObject(path.read_bytes, lambda changed: _replace(path, changed), data)
-    return InSharedFiles(root, data)
-
-
-def _is_its_own(path: Path, data: bytes, others: Sequence[bytes]) -> bool:
-    if path.stat().st_size > len(data) + _OVERHEAD_NBYTES:
-        return False
-    raw = path.read_bytes()
-    return data in raw and not any(
-        run in raw for other in others for run in _telling_runs(other, 1)
-    )
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    """Whether a file holds the page, be it in pieces."""
-    return any(True for run in _telling_runs(data, _PLACES) for _ in _positions(path, run))
-
-
-def _telling_runs(data: bytes, most: int) -> list[bytes]:
-    """Runs of a page's bytes, from places all over it, that are found in no other page."""
-    step = max(1, (len(data) - _RUN_NBYTES) // _PLACES)
-    runs = (data[low : low + _RUN_NBYTES] for low in range(0, len(data), step))
-    return [run for run in runs if _is_telling(run)][:most]
-
-
-def _is_telling(run: bytes) -> bool:
-    """Whether these bytes are of one page only: no padding, no zeros."""
-    return len(set(run)) > min(len(run) // 3, _PLACES)
-
-
-def _positions(path: Path, run: bytes) -> Iterator[int]:
-    try:
-        with path.open("rb") as file:
-            if not 0 < os.fstat(file.fileno()).st_size <= _SEARCHED_NBYTES:
-                return
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                found = view.find(run)
-                while found >= 0:
-                    yield found
-                    found = view.find(run, found + 1)
-    except OSError:
-        return  # gone since it was listed, or not ours to read
-
-
-def _flip_in_place(path: Path, offset: int, bit: int) -> None:
-    with path.open("r+b", buffering=0) as file:
-        fd = file.fileno()
-        (value,) = os.pread(fd, 1, offset)
-        os.pwrite(fd, bytes([value ^ 1 << bit]), offset)
-
-
-def _replace(path: Path, data: bytes | None) -> None:
-    """Another file in place of this one: who has the old one mapped is not killed by SIGBUS."""
-    if data is None:
-        path.unlink()
-        return
-    fd, aside = tempfile.mkstemp(dir=path.parent.parent)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-    Path(aside).chmod(path.stat().st_mode)
-    Path(aside).replace(path)
+_REMOVAL_LIMIT_S = 5.0
+_REMOVAL_POLL_S = 0.01
+_TEMPORARY = re.compile(r"(^|[._-])(te?mp|part|partial)([._-]|$)|^\.?tmp|~$|\.swp$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What lies under a directory."""
+class DirectoryUsage:
+    """The number and sizes of the files under a directory."""
 
     files: int
     nbytes: int
     longest_nbytes: int
-    """Of the longest file."""
+    """The size of the longest file."""
 
     @classmethod
-    def of(cls, root: Path) -> Usage:
-        sizes = [_size(path) for path in _files(root)]
+    def of(cls, root: Path) -> DirectoryUsage:
+        sizes = [_size(path) for path in regular_files(root)]
         return cls(len(sizes), sum(sizes), max(sizes, default=0))
 
     def __str__(self) -> str:
@@ -199,16 +33,16 @@ class Usage:
 
 
 def backdate(root: Path, age_s: float) -> None:
-    """Make every file under `root` look as if it was last touched `age_s` ago."""
-    for path in _files(root):
+    """Set the times of every file under `root` back by `age_s`."""
+    for path in regular_files(root):
         try:
             status = path.stat()
             os.utime(path, (status.st_atime - age_s, status.st_mtime - age_s))
         except OSError:
-            continue  # gone since it was listed
+            continue  # The file has gone since it was listed.
 
 
-def _files(root: Path) -> list[Path]:
+def regular_files(root: Path) -> list[Path]:
     return sorted(
         Path(directory, name)
         for directory, _, names in os.walk(root)
@@ -222,3 +56,31 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def files_under(directory: Path) -> dict[Path, int]:
+    """Return every file under a directory with its size. A file that vanishes meanwhile is left out."""
+    found: dict[Path, int] = {}
+    for root, _, names in os.walk(directory):
+        for name in names:
+            path = Path(root, name)
+            try:
+                found[path] = path.lstat().st_size
+            except FileNotFoundError:
+                continue
+    return found
+
+
+def looks_temporary(path: Path) -> bool:
+    """Return whether the name of a file marks it as temporary."""
+    return _TEMPORARY.search(path.name) is not None
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a directory and its contents. Repeat while a killed process may still write into it."""
+    deadline_s = time.monotonic() + _REMOVAL_LIMIT_S
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        if not Path(path).exists() or time.monotonic() > deadline_s:
+            return
+        time.sleep(_REMOVAL_POLL_S)

@@ -1,4 +1,4 @@
-"""What callers asked of one page, and what they were answered, in time."""
+"""The calls about one page and their answers, in time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ READS: tuple[Kind, ...] = ("get", "exists")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call about one page, and what came of it."""
+    """One call about one page, and its answer."""
 
     process: int
-    """Who called: a number of a thread or process, for people."""
+    """The number of the calling thread or process, for people."""
     invoked: int
-    """When: any clock that never stands still."""
+    """The time of the call, by any clock that never stands still."""
     returned: int | None
-    """None: it has not, or it raised. Of a set or a delete: it may take effect later, or never."""
+    """The time of the answer. It is None where none came: a set or delete may then take effect
+    later or never.
+    """
     kind: Kind
     value: int | None = None
-    """The version that was set, or read."""
+    """The version that was set or read."""
     outcome: bool | None = None
-    """What it answered; None: nothing."""
+    """The verdict, or None without an answer."""
 
     @property
     def unanswered(self) -> Operation:
-        """The same without an answer."""
+        """The same operation without an answer."""
         return replace(self, returned=None, outcome=None)
 
     def __str__(self) -> str:
@@ -49,19 +51,19 @@ class Operation:
 
 
 class Call:
-    """An operation that is running."""
+    """A running operation."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
 
-    def answered(self, outcome: bool, value: int | None = None) -> None:  # noqa: FBT001 - a verdict
-        """What came back; `value`: the version that was read."""
+    def record_answer(self, outcome: bool, value: int | None = None) -> None:  # noqa: FBT001 - a verdict
+        """Record the answer. `value` is the version that was read."""
         known = self.operation.value if value is None else value
         self.operation = replace(self.operation, outcome=outcome, value=known)
 
 
 class History:
-    """What happened to one page. Thread-safe."""
+    """The operations of one page. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,8 +71,8 @@ class History:
         self._calls: list[Call] = []
 
     @contextmanager
-    def running(self, *, process: int, kind: Kind, value: int | None = None) -> Generator[Call]:
-        """Around a call to the store; tell the answer inside. An exception counts as none."""
+    def recording(self, *, process: int, kind: Kind, value: int | None = None) -> Generator[Call]:
+        """Record a call to the store around the block. An exception counts as no answer."""
         with self._lock:
             call = Call(Operation(process, next(self._clock), None, kind, value))
             self._calls.append(call)
@@ -80,7 +82,7 @@ class History:
                 call.operation = replace(call.operation, returned=next(self._clock))
 
     def operations(self) -> list[Operation]:
-        """Everything up to now, in the order in which it began."""
+        """Return all operations so far, in the order in which they began."""
         with self._lock:
             return [
                 call.operation if call.operation.returned is not None else call.operation.unanswered

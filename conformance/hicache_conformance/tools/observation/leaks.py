@@ -1,4 +1,4 @@
-"""Everything that a store shows of itself to people: messages, `repr`, logs, warnings and prints."""
+"""Everything that a store shows to people: messages, `repr`, logs, warnings and prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from hicache_conformance.scenarios.usage import use
+from hicache_conformance.scenarios.lifecycle_actors import use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -18,50 +18,52 @@ if TYPE_CHECKING:
     from hicache_conformance.tools.processes.child import Link
     from hicache_storage.keys import KeySpace
 
-Shown = dict[str, str]
-"""Where something was shown, and all that was."""
+Outputs = dict[str, str]
+"""The text that a store has shown, by its place."""
 
 
-def show(link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Actor: what the store shows when it is opened, used, misused, closed, and wrongly configured.
+def collect_outputs(
+    link: Link, space: KeySpace, wrong_configs: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Actor: open, use, misuse, close and wrongly configure the store, and send all that it shows.
 
-    `wrong_configs` are configs that can't be opened, each with a word for what is wrong with it. To be
-    run in a process of its own: all of its logging and printing is taken.
+    `wrong_configs` are configs that can't be opened, by a word for their fault. The actor needs a
+    process of its own, since it takes all logs and prints.
     """
     assert link.reference is not None
     storage_class = link.reference.load()
-    shown: Shown = {}
-    with _everything_heard(shown):
+    outputs: Outputs = {}
+    with _captured_outputs(outputs):
         try:
             probe = link.open()
-        except Exception as error:  # noqa: BLE001 - its text is what is looked at
-            shown["the exception of from_config"] = chain_text(error)
+        except Exception as error:  # noqa: BLE001 - its text is collected
+            outputs["the exception of from_config"] = chain_text(error)
         else:
-            _used(probe, space, shown)
+            _use_store(probe, space, outputs)
         for what, config in wrong_configs.items():
             try:
                 with storage_class.from_config(config) as storage:
                     storage.batch_exists(space, ["0" * 64])
-            except Exception as error:  # noqa: BLE001 - its text is what is looked at
-                shown[f"the exception with {what}"] = chain_text(error)
-    link.say(shown)
+            except Exception as error:  # noqa: BLE001 - its text is collected
+                outputs[f"the exception with {what}"] = chain_text(error)
+    link.send(outputs)
 
 
 def chain_text(error: BaseException) -> str:
-    """An exception as a log shows it, with its causes and its notes, and as `repr` shows it."""
+    """Return an exception as a log shows it, with its causes and notes, and as `repr` shows it."""
     lines = traceback.format_exception(error)
     return "".join([*lines, repr(error), repr(error.args)])
 
 
-def _used(probe: Probe, space: KeySpace, shown: Shown) -> None:
+def _use_store(probe: Probe, space: KeySpace, outputs: Outputs) -> None:
     storage = probe.storage
-    shown["repr(storage)"] = f"{storage!r} {storage} {type(storage)!r}"
+    outputs["repr(storage)"] = f"{storage!r} {storage} {type(storage)!r}"
     try:
         use(probe, space)
-        shown["repr(storage.stats())"] = repr(storage.stats())
-    except Exception as error:  # noqa: BLE001 - its text is what is looked at
-        shown["an exception of a call"] = chain_text(error)
-    shown["repr(storage) after use"] = f"{storage!r} {storage.capabilities!r}"
+        outputs["repr(storage.stats())"] = repr(storage.stats())
+    except Exception as error:  # noqa: BLE001 - its text is collected
+        outputs["an exception of a call"] = chain_text(error)
+    outputs["repr(storage) after use"] = f"{storage!r} {storage.capabilities!r}"
     misuses: dict[str, Callable[[], object]] = {
         "close": storage.close,
         "a call after close": lambda: storage.batch_exists(space, ["0" * 64]),
@@ -69,15 +71,15 @@ def _used(probe: Probe, space: KeySpace, shown: Shown) -> None:
     for what, misuse in misuses.items():
         try:
             misuse()
-        except Exception as error:  # noqa: BLE001 - its text is what is looked at
-            shown[f"the exception of {what}"] = chain_text(error)
-    shown["repr(storage) after close"] = repr(storage)
+        except Exception as error:  # noqa: BLE001 - its text is collected
+            outputs[f"the exception of {what}"] = chain_text(error)
+    outputs["repr(storage) after close"] = repr(storage)
 
 
 @contextlib.contextmanager
-def _everything_heard(shown: Shown) -> Generator[None, None, None]:
-    """Take the log records of all loggers, the warnings, and what is printed."""
-    log, printed = _Lines(), io.StringIO()
+def _captured_outputs(outputs: Outputs) -> Generator[None, None, None]:
+    """Capture the log records of all loggers, the warnings and the prints."""
+    log, printed = _RecordTexts(), io.StringIO()
     logging.root.addHandler(log)
     logging.root.setLevel(logging.DEBUG)
     for logger in logging.root.manager.loggerDict.values():
@@ -91,13 +93,13 @@ def _everything_heard(shown: Shown) -> Generator[None, None, None]:
     ):
         warnings.simplefilter("always")
         yield
-    shown["a log record"] = "\n".join(log.lines)
-    shown["what was printed"] = printed.getvalue()
-    shown["a warning"] = "\n".join(str(one.message) for one in warned)
+    outputs["a log record"] = "\n".join(log.lines)
+    outputs["what was printed"] = printed.getvalue()
+    outputs["a warning"] = "\n".join(str(one.message) for one in warned)
 
 
-class _Lines(logging.Handler):
-    """Keeps every record as text, with its exception."""
+class _RecordTexts(logging.Handler):
+    """A handler that keeps every record as text, with its exception."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)

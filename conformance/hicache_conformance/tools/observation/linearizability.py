@@ -1,12 +1,12 @@
-"""Whether the answers that concurrent callers got about one page could have come one at a time.
+"""A search for an order of concurrent calls about one page that explains all their answers.
 
-Wing and Gong's search for an order of the operations that respects time and explains every answer, with
-Lowe's memory of the (operations placed, state) that were tried. It is for stores that keep pages until
+The search is that of Wing and Gong, over orders that respect time. It remembers the pairs
+(operations placed, state) that it has tried, as Lowe's does. It is for stores that keep pages until
 they are deleted, and for histories of fewer than 200 operations a page.
 
     history = History()
-    with history.running(process=1, kind="set", value=7) as call:
-        call.answered(storage.batch_set(space, [page_hash], [page])[0])
+    with history.recording(process=1, kind="set", value=7) as call:
+        call.record_answer(storage.batch_set(space, [page_hash], [page])[0])
     found = explain(history.operations())
 """
 
@@ -27,14 +27,14 @@ _SHRINK_STATES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """Operations that no order explains, none of which can be left out."""
+    """Operations that no order explains. None of them can be left out."""
 
     operations: tuple[Operation, ...]
     culprit: Operation
-    """The one whose answer came last: until then there was an order."""
+    """The operation with the last answer. An order exists for the answers before it."""
 
     def lines(self) -> list[str]:
-        """For people: an operation a line, in the order in which they began."""
+        """Return an operation a line, in the order in which they began."""
         return [
             f"{operation}{'   <- no order explains this' if operation == self.culprit else ''}"
             for operation in self.operations
@@ -46,10 +46,10 @@ class Counterexample:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The search gave up."""
+    """The result of a search that was given up."""
 
     states: int
-    """How many it had visited."""
+    """The number of visited states."""
 
 
 def explain(
@@ -59,10 +59,10 @@ def explain(
     set_may_keep: bool = True,
     max_states: int = 200_000,
 ) -> Counterexample | Undecided | None:
-    """None: some order of the operations explains every answer. Otherwise, what none explains.
+    """Return None where some order of the operations explains every answer, or else a counterexample.
 
-    `keeps_first`: a set of a present page changes nothing (`Capabilities.overwrites` is False).
-    `set_may_keep`: it may change nothing (KV-005 allows both).
+    With `keeps_first`, a set of a present page changes nothing (`Capabilities.overwrites` is
+    False). With `set_may_keep`, such a set may change nothing (KV-005 allows both).
     """
     history = [each if each.returned is not None else each.unanswered for each in history]
     search = _Search(keeps_first=keeps_first, set_may_keep=set_may_keep, max_states=max_states)
@@ -71,20 +71,24 @@ def explain(
         return Undecided(max_states)
     if verdict:
         return None
-    return _smallest(history, replace(search, max_states=min(max_states, _SHRINK_STATES)))
+    return _minimized(history, replace(search, max_states=min(max_states, _SHRINK_STATES)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The model of a page (None: absent; else its version), and the search for an order that fits it."""
+    """The model of a page (None while absent, else its version), and the search for an order that
+    fits.
+    """
 
     keeps_first: bool
     set_may_keep: bool
     max_states: int
 
     def explains(self, history: Sequence[Operation]) -> bool | None:
-        """Whether an order explains `history`; None: unknown after `max_states`."""
-        table = _Table.of(_telling(history, keeps_first=self.keeps_first))
+        """Return whether an order explains `history`, or None where that is unknown after
+        `max_states`.
+        """
+        table = _Table.of(_relevant(history, keeps_first=self.keeps_first))
         if any(table.is_lost(version, 0, None) for version in table.gets):
             return False
         stack: list[tuple[int, int | None]] = [(0, None)]
@@ -105,10 +109,10 @@ class _Search:
         return False
 
     def _writes(self, table: _Table, placed: int, state: int | None) -> list[int]:
-        """The writes that may come next, the last to begin first.
+        """Return the writes that may come next, the last to begin first.
 
-        One without an answer may come at any later time, so that it need not come before somebody sees
-        it; and of those that do the same, one is enough.
+        A write without an answer may come at any later time, so it need not come before a read sees
+        it. Of several such writes with one effect, one is enough.
         """
         operations = [(number, table.operations[number]) for number in table.candidates(placed)]
         seen = {each.value for _, each in operations if each.kind == "get" and each.outcome}
@@ -128,7 +132,7 @@ class _Search:
         return sorted(found.values(), reverse=True)
 
     def _states_after(self, operation: Operation, state: int | None) -> Sequence[int | None]:
-        """The states in which a set or a delete may leave a page."""
+        """Return the states in which a set or a delete may leave a page."""
         if operation.kind == "delete":
             return (None,) if operation.outcome is not False else (None, state)
         if state is None:
@@ -140,19 +144,19 @@ class _Search:
     def _loses(
         self, table: _Table, number: int, before: int | None, step: tuple[int, int | None]
     ) -> bool:
-        """Whether after `step` a version that is still to be read cannot come back."""
+        """Return whether after `step` a version can't come back that is still to be read."""
         return any(table.is_lost(each, *step) for each in (before, table.operations[number].value))
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Operations by time; sets of them are bits of a number."""
+    """Operations by time. The bits of a number stand for a set of operations."""
 
     operations: list[Operation]
     must: int
-    """Those that did take place: they have an answer."""
+    """The operations that did take place, since they have an answer."""
     gets: dict[int | None, int]
-    """Those that read each version."""
+    """The operations that read each version."""
     sets: dict[int | None, int]
 
     @classmethod
@@ -167,15 +171,20 @@ class _Table:
         return replace(table, must=must)
 
     def is_lost(self, version: int | None, placed: int, state: int | None) -> bool:
-        """Whether `version` is still to be read, and neither there nor to be set any more."""
+        """Return whether `version` is still to be read, is not the state, and is set by no later
+        operation.
+        """
         to_read = self.gets.get(version, 0) & ~placed
         return bool(to_read) and state != version and not self.sets.get(version, 0) & ~placed
 
     def candidates(self, placed: int) -> list[int]:
-        """The operations that may come next: before which none had returned that is not placed."""
+        """Return the operations that may come next: no unplaced operation had returned before they
+        began.
+        """
         found: list[int] = []
         first_return = float("inf")
-        start = (~placed & (placed + 1)).bit_length() - 1  # all before it are placed
+        # All operations before `start` are placed.
+        start = (~placed & (placed + 1)).bit_length() - 1
         for number in range(start, len(self.operations)):
             operation = self.operations[number]
             if operation.invoked > first_return:
@@ -187,7 +196,9 @@ class _Table:
         return found
 
     def with_reads(self, placed: int, state: int | None) -> int:
-        """`placed` with every read that may come next and fits: it changes nothing, so that is right."""
+        """Place every read that may come next and fits the state. A read changes nothing, so this
+        is right.
+        """
         while True:
             fitting = [
                 number
@@ -208,11 +219,12 @@ def _is_fitting_read(operation: Operation, state: int | None) -> bool:
     return state is not None and (operation.kind == "exists" or state == operation.value)
 
 
-def _telling(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
-    """The operations that can make a difference, by time.
+def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operation]:
+    """Return the operations that can make a difference, by time.
 
-    A set that answered False had no effect, ever (KV-006). What has no answer may never have had one, so
-    that it counts only if somebody can have seen it: a set by a read of its version, a delete by a miss.
+    A set that answered False had no effect (KV-006). An operation without an answer may have had
+    none either, so it counts only where a read can have seen it: a set by a read of its version, a
+    delete by a miss.
     """
     reads = [each for each in history if each.kind in READS and each.outcome is not None]
     exists = any(each.kind == "exists" and each.outcome for each in reads)
@@ -229,37 +241,40 @@ def _telling(history: Sequence[Operation], *, keeps_first: bool) -> list[Operati
     return sorted(filter(counts, history), key=lambda each: each.invoked)
 
 
-# --- the smallest sequence that shows it ---------------------------------------------------------
+# --- the smallest counterexample -----------------------------------------------------------------
 
 
-def _smallest(history: Sequence[Operation], search: _Search) -> Counterexample:
-    """The shortest beginning that no order explains, without what it does not take."""
+def _minimized(history: Sequence[Operation], search: _Search) -> Counterexample:
+    """Return the shortest beginning that no order explains, without the operations that it does not
+    need.
+    """
     culprit, beginning = _shortest_beginning(history, search)
-    doubted = _doubted(beginning, culprit, search)
-    for number, each in enumerate(doubted):
-        without = doubted[:number] + doubted[number + 1 :]
+    reduced = _without_needless_answers(beginning, culprit, search)
+    for number, each in enumerate(reduced):
+        without = reduced[:number] + reduced[number + 1 :]
         if each.kind == "delete" and each is not culprit and search.explains(without) is False:
-            doubted[number] = each.unanswered
-    reads = [each for each in doubted if each.kind in READS and each.outcome is not None]
+            reduced[number] = each.unanswered
+    reads = [each for each in reduced if each.kind in READS and each.outcome is not None]
     seen = {each.value for each in reads if each.kind == "get" and each.outcome}
     missed = any(not each.outcome for each in reads)
     kept = [
         operation
-        for operation, doubt in zip(beginning, doubted, strict=True)
-        if doubt.outcome is not None
+        for operation, kept_answer in zip(beginning, reduced, strict=True)
+        if kept_answer.outcome is not None
         or (operation.kind == "set" and operation.value in seen)
         or (operation.kind == "delete" and operation.outcome is None and missed)
     ]
     return Counterexample(tuple(sorted(kept, key=lambda each: each.invoked)), culprit)
 
 
-def _doubted(operations: list[Operation], culprit: Operation, search: _Search) -> list[Operation]:
-    """`operations` without as many answers as it takes for no order to explain them still.
+def _without_needless_answers(
+    operations: list[Operation], culprit: Operation, search: _Search
+) -> list[Operation]:
+    """Remove the answers without which still no order explains the operations.
 
-    To doubt an answer, not to leave an operation out: what a set without an answer may have done, it may
-    have done here too.
+    Only the answer is removed, not the operation: a set without an answer may still have had its effect.
     """
-    doubted = list(operations)
+    reduced = list(operations)
     numbers = [
         n for n, each in enumerate(operations) if each is not culprit and each.outcome is not None
     ]
@@ -267,34 +282,34 @@ def _doubted(operations: list[Operation], culprit: Operation, search: _Search) -
     size = len(numbers)
     while size:
         for start in range(0, len(numbers), size):
-            without = list(doubted)
+            without = list(reduced)
             for number in numbers[start : start + size]:
                 without[number] = operations[number].unanswered
             if search.explains(without) is False:
-                doubted = without
+                reduced = without
         size //= 2
-    return doubted
+    return reduced
 
 
 def _shortest_beginning(
     history: Sequence[Operation], search: _Search
 ) -> tuple[Operation, list[Operation]]:
-    """The operation whose return ends it, and the operations as they stood then."""
+    """Return the operation whose return ends the beginning, and the operations as known at that time."""
     by_return = sorted(
         (each for each in history if each.returned is not None), key=lambda each: each.returned or 0
     )
     low, high = 0, len(by_return) - 1
     while low < high:
         middle = (low + high) // 2
-        if search.explains(_until(history, by_return[middle])) is False:
+        if search.explains(_known_until(history, by_return[middle])) is False:
             high = middle
         else:
             low = middle + 1
-    return by_return[low], _until(history, by_return[low])
+    return by_return[low], _known_until(history, by_return[low])
 
 
-def _until(history: Sequence[Operation], last: Operation) -> list[Operation]:
-    """`history` as it was known when `last` returned."""
+def _known_until(history: Sequence[Operation], last: Operation) -> list[Operation]:
+    """Return `history` as it was known when `last` returned."""
     end = last.returned
     assert end is not None, "it is one of those that returned"
     return [

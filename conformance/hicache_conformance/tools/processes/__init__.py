@@ -1,1 +1,1 @@
-"""Child processes, threads, and what they hold."""
+"""Child processes, threads, and their resources."""

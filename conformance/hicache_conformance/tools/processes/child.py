@@ -1,11 +1,11 @@
-"""Another process that uses the store: for what survives a death, and for what processes share.
+"""Another process that uses the store, for checks of crashes and of sharing.
 
-`Child` starts a fresh interpreter (never a fork: clients of stores have threads) that imports the
-storage class by name and runs one actor, a function at the top of a module of the kit:
+`Child` starts a fresh interpreter (never a fork, since clients of stores have threads), which
+imports the storage class by name and runs one actor, a function at the top of a module of the kit:
 
     def actor(link: Link, *arguments): ...
 
-The two talk over a pipe in turns of pickled values.
+The two processes take turns and send each other pickled values over a pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +30,7 @@ from hicache_conformance.run.attribution import blamed
 from hicache_conformance.run.outcomes import NotVerified, Unknown, Violation
 from hicache_conformance.run.subject import ClassReference
 from hicache_conformance.tools.network.endpoints import endpoints_in
+from hicache_conformance.tools.processes.interpreter import start_interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,8 +42,8 @@ _PARENT_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """What a child is told first."""
+class _ChildRequest:
+    """The first message to a child."""
 
     storage: ClassReference | None
     config: dict[str, Any]
@@ -54,8 +54,8 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    """What a child says last when its actor raised."""
+class _ActorFailure:
+    """The last message of a child whose actor raised."""
 
     error: str
     cause: Violation | NotVerified | None = None
@@ -63,7 +63,7 @@ class _Failed:
 
 @dataclass
 class Link:
-    """The child's side."""
+    """The child's side of the pipe."""
 
     connection: Connection
     reference: ClassReference | None
@@ -72,9 +72,9 @@ class Link:
     trace: Trace = field(default_factory=Trace)
 
     def open(self, *, alone: bool = True) -> Probe:
-        """A handle on the case's store. The actor closes it, or dies with it.
+        """Return a handle on the case's store. The actor closes it, or dies with it.
 
-        `alone`: no other process sets the pages that this one sets.
+        With `alone`, no other process sets the pages that this process sets.
         """
         label = f"process{os.getpid()}"
         return Probe(
@@ -87,19 +87,19 @@ class Link:
         )
 
     def open_storage(self) -> HiCacheStorage:
-        """The same, bare."""
+        """Return a storage of the case's config without a probe around it."""
         assert self.reference is not None, "this child was started without a storage class"
         return self.reference.load().from_config(self.config)
 
-    def say(self, value: Any) -> None:
+    def send(self, value: Any) -> None:
         self.connection.send(value)
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         return self.connection.recv()
 
 
 class Child:
-    """The parent's side of one process. `with Child(...)` ends it by its pid, whatever happened."""
+    """The parent's side of one process. `with Child(...)` always ends the process, by its pid."""
 
     def __init__(
         self,
@@ -109,10 +109,14 @@ class Child:
         *arguments: Any,
         absent: Mapping[str, str] = MappingProxyType({}),
         temporary: str | None = None,
-        leads: bool = False,
+        owns_group: bool = False,
     ) -> None:
-        """`temporary`: its directory for temporary files. `leads`: what it starts ends with it."""
-        order = _Order(
+        """Start the process.
+
+        `temporary` is its directory for temporary files. With `owns_group`, the processes that it
+        starts end with it.
+        """
+        request = _ChildRequest(
             ClassReference.of(storage_class) if storage_class else None,
             dict(config),
             actor.__module__,
@@ -121,23 +125,13 @@ class Child:
             dict(absent),
         )
         self._connection, theirs = Pipe()
-        environment = {
-            **os.environ,
-            "TMPDIR": temporary or tempfile.gettempdir(),
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        }
+        environment = {"TMPDIR": temporary or tempfile.gettempdir()}
         with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0 if leads else None,
+            self.process = start_interpreter(
+                __name__, theirs, environment=environment, owns_group=owns_group
             )
-        self._leads = leads
-        self._connection.send_bytes(pickle.dumps(order))
+        self._owns_group = owns_group
+        self._connection.send_bytes(pickle.dumps(request))
 
     def __enter__(self) -> Self:
         return self
@@ -146,33 +140,33 @@ class Child:
         self.kill()
         self._connection.close()
 
-    def say(self, value: Any) -> None:
-        # A child that has died is noticed when it is listened to.
+    def send(self, value: Any) -> None:
+        # `receive` reports a child that has died.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(value)
 
-    def hear(self, limit_s: float = START_LIMIT_S) -> Any:
-        """The next value that the child says.
+    def receive(self, limit_s: float = START_LIMIT_S) -> Any:
+        """Return the next value that the child sends.
 
         Raises:
-            EOFError: It died without another word.
-            Violation, NotVerified: Its actor raised one.
-            Unknown: It said nothing in time, or its actor raised something else.
+            EOFError: The child has died.
+            Violation, NotVerified: The actor raised one.
+            Unknown: The child sent nothing in time, or the actor raised something else.
         """
         if not self._connection.poll(limit_s):
             raise Unknown(f"another process said nothing for {limit_s:.0f} s")
         try:
-            said = self._connection.recv()
+            message = self._connection.recv()
         except ConnectionResetError as error:
             raise EOFError from error
-        if isinstance(said, _Failed):
-            if said.cause is not None:
-                raise said.cause
-            raise Unknown(f"in another process: {said.error}")
-        return said
+        if isinstance(message, _ActorFailure):
+            if message.cause is not None:
+                raise message.cause
+            raise Unknown(f"in another process: {message.error}")
+        return message
 
     def kill(self, limit_s: float = 10.0) -> int:
-        """SIGKILL it, if it still lives; its return code."""
+        """Send SIGKILL where the process still lives. Return its return code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         code = self.process.wait(limit_s)
@@ -180,7 +174,7 @@ class Child:
         return code
 
     def wait(self, limit_s: float = START_LIMIT_S) -> int:
-        """Until it has ended by itself; its return code, negative for a signal."""
+        """Wait until the process has ended by itself. Return its code, negative for a signal."""
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -189,47 +183,47 @@ class Child:
         return code
 
     def _end_group(self) -> None:
-        """Kill what it has started, once: the number is the group's only while there is one."""
-        if self._leads:
-            self._leads = False
+        """Kill the group of the process, once: its number may be given to others afterwards."""
+        if self._owns_group:
+            self._owns_group = False
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """The child: read the order, run the actor, tell how it failed."""
+    """Read the request, run the actor and send its failure."""
     connection = Connection(int(sys.argv[1]))
-    order: _Order = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the parent, over a pipe
-    actor: Callable[..., None] = getattr(importlib.import_module(order.module), order.actor)
-    act(
-        Link(connection, order.storage, order.config, order.absent),
+    request: _ChildRequest = pickle.loads(connection.recv_bytes())  # noqa: S301 - from the parent, over a pipe
+    actor: Callable[..., None] = getattr(importlib.import_module(request.module), request.actor)
+    run_actor(
+        Link(connection, request.storage, request.config, request.absent),
         os.getppid(),
         actor,
-        *order.arguments,
+        *request.arguments,
     )
 
 
-def act(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) -> None:
-    """Run an actor in this process, a child of `parent`, and tell how it failed."""
+def run_actor(link: Link, parent: int, actor: Callable[..., None], *arguments: Any) -> None:
+    """Run an actor in this process, a child of `parent`, and send its failure."""
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     try:
         actor(link, *arguments)
     except (Violation, NotVerified) as cause:
-        link.say(_Failed(str(cause), cause))
+        link.send(_ActorFailure(str(cause), cause))
     except (EOFError, BrokenPipeError):
-        pass  # the parent has gone, or ended the conversation
-    except Exception as error:  # noqa: BLE001 - it is told to the parent
+        pass  # The parent has gone or has closed the pipe.
+    except Exception as error:  # noqa: BLE001 - it is sent to the parent
         violation = blamed(error, link.reference.load() if link.reference else None)
-        link.say(_Failed(f"{type(error).__name__}: {error}", violation))
+        link.send(_ActorFailure(f"{type(error).__name__}: {error}", violation))
 
 
 def _end_with_parent(parent: int) -> None:
-    """An actor that is not listening would outlive a parent that was killed."""
+    """End this process when its parent has gone: an actor that waits for nothing would live on."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    # Under its own name, or what it says could not be unpickled by the parent.
+    # The parent can unpickle only values of the module's own name, which is not "__main__".
     importlib.import_module("hicache_conformance.tools.processes.child").main()

@@ -1,7 +1,7 @@
-"""Pages that hold a call half way, so that what happens meanwhile is chosen and not left to luck.
+"""Pages that hold a call half way, so that a check chooses what happens meanwhile.
 
-A store that goes through a page's segments one by one is held in the middle of the page; one that takes
-the page as a whole is held before or while it does.
+A store that goes through the segments of a page one by one is held in the middle of the page. A
+store that takes the page as a whole is held before or during that.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELD_LIMIT_S = 30.0
-"""No call is held longer, so that none hangs when its test has ended."""
+"""The longest time that a call is held, so that no call hangs when its test has ended."""
 
 
 class Gate:
-    """A closed gate. Holds whoever comes to it until it is opened."""
+    """A gate that holds every caller until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
-        """Somebody has come to it."""
+        """The event of the first caller."""
         self._opened = threading.Event()
 
     def hold(self) -> None:
-        """Wait here until it is opened."""
+        """Wait until the gate is opened."""
         if not self._opened.is_set():
             self.reached.set()
             self._opened.wait(HELD_LIMIT_S)
@@ -37,7 +37,7 @@ class Gate:
 
 
 class GatedSegments(tuple[memoryview, ...]):  # noqa: SLOT001 - a tuple can have none
-    """Segments that hold who iterates over them, in front of one of them."""
+    """Segments that hold an iteration over them in front of one of them."""
 
     gate: Gate
     before: int
@@ -50,7 +50,7 @@ class GatedSegments(tuple[memoryview, ...]):  # noqa: SLOT001 - a tuple can have
 
 
 class GatedPage(Page):
-    """A page that holds the store in front of segment `before`; 0: at the first touch."""
+    """A page that holds the store in front of segment `before`, or at the first access with 0."""
 
     __slots__ = ("_before", "_gate")
 
@@ -67,7 +67,8 @@ class GatedPage(Page):
         value = super().__getattribute__(name)
         if name not in ("segments", "addresses") or self._gate is None:
             return value
-        if name == "addresses" or self._before == 0:  # who has an address goes on without us
+        # A store that has the address needs no further access.
+        if name == "addresses" or self._before == 0:
             self._gate.hold()
             return value
         segments = GatedSegments(value)

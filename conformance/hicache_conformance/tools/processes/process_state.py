@@ -1,4 +1,4 @@
-"""What belongs to a process as a whole: signal handlers, hooks, streams, settings."""
+"""The state of a process as a whole: signal handlers, hooks, streams, settings."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MIN_VALUE_CHARS = 6
-"""Shorter values of a config may stand in an environment for other reasons."""
+"""The shortest value of a config that is looked for: shorter values may occur for other reasons."""
 
 _OF_THE_C_LIBRARY = 0b11 << 31
-"""Signals 32 and 33, which it catches when it first needs them for threads."""
+"""Signals 32 and 33, which the C library catches when it first needs them for threads."""
 
 State = dict[str, Any]
-"""The name of each thing, as a person would say it, and its value."""
+"""The values by the names that a message gives them."""
 
 
 def process_state() -> State:
-    """All of it, as it is now. To be called on the main thread."""
+    """Return the present state. Call this on the main thread."""
     return {
         **_signals(),
         **_interpreter(),
@@ -50,18 +50,19 @@ def process_state() -> State:
 
 
 def changes(before: State, after: State) -> list[str]:
-    """What is not as it was, a sentence each."""
+    """Return a sentence for each value that differs."""
     return [
-        f"{name}: {_shown(value)} before, {_shown(after[name])} now"
+        f"{name}: {_value_text(value)} before, {_value_text(after[name])} now"
         for name, value in before.items()
         if after[name] != value
     ]
 
 
 def environment_changes(before: Mapping[str, str], config: Mapping[str, Any]) -> list[str]:
-    """Variables that were changed or removed, and new ones that hold a value of the config.
+    """Return a sentence for each variable that was changed or removed, or is new and holds a config
+    value.
 
-    Values are not repeated: they may be secret.
+    The sentences do not repeat values, since these may be secret.
     """
     now = dict(os.environ)
     found = [
@@ -78,7 +79,7 @@ def environment_changes(before: Mapping[str, str], config: Mapping[str, Any]) ->
 
 
 def hides_all_warnings(before: list[Any]) -> bool:
-    """Whether a filter was added that drops every warning, or those of before were removed."""
+    """Return whether a new filter drops every warning, or an earlier filter was removed."""
     gone = [one for one in before if one not in warnings.filters]
     added = [one for one in warnings.filters if one not in before]
     blanket = [one for one in added if (one[0], one[1], one[3]) == ("ignore", None, None)]
@@ -115,7 +116,7 @@ def _interpreter() -> State:
 
 
 def _replaceable_functions() -> State:
-    """What monkey-patching libraries replace."""
+    """Return the functions that monkey-patching libraries replace."""
     return {
         "socket.socket": socket.socket,
         "socket.getaddrinfo": socket.getaddrinfo,
@@ -140,7 +141,7 @@ def _kind_of_loop() -> str:
     return type(loop).__qualname__
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if callable(value):
         return str(getattr(value, "__qualname__", value))
     return repr(value)

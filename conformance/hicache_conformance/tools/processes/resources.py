@@ -1,46 +1,48 @@
-"""What a process holds: threads, descriptors, children, memory and files.
+"""The resources of a process: threads, descriptors, children and memory, and limits on them.
 
-Counted, to see what a store leaves behind. Linux only: it reads /proc.
+The counts show what a store leaves behind. Linux only, since they come from /proc.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import re
+import resource
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 _POLL_S = 0.02
-_TEMPORARY = re.compile(r"(^|[._-])(te?mp|part|partial)([._-]|$)|^\.?tmp|~$|\.swp$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessResources:
-    """What this process holds at one moment, in words that can be compared."""
+    """The resources of this process at one moment, by comparable names."""
 
     threads: Counter[str]
     descriptors: Counter[str]
     processes: Counter[str]
 
     @classmethod
-    def taken(cls) -> Self:
-        """Of now, when what nothing refers to has been collected."""
+    def current(cls) -> Self:
+        """Count the present resources, after a collection of garbage."""
         gc.collect()
         return cls(
-            Counter(_thread_words()), Counter(_descriptor_words()), Counter(_process_words())
+            Counter(_thread_names()), Counter(_descriptor_targets()), Counter(_process_names())
         )
 
-    def beyond(self, earlier: Self) -> list[str]:
-        """What there is now and was not then; nothing of a kind that has not grown in all."""
+    def added_since(self, earlier: Self) -> list[str]:
+        """Return the resources that are new since `earlier`, of each kind that has grown in number."""
         found: list[str] = []
         for kind, now, then in (
             ("thread", self.threads, earlier.threads),
@@ -52,12 +54,12 @@ class ProcessResources:
         return found
 
 
-def left_after(earlier: ProcessResources, limit_s: float) -> list[str]:
-    """What this process holds beyond `earlier`, when it had `limit_s` to give it back."""
+def remaining_after(earlier: ProcessResources, limit_s: float) -> list[str]:
+    """Return the resources that are new since `earlier` and were not released within `limit_s`."""
     held: list[str] = []
 
     def nothing_is_left() -> bool:
-        held[:] = ProcessResources.taken().beyond(earlier)
+        held[:] = ProcessResources.current().added_since(earlier)
         return not held
 
     wait_until(nothing_is_left, limit_s)
@@ -65,7 +67,7 @@ def left_after(earlier: ProcessResources, limit_s: float) -> list[str]:
 
 
 def wait_until(fact: Callable[[], bool], limit_s: float) -> bool:
-    """Whether `fact` came true in time."""
+    """Return whether `fact` became true in time."""
     deadline_s = time.monotonic() + limit_s
     while not fact():
         if time.monotonic() > deadline_s:
@@ -75,7 +77,7 @@ def wait_until(fact: Callable[[], bool], limit_s: float) -> bool:
 
 
 def resident_nbytes() -> int:
-    """Memory of this process that is in use, when the allocator has given back what is free."""
+    """Return the resident memory of this process, after the allocator has returned free memory."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -84,45 +86,58 @@ def resident_nbytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def files_under(directory: Path) -> dict[Path, int]:
-    """Every file there is, and its size; those that vanish meanwhile left out."""
-    found: dict[Path, int] = {}
-    for root, _, names in os.walk(directory):
-        for name in names:
-            path = Path(root, name)
-            try:
-                found[path] = path.lstat().st_size
-            except FileNotFoundError:
-                continue
-    return found
+@contextmanager
+def file_size_limit(nbytes: int) -> Generator[None, None, None]:
+    """Make writes beyond `nbytes` of a file fail with EFBIG: Python ignores SIGXFSZ."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def looks_temporary(path: Path) -> bool:
-    """Whether a file's name says that it is not meant to stay."""
-    return _TEMPORARY.search(path.name) is not None
+@contextmanager
+def no_free_descriptors() -> Generator[None, None, None]:
+    """Use up all descriptors, so that the process can open none of any kind."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208 - names only
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _thread_words() -> Iterator[str]:
+def _thread_names() -> Iterator[str]:
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
         yield names.get(int(task)) or _command(f"/proc/self/task/{task}/comm")
 
 
-def _descriptor_words() -> Iterator[str]:
+def _descriptor_targets() -> Iterator[str]:
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
         try:
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - the text of a link
         except OSError:
-            continue  # the descriptor that the listing itself used
+            continue  # The listing itself used this descriptor.
         yield re.sub(r":\[\d+\]$", "", target)
 
 
-def _process_words() -> Iterator[str]:
+def _process_names() -> Iterator[str]:
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
         try:
             children = Path(f"/proc/self/task/{task}/children").read_text("ascii").split()
         except OSError:
-            continue  # that thread has ended
+            continue  # The thread has ended.
         for child in children:
             yield _command(f"/proc/{child}/comm")
 

@@ -1,4 +1,4 @@
-"""Threads of a test: started, held half way through a page, waited for, and never left unnoticed."""
+"""Threads of a test that can be held half way through a page and are always waited for."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PATIENCE_S = 1.0
-_IMPATIENCE_S = 0.1
+_WAIT_LIMIT_S = 1.0
+_SHORT_WAIT_LIMIT_S = 0.1
 _RAPID_SWITCH_S = 1e-6
 _POLL_S = 0.001
 
@@ -39,49 +39,51 @@ class Task(Generic[T]):
         threading.Thread(target=self._run, name="conformance", daemon=True).start()
 
     def result(self) -> T:
-        """What the function returned, when it has; what it raised is raised here."""
+        """Wait for the end. Return the function's result, or raise its exception."""
         self.wait(None)
         if self._error is not None:
             raise self._error
         return self._answers[0]
 
     def wait(self, limit_s: float | None) -> bool:
-        """Whether it ended in time."""
+        """Return whether the function ended in time."""
         with self._settled:
             return self._settled.wait_for(lambda: self.done, limit_s)
 
     def _run(self) -> None:
         try:
             self._answers.append(self._body())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
         with self._settled:
             self.done = True
             self._settled.notify_all()
 
 
-class Patience:
-    """For how long a call may wait for a held one before it is taken for blocked by it.
+class WaitLimit:
+    """The time that a call may wait for a held one before it counts as blocked.
 
-    Where one was blocked others will be, and are waited for less.
+    After a blocked call the limit is shorter, since further calls of this store block as well.
     """
 
     def __init__(self) -> None:
-        self.limit_s = _PATIENCE_S
+        self.limit_s = _WAIT_LIMIT_S
 
-    def judge(self, *, blocked: bool) -> None:
+    def adapt(self, *, blocked: bool) -> None:
+        """Shorten the limit after a blocked call."""
         if blocked:
-            self.limit_s = _IMPATIENCE_S
+            self.limit_s = _SHORT_WAIT_LIMIT_S
 
 
 class Threads:
-    """The threads of one test. `with Threads() as crew:` opens every gate and waits for all at the end.
+    """The threads of one test. The end of `with Threads() as threads:` opens every gate and waits
+    for all.
 
-    A call that never returns is noticed by whoever watches the check's calls.
+    The time limit of the check's calls ends a call that never returns.
     """
 
-    def __init__(self, patience: Patience | None = None) -> None:
-        self._patience = patience or Patience()
+    def __init__(self, wait_limit: WaitLimit | None = None) -> None:
+        self._wait_limit = wait_limit or WaitLimit()
         self._settled = threading.Condition()
         self._tasks: list[Task[Any]] = []
         self._gates: list[Gate] = []
@@ -98,20 +100,20 @@ class Threads:
                 task.wait(HELD_LIMIT_S)
 
     def open_gates(self) -> None:
-        """Let all calls go on. One that is held may wait for another one that is."""
+        """Let all calls continue, since a held call may wait for another held call."""
         for gate in self._gates:
             gate.open()
 
     def start(self, body: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Task[T]:
-        """Run `body` beside the caller."""
+        """Run `body` in a thread."""
         task = Task(partial(body, *arguments, **options), self._settled)
         self._tasks.append(task)
         return task
 
     def attempt(self, body: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Task[T]:
-        """The same; return when it is done, or seems to wait for a call that is held."""
+        """Run `body` in a thread. Return when it has ended, or seems to wait for a held call."""
         task = self.start(body, *arguments, **options)
-        self._patience.judge(blocked=not task.wait(self._patience.limit_s))
+        self._wait_limit.adapt(blocked=not task.wait(self._wait_limit.limit_s))
         return task
 
     def hold(
@@ -120,19 +122,21 @@ class Threads:
         page: Page,
         *,
         before: int = 4,
-        patience_s: float | None = None,
-    ) -> Held[T]:
-        """Start `call` with a page; return when it is held there, is done, or waits for another one."""
+        limit_s: float | None = None,
+    ) -> HeldCall[T]:
+        """Start `call` with a gated page. Return when the call is held, has ended, or waits for
+        another.
+        """
         gate = Gate()
         self._gates.append(gate)
         task = self.start(call, GatedPage(page, gate, before=before))
-        until_s = time.monotonic() + (patience_s or self._patience.limit_s)
+        until_s = time.monotonic() + (limit_s or self._wait_limit.limit_s)
         while not (task.done or gate.reached.wait(_POLL_S) or time.monotonic() > until_s):
             pass
-        return Held(gate, task)
+        return HeldCall(gate, task)
 
 
-class Held(Generic[T]):
+class HeldCall(Generic[T]):
     """A call that is held half way through a page."""
 
     def __init__(self, gate: Gate, task: Task[T]) -> None:
@@ -140,20 +144,20 @@ class Held(Generic[T]):
         self._task = task
 
     @property
-    def waits(self) -> bool:
-        """The store has not come to the gate, nor to an end."""
+    def is_waiting(self) -> bool:
+        """The state of a call that has reached neither the gate nor its end."""
         return not (self._task.done or self._gate.reached.is_set())
 
     def release(self) -> T:
-        """Let it go on; what it returned."""
+        """Open the gate and return the result of the call."""
         self._gate.open()
         return self._task.result()
 
 
 def held_get(
-    crew: Threads, probe: Probe, space: KeySpace, hashes: Sequence[str], **options: Any
-) -> Held[list[bytes | None]]:
-    """A get in one call, held in front of one of the eight segments of the first page."""
+    threads: Threads, probe: Probe, space: KeySpace, hashes: Sequence[str], **options: Any
+) -> HeldCall[list[bytes | None]]:
+    """Hold a get of one call in front of one of the eight segments of its first page."""
     memory = probe.memory(space, len(hashes), 8)
 
     def get(first: GatedPage) -> list[bytes | None]:
@@ -161,24 +165,24 @@ def held_get(
         found = zip(hits, memory.pages, strict=True)
         return [page.tobytes() if hit else None for hit, page in found]
 
-    return crew.hold(get, memory.pages[0], **options)
+    return threads.hold(get, memory.pages[0], **options)
 
 
 def held_set(
-    crew: Threads, probe: Probe, space: KeySpace, contents: Mapping[str, bytes], **options: Any
-) -> Held[list[bool]]:
-    """A set in one call, held in front of one of the eight segments of the first page."""
-    memory = probe.memory(space, len(contents), 8).holding(list(contents.values()))
+    threads: Threads, probe: Probe, space: KeySpace, contents: Mapping[str, bytes], **options: Any
+) -> HeldCall[list[bool]]:
+    """Hold a set of one call in front of one of the eight segments of its first page."""
+    memory = probe.memory(space, len(contents), 8).filled_with(list(contents.values()))
 
     def set_pages(first: GatedPage) -> list[bool]:
         return probe.batch_set(space, list(contents), [first, *memory.pages[1:]])
 
-    return crew.hold(set_pages, memory.pages[0], **options)
+    return threads.hold(set_pages, memory.pages[0], **options)
 
 
 @contextmanager
 def rapid_switching() -> Generator[None, None, None]:
-    """Let the interpreter switch threads as often as it can, so that races show soon."""
+    """Switch threads as often as the interpreter can, so that races show soon."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(_RAPID_SWITCH_S)
     try:
@@ -187,11 +191,11 @@ def rapid_switching() -> Generator[None, None, None]:
         sys.setswitchinterval(before_s)
 
 
-def storm(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
-    """Call each of them `turns` times in a thread of its own, all at once; fewer times in the end if
-    that takes longer than `limit_s`. How many calls that were.
+def run_at_once(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: float) -> int:
+    """Call each body up to `turns` times in a thread of its own, all at once. Return the number of
+    calls.
 
-    The first exception ends it, and is raised.
+    The calls end after `limit_s`. The first exception ends them too, and is raised.
     """
     barrier = threading.Barrier(len(bodies))
     stopped = threading.Event()
@@ -209,5 +213,5 @@ def storm(bodies: Sequence[Callable[[int], object]], *, turns: int, limit_s: flo
                 raise
         return turns
 
-    with rapid_switching(), Threads() as crew:
-        return sum(task.result() for task in [crew.start(run, body) for body in bodies])
+    with rapid_switching(), Threads() as threads:
+        return sum(task.result() for task in [threads.start(run, body) for body in bodies])

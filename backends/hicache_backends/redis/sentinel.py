@@ -1,0 +1,141 @@
+"""The master that sentinels name. redis-py's `Sentinel` finds it over connections with a deadline."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import redis
+import redis.sentinel
+from redis import exceptions
+
+from hicache_backends.redis.access import Address
+from hicache_backends.redis.replies import (
+    FAILURES,
+    MALFORMED,
+    TIMEOUTS,
+    ErrorReply,
+    Refused,
+    WrongReply,
+)
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import StorageTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hicache_backends.redis.server_pool import ServerPool, ServerPools
+
+_DISCOVERY_SHARE = 0.4
+"""The share of the remaining time that all sentinels together may take."""
+_DOWN = ("is_sdown", "is_odown", "is_disconnected")
+
+
+class SentinelMaster:
+    """A master that sentinels know by name. Thread-safe."""
+
+    def __init__(
+        self, pools: ServerPools, sentinels: ServerPools, addresses: Sequence[Address], name: str
+    ) -> None:
+        self._pools = pools
+        self._sentinels = sentinels
+        self._addresses = addresses
+        self._name = name
+        self._lock = threading.Lock()
+        self._master: ServerPool | None = None
+
+    def server_of(self, key: bytes, deadline: Deadline) -> ServerPool:  # noqa: ARG002 - it has all
+        master = self._master
+        if master is not None:
+            return master
+        if not self._lock.acquire(timeout=deadline.remaining_s()):
+            raise StorageTimeout(
+                f"the sentinels did not name the master to other calls for {deadline.timeout_s:g} s"
+            )
+        try:
+            if self._master is None:
+                self._master = self._pools.at(self._discover(deadline))
+            return self._master
+        finally:
+            self._lock.release()
+
+    def all_servers(self, deadline: Deadline) -> list[ServerPool]:
+        return [self.server_of(b"", deadline)]
+
+    def invalidate(self) -> None:
+        self._master = None
+
+    def _discover(self, deadline: Deadline) -> Address:
+        """Return the master's address as the first sentinel that knows it reports it."""
+        budget = Deadline(deadline.remaining_s() * _DISCOVERY_SHARE)
+        count = len(self._addresses)
+        clients = [
+            _SentinelClient(self._sentinels.at(address), budget, sharers=count - index)
+            for index, address in enumerate(self._addresses)
+        ]
+        discovery = _discovery_class([])
+        discovery.sentinels = [*clients]
+        try:
+            host, port = discovery.discover_master(self._name)
+        except redis.sentinel.MasterNotFoundError:
+            # Its text has errors as repr(), in which a secret may be escaped and so not be found.
+            timed_out = any(isinstance(one.failure, TIMEOUTS) for one in clients)
+            kind = StorageTimeout if timed_out else ConnectionError
+            reasons = "; ".join(map(_reason, clients))
+            raise kind(f"no sentinel names the master {self._name!r}: {reasons}") from None
+        return Address.parse(f"{host}:{port}")
+
+
+class _Discovery(redis.sentinel.Sentinel):
+    """redis-py's search for a master, with another rule for its state."""
+
+    def check_master_state(self, state: Mapping[str, Any], service_name: str) -> bool:  # noqa: ARG002
+        """Return True for a master that is up and has an address.
+
+        redis-py accepts a master from which the sentinel is disconnected, and an address of any form.
+        """
+        try:
+            Address.parse(f"{state['ip']}:{state['port']}")
+        except MALFORMED:
+            return False
+        return state["is_master"] and not any(state[flag] for flag in _DOWN)
+
+
+class _SentinelClient(redis.Redis):
+    """redis-py's client of one sentinel, whose commands go over our connections.
+
+    `sharers` clients divide the time that is left of `budget`, this one included.
+    """
+
+    def __init__(self, pool: ServerPool, budget: Deadline, *, sharers: int) -> None:
+        super().__init__(protocol=2)
+        self.failure: Exception | None = None
+        self.pool = pool
+        self._budget = budget
+        self._sharers = sharers
+
+    def execute_command(self, *args: Any, **_: Any) -> Any:
+        """Return the reply as redis-py parses it.
+
+        Raises:
+            redis.ConnectionError: The sentinel did not answer, refused, or sent a malformed reply.
+        """
+        deadline = Deadline(self._budget.remaining_s() / self._sharers)
+        try:
+            with self.pool.acquire(deadline) as connection:
+                (reply,) = connection.execute([args])
+            if isinstance(reply, ErrorReply):
+                raise Refused(reply)
+            return self.response_callbacks[args[0]](reply)
+        except FAILURES as error:
+            self.failure = error
+        except MALFORMED:
+            self.failure = WrongReply("a reply has another form")
+        raise exceptions.ConnectionError(str(self.failure)) from self.failure
+
+
+_discovery_class: Any = _Discovery  # untyped
+
+
+def _reason(client: _SentinelClient) -> str:
+    return f"{client.pool.address}: {client.failure or 'it knows no such master that is up'}"

@@ -1,0 +1,173 @@
+"""KV-104: spaces lists exactly the key spaces that exist, and listings outlast handles."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from hicache_conformance.case import retention_baseline
+from hicache_conformance.checks import check
+from hicache_conformance.checks.key_spaces.listings import must_list, none_of
+from hicache_conformance.rules import Need
+from hicache_conformance.scenarios.key_space_neighbours import neighbours, rich_space
+from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_and_set
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_conformance.case.case import Case
+    from hicache_conformance.case.probe import Probe
+    from hicache_storage.keys import KeySpace
+
+_MANY_SPACES = 1050
+_OPENING_S = 8.0
+_MOST_SPACES = 100_000
+_KITS_OWN_TENANTS = ("alive", retention_baseline.TENANT)
+"""The tenants of the key spaces that a `Case` opens for itself."""
+
+
+@check("KV-104")
+def another_handle_lists_the_same(case: Case) -> None:
+    """Another handle lists the pages, and the key spaces, that the first one left."""
+    store = case.open()
+    spaces = _varied_spaces(case)
+    hashes = case.hashes(3)
+    for space in spaces:
+        open_and_set(case, store, space, *hashes)
+    store.delete(spaces[0], hashes[:1])
+    again = another_handle(case, store)
+    with note("by a handle that has opened none of them"):
+        must_list_spaces(case, again, spaces, hashes[1])
+    for space in spaces:
+        again.open_space(space)
+        must_list(case, again, space, hashes[1:] if space is spaces[0] else hashes)
+
+
+@check("KV-104", Need.DURABLE)
+def listings_survive_closing(case: Case) -> None:
+    """Reopened when all handles were closed, a durable store lists its key spaces and pages."""
+    store = case.open()
+    spaces = _varied_spaces(case)[:4]
+    hashes = case.hashes(3)
+    for space in spaces:
+        open_and_set(case, store, space, *hashes)
+    store.close()
+    again = case.open(label="reopened")
+    must_list_spaces(case, again, spaces, hashes[0])
+    for space in spaces:
+        again.open_space(space)
+        must_list(case, again, space, hashes)
+
+
+@check("KV-104")
+def every_key_space_is_listed_once(case: Case) -> None:
+    """`spaces()` lists each key space that holds pages once, with every field, and invents none."""
+    store = case.open()
+    spaces = _varied_spaces(case)
+    (page_hash,) = case.hashes(1)
+    for space in spaces:
+        open_and_set(case, store, space, page_hash)
+        store.open_space(space)
+    must_list_spaces(case, store, spaces, page_hash)
+
+
+@check("KV-104", quick=False)
+def many_key_spaces_are_listed(case: Case) -> None:
+    """Of more than a thousand key spaces each keeps its page, and is listed once."""
+    store = case.open()
+    many = _MANY_SPACES // 10 if case.quick else _MANY_SPACES
+    until_s = time.monotonic() + _OPENING_S
+    (page_hash,) = case.hashes(1)
+    spaces: list[KeySpace] = []
+    while len(spaces) < many and time.monotonic() < until_s:
+        spaces.append(case.space(fitting(case, 32), revision=f"{len(spaces)}"))
+        open_and_set(case, store, spaces[-1], page_hash)
+    case.evidence["key spaces"] = f"{len(spaces)} of {many}"
+    must_list_spaces(case, store, spaces, page_hash)
+    for space in (*spaces[:20], *spaces[-20:]):
+        with note(f"{len(spaces)} key spaces were opened"):
+            case.must_hold(store, space, case.contents(space, [page_hash]))
+
+
+@check("KV-104")
+def key_spaces_are_listed_while_others_open(case: Case) -> None:
+    """A listing of key spaces is complete although more of them are opened, and filled, meanwhile."""
+    store = case.open()
+    first = [case.space(fitting(case, 64), revision=f"first{number}") for number in range(12)]
+    later = [replace(space, tenant="later") for space in first]
+    (page_hash,) = case.hashes(1)
+    for space in first:
+        open_and_set(case, store, space, page_hash)
+    waiting = list(later)
+    found: list[KeySpace] = []
+    for space in islice(store.listing_spaces(), _MOST_SPACES):
+        found.append(space)
+        if waiting:
+            open_and_set(case, store, waiting.pop(), page_hash)
+    with note("others were opened and filled between two steps of the listing"):
+        _must_agree_on_spaces(case, store, found, first, page_hash, others=later)
+    opened = [*first, *(space for space in later if space not in waiting)]
+    must_list_spaces(case, store, opened, page_hash)
+
+
+@check("KV-104")
+def a_cleared_key_space_is_listed_again(case: Case) -> None:
+    """A key space that was cleared, or emptied, is listed when it holds pages again."""
+    store = case.open()
+    spaces = _varied_spaces(case)[:3]
+    (page_hash,) = case.hashes(1)
+    for space in spaces:
+        open_and_set(case, store, space, page_hash)
+    store.clear(spaces[0])
+    store.delete(spaces[1], [page_hash])
+    for space in spaces[:2]:
+        case.must_set(store, space, case.contents(space, [page_hash]))
+    must_list_spaces(case, store, spaces, page_hash)
+
+
+def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
+    """Raise where one of `spaces`, which hold this page, is not listed once, or another one is
+    listed.
+    """
+    _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
+
+
+def _must_agree_on_spaces(
+    case: Case,
+    store: Probe,
+    listed: Sequence[KeySpace],
+    spaces: Sequence[KeySpace],
+    page_hash: str,
+    *,
+    others: Sequence[KeySpace] = (),
+) -> None:
+    found = Counter(listed)
+    known = {*spaces, *others}
+    strange = [f"{space}" for space in found if _is_ours(case, space) and space not in known]
+    none_of(store, "spaces() lists a key space that was never opened", strange)
+    doubled = [f"{space}" for space in spaces if found[space] > 1]
+    none_of(store, "spaces() lists a key space twice", doubled)
+    for space in spaces:
+        if space not in found:
+            store.open_space(space)
+            if store.exists(space, [page_hash]) == [True]:
+                none_of(store, "spaces() does not list a key space that holds pages", [f"{space}"])
+            case.must_hold(store, space, case.contents(space, [page_hash]))
+
+
+def _is_ours(case: Case, space: KeySpace) -> bool:
+    """Return whether a listed key space can only come from this check, even with a wrong field."""
+    token = case.scratch.prefix[:-1]
+    return token in space.model.lower() and space.tenant not in _KITS_OWN_TENANTS
+
+
+def _varied_spaces(case: Case) -> list[KeySpace]:
+    """Return key spaces that differ in every field, with letters that are not ASCII."""
+    whole = fitting(case, 96)
+    home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
+    name = f"{home.model}/模型 é"
+    odd = replace(home, model=name, tenant="équipe/1", revision="v1.0 (main)")
+    return [home, odd, *(one.space for one in neighbours(home, quick=True))]

@@ -1,0 +1,30 @@
+"""The names of a page store's counters, as `PageStore.stats` gives them and metrics show them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from hicache_storage.page_store.results import Verdict
+
+Direction: TypeAlias = Literal["load", "save"]
+
+DIRECTIONS: tuple[Direction, ...] = ("load", "save")
+DELETED_PAGES = "deleted_pages"
+WRONG_PAGES_DELETED = "wrong_pages_deleted"
+MATCH_FAILED = "match_failed"
+"""Calls that ask which pages the storage has, and fail."""
+BREAKER_OPENED = "breaker_opened"
+"""The sum of the two names below."""
+READ_BREAKER_OPENED = "read_breaker_opened"
+WRITE_BREAKER_OPENED = "write_breaker_opened"
+
+
+def pages_counter(direction: Direction, verdict: Verdict) -> str:
+    """Return the name of the counter of pages that had `verdict`, such as "load_ok"."""
+    return f"{direction}_{verdict.value}"
+
+
+def nbytes_counter(direction: Direction) -> str:
+    """Return the name of the counter of payload bytes, such as "load_nbytes"."""
+    return f"{direction}_nbytes"

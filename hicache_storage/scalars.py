@@ -1,0 +1,153 @@
+"""Checks and parsers of scalar values: integers, numbers, flags, and sizes in bytes.
+
+    4    "4"    2.5    "2.5"    true    "true"    "1GiB"    "1.5 GB"    "400g"
+
+`check_integer` checks an integer that a program gives. The parsers read text that people write:
+they accept the whole text or refuse it. A parser that accepts more takes `"1_0"` for 10, `"٣"` for
+3, `true` for one second, and `"1,000GB"` for one byte. A store with a capacity of one byte evicts
+all its pages.
+
+A size is a number and an optional unit. Units are B, KB, MB, GB, TB, PB and EB (powers of 1000) and
+KiB, MiB, ... (powers of 1024), in any case; K is KB, and Ki is KiB.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from fractions import Fraction
+from typing import Any, cast
+
+MAX_INT64 = 2**63 - 1
+"""The largest integer that every format at rest, every protocol and every file system can hold."""
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_FLOAT = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?")
+_BOOLS = {"true": True, "false": False}
+_SIZE = re.compile(r"([0-9]{1,24}(?:\.[0-9]{1,24})?) ?([kmgtpe]i?b?|b)?", re.IGNORECASE)
+_SIZE_PREFIXES = "kmgtpe"
+_SIZE_EXAMPLES = "a number of bytes, such as 1073741824 or '1GiB'"
+
+
+# --- values that programs give --------------------------------------------------------------------
+
+
+def check_integer(name: str, value: object, *, least: int, most: int = MAX_INT64) -> int:
+    """Return `value` as a plain int, whatever integer type it has.
+
+    Raises:
+        TypeError: `value` is no integer. A bool is none.
+        ValueError: `value` is out of range.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not a bool")
+    try:
+        number = operator.index(cast("Any", value))
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from error
+    if not least <= number <= most:
+        limit = f"at least {least}" if number < least else f"at most {most}"
+        raise ValueError(f"{name} must be {limit}, not {format_number(number)}")
+    return number
+
+
+def format_number(number: object) -> str:
+    """Return the text of a number for a message.
+
+    The text of an integer of more than 64 bits is its number of bits: Python refuses to write out
+    more than some thousand digits.
+    """
+    if isinstance(number, int) and abs(number) > MAX_INT64:
+        return f"a number of {number.bit_length()} bits"
+    return str(number)
+
+
+# --- values that people write ---------------------------------------------------------------------
+
+
+def parse_integer(value: object) -> int:
+    """Return the integer that `value` is: an int, a float without a fraction, or text of digits.
+
+    Raises:
+        ValueError: `value` is no integer. The message does not repeat text, which may be a secret.
+    """
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a whole number, such as 4")  # noqa: TRY004 - pydantic needs a ValueError
+    if not _fits_64_bits(value):
+        raise ValueError("must be a whole number of at most 64 bits")
+    if value != int(value):
+        raise ValueError("must be a whole number, without a fraction")
+    return int(value)
+
+
+def parse_float(value: object) -> float:
+    """Return the number that `value` is: an int, a float, or text with a decimal point or exponent.
+
+    Raises:
+        ValueError: `value` is no finite number. The message does not repeat text, which may be a
+        secret.
+    """
+    if isinstance(value, str) and _FLOAT.fullmatch(value):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a number, such as 2.5")  # noqa: TRY004 - pydantic needs a ValueError
+    if isinstance(value, int) and not _fits_64_bits(value):
+        raise ValueError("must be a number of at most 64 bits")
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return float(value)
+
+
+def parse_bool(value: object) -> bool:
+    """Return the flag that `value` is: a bool, or `true` or `false` as text, in any case.
+
+    Raises:
+        ValueError: `value` is no flag. The message does not repeat text, which may be a secret.
+    """
+    flag = _BOOLS.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(flag, bool):
+        raise ValueError("must be true or false")  # noqa: TRY004 - pydantic needs a ValueError
+    return flag
+
+
+def parse_nbytes(value: object) -> int:
+    """Return the bytes that `value` names: an int, a float without a fraction, or text.
+
+    Raises:
+        ValueError: `value` is no size. The message does not repeat text, which may be a secret.
+    """
+    nbytes = _nbytes_of_text(value) if isinstance(value, str) else _nbytes_of_number(value)
+    if not 0 <= nbytes <= MAX_INT64:
+        raise ValueError(f"a size is at least 0 and at most {MAX_INT64} bytes")
+    return nbytes
+
+
+def _nbytes_of_number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"a size is {_SIZE_EXAMPLES}")  # noqa: TRY004 - pydantic needs a ValueError
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError("a size without a unit is a whole number of bytes")
+    return int(value)
+
+
+def _nbytes_of_text(text: str) -> int:
+    if text.rstrip().endswith("%"):
+        raise ValueError(f"a share is no size: give {_SIZE_EXAMPLES}")
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"a size is {_SIZE_EXAMPLES}: digits with an optional decimal point, then B, KB, MB, GB, TB,"
+            " KiB, MiB, GiB or TiB, and nothing else"
+        )
+    number, unit = Fraction(match[1]), (match[2] or "b").lower()
+    if unit == "b" and number.denominator != 1:
+        raise ValueError("a size without a unit is a whole number of bytes")
+    power = _SIZE_PREFIXES.find(unit[0]) + 1
+    return int(number * (1024 if "i" in unit else 1000) ** power)
+
+
+def _fits_64_bits(number: float) -> bool:
+    return -MAX_INT64 <= number <= MAX_INT64
