@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean
-from hicache_storage.registry import DYNAMIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,6 +119,8 @@ def add_cwd_to_path(backend: str, config: Mapping[str, Any]) -> None:
     An installed command, unlike `python -m`, does not search that directory. A module that can already
     be imported keeps its origin.
     """
+    from hicache_storage.registry import DYNAMIC  # noqa: PLC0415 - keeps `--help` fast
+
     cwd, module_path = str(Path.cwd()), config.get("module_path")
     if backend != DYNAMIC or not isinstance(module_path, str) or cwd in sys.path:
         return

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
 from hicache_storage.errors import ConfigError
-from hicache_storage.replay.faults import FaultPlan, fault_counts
 
 if TYPE_CHECKING:
     import argparse
     from contextlib import ExitStack
 
     from hicache_storage.replay.driver import Replay
+    from hicache_storage.replay.faults import FaultPlan
     from hicache_storage.storage import HiCacheStorage
     from hicache_storage.testing import FaultyStorage
 
@@ -57,6 +57,8 @@ class Disruptions:
         Raises:
             ConfigError: The fault plan is invalid, or a flag lacks another one.
         """
+        from hicache_storage.replay.faults import FaultPlan  # noqa: PLC0415 - keeps `--help` fast
+
         faults = None if arguments.faults is None else FaultPlan.parse(arguments.faults)
         if arguments.swap_backend is None:
             for name in ("extra_config", "after"):
@@ -84,6 +86,8 @@ class Disruptions:
 
     def figures(self, replay: Replay) -> dict[str, Any]:
         """Return the disruptions so far, ready for JSON; null for each kind that is not configured."""
+        from hicache_storage.replay.faults import fault_counts  # noqa: PLC0415
+
         faults = swap = None
         if self.faults is not None:
             faults = {"plan": self.faults.text, "struck": fault_counts(self._faulty)}
