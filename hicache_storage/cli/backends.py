@@ -91,7 +91,7 @@ def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Itera
             prefix = "" if entry["name"] in entry["problem"] else f"{entry['name']}: "
             yield f"{prefix}{entry['problem']}"
     if not everything:
-        yield "An open storage may promise less, as its config says. All capabilities: --capabilities"
+        yield "The config of an open storage may reduce these. All capabilities: --capabilities"
         return
     for entry in entries:
         capabilities = [f"{name} {value}" for name, value in entry["capabilities"].items()]

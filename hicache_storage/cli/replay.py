@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_cache_arguments(parser)
     _add_rank_arguments(parser)
     Disruptions.add_arguments(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
+    )
 
 
 def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:

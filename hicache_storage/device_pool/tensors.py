@@ -102,7 +102,7 @@ def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
             if tuple(tensor.shape) != wanted or tensor.device != first.device:
                 raise ValueError(
                     f"the tensor of layer {layer} is {tuple(tensor.shape)} on {tensor.device}; the host"
-                    f" pool's shape wants {wanted} on {first.device}"
+                    f" pool's shape needs {wanted} on {first.device}"
                 )
             if tensor.element_size() != shape.itemsize:
                 raise ValueError(

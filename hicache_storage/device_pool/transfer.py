@@ -62,7 +62,7 @@ class LayerTransfer:
             elif self._error is not None:
                 raise LayerTransferFailed(*self._error.args) from self._error
             else:
-                raise TimeoutError(f"layer {layer} of pool {pool} did not come in {timeout_s} s")
+                raise TimeoutError(f"layer {layer} of pool {pool} did not arrive in {timeout_s} s")
         event.block_caller_stream()
 
     def cancel(self) -> None:

@@ -67,8 +67,8 @@ def run_job(
 # Backends whose stores evict by a clock of seconds (redis.io: maxmemory_clock).
 _SECONDS_CLOCK = ("redis",)
 _TOO_FAST = (
-    "Redis tells uses of a page apart by the second (allkeys-lru), and this run was as fast as possible:"
-    " once Redis is full, it found less than it would at real speed. Try --speed 10"
+    "Redis tracks uses of a page by the second (allkeys-lru), and this run was as fast as possible:"
+    " a full Redis found less than it would at real speed. Try --speed 10"
 )
 
 

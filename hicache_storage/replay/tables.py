@@ -85,7 +85,7 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not report["drained"]:
         yield (
             "writes unfinished",
-            "the storage took too long: the last of them are in no figure here",
+            "the storage took too long: no figure includes the last writes",
         )
     if report["unreserved_pages"]:
         yield "no room in L2", f"{report['unreserved_pages']:,} pages"

@@ -76,8 +76,8 @@ def test_a_flag_prints_all_capabilities(capsys: pytest.CaptureFixture[str]) -> N
         line for line in capsys.readouterr().out.splitlines() if line.startswith("file: ")
     )
 
-    for name, word in _listed(capsys)["file"]["capabilities"].items():
-        assert f"{name.replace('_', ' ')} {word}" in printed
+    for name, value in _listed(capsys)["file"]["capabilities"].items():
+        assert f"{name.replace('_', ' ')} {value}" in printed
     assert "bounded " in printed
 
 

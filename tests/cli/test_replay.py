@@ -172,8 +172,8 @@ def test_another_seed_is_another_trace(tmp_path: Path) -> None:
 
 
 def test_a_limit_cuts_the_trace_and_changes_no_request_before(tmp_path: Path) -> None:
-    whole = _report(tmp_path, "--requests", "100", "--scale-bytes", "1/8192")
-    assert whole["requests"] == 100
+    report = _report(tmp_path, "--requests", "100", "--scale-bytes", "1/8192")
+    assert report["requests"] == 100
     longer = replay._requests(_arguments("--requests", "300"))
 
     assert list(longer[:100]) == list(replay._requests(_arguments("--requests", "100")))

@@ -43,12 +43,12 @@ def test_a_page_matches_no_other_key_space() -> None:
 
 
 def test_it_is_the_same_in_every_segmentation() -> None:
-    whole = _written()
+    contiguous = _written()
     parts = [bytearray(length) for length in (1, 7, 8, 300, 684)]
 
     _content().write(hash_of(1), Page(*parts))
 
-    assert b"".join(parts) == whole
+    assert b"".join(parts) == contiguous
 
 
 def test_a_wrong_byte_in_the_last_segment_is_detected() -> None:

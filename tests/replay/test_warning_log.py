@@ -23,12 +23,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_repeated_warning_is_shown_once(clock: list[float]) -> None:
     repeats = RepeatFilter()
-    seen: list[bool] = []
+    shown: list[bool] = []
     for _ in range(3):
-        seen.append(repeats.filter(record("a call failed")))
+        shown.append(repeats.filter(record("a call failed")))
         clock[0] += 2
 
-    assert seen == [True, False, False]
+    assert shown == [True, False, False]
 
 
 def test_a_lasting_warning_is_shown_again_later(clock: list[float]) -> None:
@@ -41,19 +41,19 @@ def test_a_lasting_warning_is_shown_again_later(clock: list[float]) -> None:
 
 def test_each_change_of_state_is_shown(clock: list[float]) -> None:
     repeats = RepeatFilter()
-    seen: list[bool] = []
+    shown: list[bool] = []
     for message in ("full", "takes pages again", "full", "takes pages again"):
-        seen.append(repeats.filter(record(message)))
+        shown.append(repeats.filter(record(message)))
         clock[0] += 2
 
-    assert seen == [True] * 4
+    assert shown == [True] * 4
 
 
 def test_a_state_that_flickers_is_not_a_flood(clock: list[float]) -> None:
     repeats = RepeatFilter()
-    seen = sum(repeats.filter(record(message)) for message in ["full", "free"] * 1000)
+    shown = sum(repeats.filter(record(message)) for message in ["full", "free"] * 1000)
 
-    assert (seen, clock) == (2, [100.0])
+    assert (shown, clock) == (2, [100.0])
 
 
 def test_each_logger_has_its_own_latest_message(clock: list[float]) -> None:

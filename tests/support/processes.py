@@ -1,4 +1,4 @@
-"""Other processes: whether they live, and what they say."""
+"""Other processes: their state, and results from forked children."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _LIMIT_S = 30.0
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and not only its number, which its parent has yet to read."""
+    """Return whether a process runs. A zombie, whose parent has not read its status, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def in_a_fork(tell: Callable[[], object]) -> object:
-    """Return what `tell` returns in a forked child."""
+def in_a_fork(function: Callable[[], object]) -> object:
+    """Call `function` in a forked child, and return its result."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
     def run(connection: Connection) -> None:
-        connection.send(tell())
+        connection.send(function())
 
     child = context.Process(target=run, args=(theirs,))
     child.start()

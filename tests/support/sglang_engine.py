@@ -161,7 +161,9 @@ class Engine:
             for tensor in tensors_of(entry.host_pool):
                 tensor.zero_()
 
-    def write(self, tokens: Sequence[int], window_pages: int = 2, *, look: bool = True) -> Written:
+    def write(
+        self, tokens: Sequence[int], window_pages: int = 2, *, compare: bool = True
+    ) -> Written:
         """Back up a node of these tokens, as SGLang does after a prefill."""
         hashes = hashes_of(tokens, self.page_tokens)
         indices = self.host().alloc(len(hashes) * self.page_tokens)
@@ -174,14 +176,14 @@ class Engine:
                 side.keys, side.host_indices = window, places[side.name]
             else:
                 places[side.name] = indices
-        held = {name: self.bytes_at(name, place) for name, place in places.items() if look}
+        held = {name: self.bytes_at(name, place) for name, place in places.items() if compare}
         self.controller.write_storage(indices, list(tokens), hashes, extra_pools=sides or None)
         operation = self.controller.ack_backup_queue.get(timeout=LIMIT_S)
         return Written(
             hashes, places, held, operation.completed_tokens // self.page_tokens, operation
         )
 
-    def read(self, tokens: Sequence[int], window_pages: int = 2, *, look: bool = True) -> Read:
+    def read(self, tokens: Sequence[int], window_pages: int = 2, *, compare: bool = True) -> Read:
         """Prefetch these tokens into fresh host pages, as SGLang does for a request."""
         sides = self._sides(window_pages)
         for side in sides:
@@ -213,7 +215,7 @@ class Engine:
         return Read(
             hits,
             done,
-            {name: self.bytes_at(name, at) for name, at in places.items() if look},
+            {name: self.bytes_at(name, at) for name, at in places.items() if compare},
             operation,
         )
 

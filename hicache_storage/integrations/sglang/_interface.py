@@ -64,7 +64,7 @@ def check_interface(storage: Any, metrics: Any, version: str) -> None:
     found = differences(storage, metrics)
     if found:
         raise ImportError(
-            f"SGLang {version} has another storage interface than this adapter knows"
+            f"SGLang {version} has another storage interface than this adapter supports"
             f" ({', '.join(TESTED_VERSIONS)}): {'; '.join(found)}. Update hicache-storage, or install"
             " one of these versions of SGLang"
         )
@@ -74,7 +74,7 @@ def differences(storage: Any, metrics: Any) -> list[str]:
     """Return every difference from the known interface, as a clause each."""
     base = getattr(storage, "HiCacheStorage", None)
     if base is None:
-        return ["HiCacheStorage is gone"]
+        return ["HiCacheStorage is missing"]
     found = [_difference(base, name, expected) for name, expected in _METHODS.items()]
     for name, expected in _NEWER_METHODS.items():
         if hasattr(base, name):
@@ -101,7 +101,7 @@ def differences(storage: Any, metrics: Any) -> list[str]:
 def _difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
     method = getattr(base, name, None)
     if method is None:
-        return f"{name} is gone"
+        return f"{name} is missing"
     actual = tuple(inspect.signature(method).parameters)[1:]
     if actual == expected:
         return ""

@@ -115,8 +115,8 @@ class LaunchIdentity:
             value = self._arguments[name]
             if value and value != self._defaults.get(name):
                 logger.warning(
-                    "this adapter does not know SGLang's argument %s: servers that set it in another"
-                    " way share no pages with this one",
+                    "this adapter has no entry for SGLang's argument %s: servers with another value"
+                    " share no pages with this one",
                     name,
                 )
                 yield f"{name}={_text(value)}"

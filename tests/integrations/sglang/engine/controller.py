@@ -191,9 +191,9 @@ def test_ranks_of_two_sizes_share_pages_by_head_groups(file_config: dict[str, An
             read = four.read(TOKENS)
             assert read.pages == 8
             halves.append(read.held[PoolName.KV])
-    for whole, *parts in zip(written.held[PoolName.KV], *halves, strict=True):
-        quarter = len(whole) // 4  # K of both halves, then V of both
-        assert whole == b"".join(
+    for page, *parts in zip(written.held[PoolName.KV], *halves, strict=True):
+        quarter = len(page) // 4  # K of both halves, then V of both
+        assert page == b"".join(
             part[plane * quarter : (plane + 1) * quarter] for plane in (0, 1) for part in parts
         )
 
@@ -274,7 +274,7 @@ def test_sglangs_failure_injector(
     with Engine([PoolPlan(), WINDOW], file_config) as engine:
         assert "FailureInjector" in type(engine.storage).__name__
         engine.fill(1)
-        whole = 0
+        complete = 0
         for turn in range(30):
             tokens = [turn, *TOKENS[1:]]
             written = engine.write(tokens)
@@ -283,11 +283,11 @@ def test_sglangs_failure_injector(
             read = engine.read(tokens)
             arrived = read.held.get(PoolName.KV, [])[: read.pages]
             assert arrived == written.held[PoolName.KV][: read.pages]
-            whole += read.pages == 8
+            complete += read.pages == 8
             if read.held:
                 engine.host().free(read.operation.host_indices)
                 engine.host(WINDOW.name).free(read.operation.pool_transfers[0].host_indices)
-        assert 0 < whole < 30
+        assert 0 < complete < 30
 
 
 def test_a_store_that_dies_is_a_miss(tmp_path: Path, file_config: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ class LessTransfer:
             r"batch_get_v1 takes \(keys, host_indices, stream\)",
         ),
         ({"HiCacheStorage": AnotherDuty}, "batch_get_v3 is abstract"),
-        ({"HiCacheStorage": None}, "HiCacheStorage is gone"),
+        ({"HiCacheStorage": None}, "HiCacheStorage is missing"),
         (
             {"PoolHitPolicy": OtherPolicies},
             "lacks the member block_groups.*new member 'every_other'",
