@@ -66,7 +66,7 @@ class Backup:
         self._tokens = prompt(self._pages)
 
     def run(self) -> None:
-        self._written = self._engine.write(self._tokens, look=False)
+        self._written = self._engine.write(self._tokens, compare=False)
 
     def check(self) -> None:
         if self._written.pages != self._pages:
@@ -93,7 +93,7 @@ class Prefetch:
         """Do nothing; the prompt is stored."""
 
     def run(self) -> None:
-        self._read = self._engine.read(self._tokens, look=False)
+        self._read = self._engine.read(self._tokens, compare=False)
 
     def check(self) -> None:
         indices = self._read.operation.host_indices
