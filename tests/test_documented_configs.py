@@ -1,4 +1,4 @@
-"""Every config that a page or an example shows is one that its backend takes."""
+"""Every config on a page or in an example is valid for its backend."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PAGES = sorted(
     ]
 )
 BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake")
-# What says which backend a config is for, before it: a flag, a call, or a field in it.
+# The text that names the backend of a config: a flag or a call before it, or a field in it.
 NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
 NEAR = 400
 A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 
 def check(backend: str, config: dict[str, Any]) -> None:
-    """Parse `config` by the backend's settings. Nothing is opened."""
+    """Check `config` with the backend's settings, and open nothing."""
     importlib.import_module(f"hicache_backends.{backend}")
     name = f"{backend}settings"
     (settings,) = (each for each in Settings.__subclasses__() if each.__name__.lower() == name)
@@ -41,7 +41,7 @@ def check(backend: str, config: dict[str, Any]) -> None:
 
 
 def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every JSON object of strings in a text, and where it begins."""
+    """Yield every JSON object of strings in a text, and the place where it begins."""
     decoder, end = json.JSONDecoder(), 0
     for start in re.finditer(r"\{\s*\"", text):
         if start.start() >= end:
@@ -53,7 +53,7 @@ def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def shown(page: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(backend, config) of everything on a page that is a config of one of ours."""
+    """Yield (backend, config) for each config of a built-in backend on a page."""
     text = page.read_text(encoding="utf-8")
     text = text.replace("{scratch}", "/scratch").replace("{prefix}", "a-prefix")
     for row in A_ROW.finditer(text):
@@ -79,7 +79,7 @@ CONFIGS = [
 
 
 def test_configs_are_found() -> None:
-    """The search has not gone blind: each backend's own page shows one, and the page of SGLang all."""
+    """The search finds a config on each backend's own page, and all of them on the page of SGLang."""
     found = [str(parameter.id) for parameter in CONFIGS]
     for backend in BACKENDS[1:]:
         assert any(f"docs/backends/{backend}.md" in name for name in found), backend

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError, did_you_mean
 from hicache_storage.replay.models import parse_number
-from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.testing import FaultyStorage, Odds, Strike
 
 _OPERATIONS = ("exists", "get", "set", "delete")
 _LONGEST_FAULT_S = 600.0
@@ -58,6 +58,8 @@ class FaultPlan:
 
     def wrap(self, storage: HiCacheStorage) -> FaultyStorage:
         """`storage` with these faults; it is closed with what is returned."""
+        from hicache_storage.testing import FaultyStorage  # noqa: PLC0415 - only --faults needs it
+
         return FaultyStorage(storage, self.plan, **self.settings)
 
 
@@ -83,6 +85,8 @@ def _fault(item: str) -> Odds | Strike:
     name, at, when = rest.partition("@")
     if not (rest and at):
         raise ConfigError(f"--faults: {item}: must be OPERATION:FAULT@SHARE, as in get:raise@5%")
+    from hicache_storage.testing import Fault, Odds, Strike  # noqa: PLC0415 - as above
+
     faults = {fault.value: fault for fault in Fault}
     if operation not in _OPERATIONS:
         hint = did_you_mean(operation, list(_OPERATIONS))
