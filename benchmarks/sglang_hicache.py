@@ -72,7 +72,7 @@ class Backup:
         self._tokens = prompt(self._pages)
 
     def run(self) -> None:
-        self._written = self._engine.write(self._tokens, look=False)
+        self._written = self._engine.write(self._tokens, compare=False)
 
     def check(self) -> None:
         if self._written.pages != self._pages:
@@ -99,7 +99,7 @@ class Prefetch:
         """Do nothing; the prompt is stored."""
 
     def run(self) -> None:
-        self._read = self._engine.read(self._tokens, look=False)
+        self._read = self._engine.read(self._tokens, compare=False)
 
     def check(self) -> None:
         indices = self._read.operation.host_indices

@@ -33,7 +33,7 @@ A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 
 def check(backend: str, config: dict[str, Any]) -> None:
-    """Check `config` with the backend's settings, and open nothing."""
+    """Parse `config` by the backend's settings. Nothing is opened."""
     importlib.import_module(f"hicache_backends.{backend}")
     name = f"{backend}settings"
     (settings,) = (each for each in Settings.__subclasses__() if each.__name__.lower() == name)

@@ -239,7 +239,9 @@ class RedisCluster:
             node.start()
         if not self._joined:
             self._join()
-        wait_until(lambda: all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes))
+        wait_until(
+            lambda: all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
+        )
 
     def stop(self) -> None:
         for node in self.nodes:

@@ -1,22 +1,24 @@
+"""The slots of a transfer's pages, for each pool."""
+
 from __future__ import annotations
 
 import pytest
 from device_groups import DRAFT, MHA, make_pool
 
-from hicache_storage.device_pool.routes import routes
+from hicache_storage.device_pool.slot_mapping import map_slots
 
 POOLS = [make_pool(MHA).layered, make_pool(DRAFT).layered]
 
 
 def test_a_page_has_one_slot_on_the_device_and_one_in_each_pool_of_l2() -> None:
-    target, draft = routes(POOLS, [[5, 0], [1, 2]], [3, 4], None)
+    target, draft = map_slots(POOLS, [[5, 0], [1, 2]], [3, 4], None)
 
     assert ([5, 0], [3, 4]) == (target.host_slots, target.device_slots)
     assert ([1, 2], [3, 4]) == (draft.host_slots, draft.device_slots)
 
 
-def test_a_pool_that_lacks_pages_takes_part_for_those_that_it_has() -> None:
-    _, draft = routes(POOLS, [[5, 0, 1], [2, 3]], [3, 4, 0], [[0, 1, 2], [0, 2]])
+def test_a_pool_that_lacks_pages_has_slots_for_the_others() -> None:
+    _, draft = map_slots(POOLS, [[5, 0, 1], [2, 3]], [3, 4, 0], [[0, 1, 2], [0, 2]])
 
     assert ([2, 3], [3, 0]) == (draft.host_slots, draft.device_slots)
 
@@ -39,11 +41,11 @@ def test_a_pool_that_lacks_pages_takes_part_for_those_that_it_has() -> None:
         ([[0, 1], [2, 3]], [3, 4], [[0, 1], [1, 1]], "page 1 is named twice"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_slots_are_refused(
     host_slots: list[list[int]],
     device_slots: list[int],
     indices: list[list[int]] | None,
     message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        routes(POOLS, host_slots, device_slots, indices)
+        map_slots(POOLS, host_slots, device_slots, indices)
