@@ -25,7 +25,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
-  format selftest rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
+  format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
   field field-known field-sglang-known field-lmcache-known field-records field-matrix $(FIELD)
@@ -91,8 +91,11 @@ check: lint test ## everything that a change must pass
 format: $(VENV)/.all ## let ruff format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-selftest: $(VENV)/.all ## the conformance kit on wrong and right stores: the kill matrix
+selftest: $(VENV)/.all ## the conformance kit on wrong and right stores
 	@$(BIN)/hicache-conformance selftest
+
+kill-matrix: $(VENV)/.all ## every wrong store against every check of its rules: docs/kill-matrix.md
+	@$(BIN)/hicache-conformance selftest --matrix docs/kill-matrix.md
 
 identity-page: $(VENV)/.base ## write docs/sglang-identity.md from the table of SGLang's arguments
 	@$(BIN)/python -m hicache_storage.integrations.sglang._arguments > docs/sglang-identity.md

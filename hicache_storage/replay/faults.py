@@ -84,6 +84,7 @@ def _fault(item: str) -> Odds | Strike:
     name, at, when = rest.partition("@")
     if not (rest and at):
         raise ConfigError(f"--faults: {item}: must be OPERATION:FAULT@SHARE, as in get:raise@5%")
+
     faults = {fault.value: fault for fault in Fault}
     if operation not in _OPERATIONS:
         hint = did_you_mean(operation, list(_OPERATIONS))

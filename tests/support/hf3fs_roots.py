@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.slots import Geometry
+from hicache_backends.hf3fs.layout import Geometry
 from pages import blank, hash_of, page, space
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_conformance.report.words import printable
+from hicache_conformance.report.wording import printable
 from hicache_conformance.run.outcomes import Outcome
 
 if TYPE_CHECKING:

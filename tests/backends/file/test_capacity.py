@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.file import FileStorage, capacity_scan
 from hicache_backends.file.page_file import TRAILER_NBYTES, PageFiles
-from hicache_backends.file.victims import Victim, Victims
+from hicache_backends.file.victims import VictimQueue
+from hicache_backends.file.victims_file import Victim
 from pages import blank, hash_of, page, space
 
 from hicache_storage import Page
@@ -30,9 +31,9 @@ FILE_NBYTES = 4096 + TRAILER_NBYTES
 HASHES = [hash_of(number) for number in range(200)]
 
 
-def surveyed(storage: FileStorage) -> None:
-    """Wait for the survey that a storage begins with."""
-    victims = storage._presences.get().room._victims
+def await_first_scan(storage: FileStorage) -> None:
+    """Wait for the scan that a storage begins with."""
+    victims = storage._process.get().capacity._victims
     assert victims is not None
     deadline_s = time.monotonic() + 20
     while not victims._ended:
@@ -101,15 +102,15 @@ class TestEviction:
     def test_of_one_batch_the_tail_goes_first(self, root: Path) -> None:
         """A prefix is of use without its end, not without its beginning."""
         with opened(root) as storage:
-            surveyed(storage)  # not halfway through the batch
+            await_first_scan(storage)  # not halfway through the batch
             assert all(storage.batch_set(SPACE, HASHES[:4], [page(seed=n) for n in range(4)]))
             put(storage, 4)
             assert [0, 1, 2, 4] == there(storage)
 
-    def test_a_survey_that_found_nothing_does_not_refuse_what_comes_after(self, root: Path) -> None:
-        """A fresh store fills up within milliseconds of its first, empty survey."""
+    def test_a_scan_that_found_nothing_refuses_no_page_afterwards(self, root: Path) -> None:
+        """A fresh store fills up within milliseconds of its first, empty scan."""
         with opened(root) as storage:
-            surveyed(storage)
+            await_first_scan(storage)
             put(storage, 0, 1, 2, 3, 4)
             assert [1, 2, 3, 4] == there(storage)
 
@@ -206,10 +207,10 @@ class TestEviction:
             assert [True] * 3 == put(storage, 5, 6, 7)
             assert used_nbytes(root) <= 4 * FILE_NBYTES
 
-    def test_a_long_survey_runs_ahead_of_need(
+    def test_a_long_scan_runs_before_the_list_is_used_up(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(capacity_scan, "_LONG_SURVEY_NS", -1)
+        monkeypatch.setattr(capacity_scan, "_LONG_SCAN_NS", -1)
         monkeypatch.setattr(capacity_scan, "LEAST_LISTED", 8)
         with opened(root, 20) as storage:
             assert all(put(storage, *range(120)))
@@ -403,32 +404,32 @@ def nothing_sampled(_: Deadline) -> list[Victim]:
 
 
 class TestVictims:
-    def test_waiting_for_the_first_survey_asks_for_no_second(self) -> None:
-        """A survey in the middle of the first batch would see its head only, and evict that."""
+    def test_a_wait_for_the_first_scan_requests_no_second(self) -> None:
+        """A scan in the middle of the first batch would see its head only, and evict the head."""
         may_end = threading.Event()
-        surveys: list[bool] = []
+        scans: list[bool] = []
 
-        def survey() -> list[Victim]:
-            surveys.append(may_end.wait(20))
+        def scan() -> list[Victim]:
+            scans.append(may_end.wait(20))
             return []
 
-        victims = Victims(survey, nothing_more, nothing_sampled)
-        first = victims.want()
-        assert not victims.await_survey(first, 0.01)
+        victims = VictimQueue(scan, nothing_more, nothing_sampled)
+        first = victims.request_scan()
+        assert not victims.await_scan(first, 0.01)
         may_end.set()
-        assert victims.await_survey(first, 20)
+        assert victims.await_scan(first, 20)
         victims.close(Deadline(20))
 
-        assert [True] == surveys
+        assert [True] == scans
 
-    def test_new_pages_end_the_rest_that_follows_a_survey_without_victims(self) -> None:
+    def test_new_pages_end_the_pause_after_a_scan_without_victims(self) -> None:
         found: list[Victim] = []
-        victims = Victims(lambda: list(found), nothing_more, nothing_sampled)
+        victims = VictimQueue(lambda: list(found), nothing_more, nothing_sampled)
         assert victims.next(Deadline(20)) is None
         found.append(Victim(1, 4096, "page"))
         assert victims.next(Deadline(20)) is None
 
-        victims.added()
+        victims.note_new_pages()
 
         assert found == [victims.next(Deadline(20))]
         victims.close(Deadline(20))

@@ -16,8 +16,8 @@ from hicache_backends.file import FileStorage, capacity_scan
 from hicache_backends.file.capacity import Capacity
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.page_file import TRAILER_NBYTES
-from hicache_backends.file.victims import Victims
-from hicache_backends.file.victims_file import PageFile, SurveyLock, Victim, VictimsFile
+from hicache_backends.file.victims import VictimQueue
+from hicache_backends.file.victims_file import ScanLock, ScannedPage, Victim, VictimsFile
 from pages import hash_of, page, space
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -60,40 +60,40 @@ def until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Surveys and vain claims of all storages of this process."""
-    seen = {"surveys": 0, "vain": 0}
-    survey, claim = capacity_scan.CapacityScanner._survey, Capacity._claim
+    seen = {"scans": 0, "vain": 0}
+    scan, claim = capacity_scan.CapacityScanner._scan, Capacity._claim
 
-    def surveying(self: capacity_scan.CapacityScanner) -> list[PageFile]:
-        seen["surveys"] += 1
-        return survey(self)
+    def counting_scans(self: capacity_scan.CapacityScanner) -> list[ScannedPage]:
+        seen["scans"] += 1
+        return scan(self)
 
     def claiming(self: Capacity, *args: Any) -> bool:
         claimed = claim(self, *args)
         seen["vain"] += not claimed
         return claimed
 
-    monkeypatch.setattr(capacity_scan.CapacityScanner, "_survey", surveying)
+    monkeypatch.setattr(capacity_scan.CapacityScanner, "_scan", counting_scans)
     monkeypatch.setattr(Capacity, "_claim", claiming)
     return seen
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_surveys_do_not_grow_with_the_ranks_that_share_a_full_store(
+def test_scans_do_not_grow_with_the_ranks_that_share_a_full_store(
     tmp_path: Path, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """1,600 evictions of 1,600 files, with a list of 200: each survey serves all ranks."""
+    """1,600 evictions of 1,600 files, with a list of 200: each scan serves all ranks."""
     monkeypatch.setattr(capacity_scan, "LEAST_LISTED", 200)
     monkeypatch.setattr(capacity_scan, "MOST_LISTED", 200)
     with opened(tmp_path, None) as filling:
         assert all(put(filling, range(1600)))
-    counted["surveys"] = 0
+    counted["scans"] = 0
     stores = [opened(tmp_path, 1600) for _ in range(ranks)]
     for turn in range(80):
         assert all(put(stores[turn % ranks], range(5000 + 20 * turn, 5020 + 20 * turn)))
     for storage in stores:
         storage.close()
 
-    assert counted["surveys"] <= 1600 // 200 + 4
+    assert counted["scans"] <= 1600 // 200 + 4
     assert counted["vain"] <= 200
 
 
@@ -111,7 +111,7 @@ def test_the_oldest_pages_go_first_whichever_rank_evicts(tmp_path: Path) -> None
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """No survey gets to see a page before it is opened."""
+    """No scan sees a page before the gate is open."""
     opening = threading.Event()
     listed = Layout.all_pages
 
@@ -124,7 +124,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opening.set()
 
 
-def test_a_full_store_takes_writes_while_its_first_survey_runs(
+def test_a_full_store_takes_writes_while_its_first_scan_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     with opened(tmp_path, None) as filling:
@@ -179,9 +179,9 @@ def test_a_sample_of_a_large_store_looks_at_a_part_of_a_directory(
     with opened(tmp_path, None) as filling:
         put(filling, range(400))
     looked_at = 0
-    seen = capacity_scan.CapacityScanner._seen
+    seen = capacity_scan.CapacityScanner._stat_pages
 
-    def seeing(self: capacity_scan.CapacityScanner, *args: Any) -> Iterator[PageFile]:
+    def seeing(self: capacity_scan.CapacityScanner, *args: Any) -> Iterator[ScannedPage]:
         nonlocal looked_at
         for one in seen(self, *args):
             looked_at += 1
@@ -192,7 +192,7 @@ def test_a_sample_of_a_large_store_looks_at_a_part_of_a_directory(
             yield from entries
 
     monkeypatch.setattr(capacity_scan, "_MOST_SAMPLE", 80)
-    monkeypatch.setattr(capacity_scan.CapacityScanner, "_seen", seeing)
+    monkeypatch.setattr(capacity_scan.CapacityScanner, "_stat_pages", seeing)
     monkeypatch.setattr(Layout, "pages_in", one_directory)
     with opened(tmp_path, 400, timeout_s=LIMIT_S) as storage:
         assert [True] == put(storage, range(1000, 1001))
@@ -253,8 +253,8 @@ def test_a_lost_usage_never_lets_a_store_exceed_its_capacity(
 
 
 def _hold(path: str, done: Any) -> None:
-    """Take the right to survey, and do nothing with it."""
-    lock = SurveyLock(Layout(path))
+    """Take the right to scan, and do not use it."""
+    lock = ScanLock(Layout(path))
     done.send(lock.acquire())
     time.sleep(LIMIT_S)
 
@@ -264,7 +264,7 @@ def _hold(path: str, done: Any) -> None:
     [(signal.SIGKILL, 0), (signal.SIGSTOP, -1000), (signal.SIGSTOP, 1000)],
     ids=["killed", "stopped", "stopped-before-the-clock-was-set-back"],
 )
-def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
+def test_a_scanning_process_that_died_or_was_stopped_ends_no_eviction(
     tmp_path: Path, sign: signal.Signals, last_beat_s: int
 ) -> None:
     with opened(tmp_path, None) as storage:
@@ -290,7 +290,7 @@ def test_a_surveyor_that_died_or_was_stopped_ends_no_eviction(
         send.close()
 
 
-def test_who_waits_for_a_long_survey_looks_less_and_less_often(
+def test_a_wait_for_a_long_scan_polls_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look opens two files, which may be on another machine."""
@@ -307,14 +307,14 @@ def test_who_waits_for_a_long_survey_looks_less_and_less_often(
             return self.is_set()
 
     with opened(tmp_path, None) as storage:
-        presence = storage._presences.get()
-        surveyor = presence.room._surveyor
-        surveyor._stopping = Stopping()
-        holder = SurveyLock(presence.layout)
+        process = storage._process.get()
+        scanner = process.capacity._scanner
+        scanner._stopping = Stopping()
+        holder = ScanLock(process.layout)
         assert holder.acquire()
         monkeypatch.setattr(capacity_scan, "time", SimpleNamespace(monotonic=lambda: waited_s))
 
-        assert not surveyor._is_our_turn()
+        assert not scanner._is_our_turn()
 
         monkeypatch.undo()
         holder.release()
@@ -327,7 +327,7 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
 ) -> None:
     """A container's limit of threads is reached, for a while."""
     victim = Victim(1, 2, "path")
-    victims = Victims(lambda: [victim], lambda: ([], False), lambda _: [])
+    victims = VictimQueue(lambda: [victim], lambda: ([], False), lambda _: [])
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -338,12 +338,12 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
             victims.next(Deadline(1))
         victims.close(Deadline(1))
 
-    victims = Victims(lambda: [victim], lambda: ([], False), lambda _: [])
+    victims = VictimQueue(lambda: [victim], lambda: ([], False), lambda _: [])
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):
             victims.next(Deadline(1))
-    assert victims.await_survey(victims.want(), LIMIT_S)
+    assert victims.await_scan(victims.request_scan(), LIMIT_S)
     assert victim == victims.next(Deadline(LIMIT_S))
     victims.close(Deadline(LIMIT_S))
 
@@ -351,8 +351,7 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
 class TestList:
     @pytest.fixture
     def listed(self, tmp_path: Path) -> list[Victim]:
-        layout = Layout(str(tmp_path))
-        layout.make()
+        layout = Layout.create(str(tmp_path))
         victims = [
             Victim(n, n + 1, f"{layout.spaces}/{SPACE.id}/{hash_of(n)[:2]}/{hash_of(n)}")
             for n in range(100)
@@ -399,8 +398,8 @@ class TestList:
 
         share = VictimsFile(Layout(str(tmp_path))).take()
         assert [] == share.victims
-        assert share.survey is not None
-        assert 0.0 == share.survey.left
+        assert share.scan is not None
+        assert 0.0 == share.scan.left
 
     @pytest.mark.parametrize(
         ("content", "taken"), [(b"", 1), (b"notes", 0), (b"\0" * 40, 0)], ids=["", "text", "zeros"]
@@ -430,9 +429,9 @@ class TestList:
 
 def test_writers_pending_bytes_survive_a_lock_that_is_held(tmp_path: Path) -> None:
     with opened(tmp_path, 20) as storage:
-        writer = storage._presences.get().writer
+        writer = storage._process.get().writer
         with writer._lock:
-            writer.pend(100, Deadline(0.01))
-        assert 100 == writer.promised()
-        writer.pend(-100, Deadline(1))
-        assert 0 == writer.promised()
+            writer.add_pending(100, Deadline(0.01))
+        assert 100 == writer.pending_nbytes()
+        writer.add_pending(-100, Deadline(1))
+        assert 0 == writer.pending_nbytes()

@@ -25,7 +25,7 @@ from hicache_backends.file.capacity import Capacity
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.ledger import Ledger
 from hicache_backends.file.page_file import TRAILER_NBYTES, PageFiles
-from hicache_backends.file.writer import pending_nbytes
+from hicache_backends.file.writer import total_pending_nbytes
 from pages import blank, hash_of, page, space
 
 from hicache_storage import ConfigError, Page, StorageUnavailable, UnsupportedOperation
@@ -236,7 +236,7 @@ class TestTransientErrors:
             monkeypatch.undo()
 
             assert 10 * FILE_NBYTES == storage.stats().nbytes
-            assert 0 == storage._presences.get().writer.promised()
+            assert 0 == storage._process.get().writer.pending_nbytes()
             assert all(put(storage, *range(10, 60)))
             assert 40 == len(there(storage))
 
@@ -340,7 +340,7 @@ class TestDeadlines:
     def test_a_listing_that_hangs_delays_neither_sets_nor_close(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(process_state, "_CLOSE_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(process_state, "_CLOSE_LIMIT_S", 2.0)
         gate = threading.Event()
         listed = Layout.all_pages
 
@@ -352,7 +352,7 @@ class TestDeadlines:
         put(storage, *range(9))
         monkeypatch.setattr(Layout, "all_pages", hung)
         shutil.rmtree(root / "survey", ignore_errors=True)
-        storage._presences.get().room._victims._queue.clear()
+        storage._process.get().capacity._victims._queue.clear()
         try:
             answers = [within(lambda n=n: put(storage, n), 15) for n in range(20, 24)]  # type: ignore[misc]
             assert [[True]] * 4 == answers
@@ -376,7 +376,7 @@ class TestDeadlines:
         """The lock was busy for a moment twice, seconds apart. Its holder is about to write."""
         path = str(tmp_path / "usage")
         ledger = Ledger(path)
-        ledger.settle(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))
+        ledger.correct(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))
         holder = os.open(path, os.O_RDWR)
         try:
             fcntl.flock(holder, fcntl.LOCK_EX)
@@ -401,7 +401,7 @@ class TestDeadlines:
     ) -> None:
         with opened(root, 40, timeout_s=0.5) as storage:
             put(storage, 0)
-            ledger = storage._presences.get().ledger
+            ledger = storage._process.get().ledger
             with ledger._lock:
                 assert isinstance(within(lambda: put(storage, 1), 15), list)
             storage.batch_delete(SPACE, HASHES[:2])
@@ -593,9 +593,9 @@ def test_an_idle_child_keeps_nothing_of_a_killed_parent_alive(root: Path) -> Non
     parent = os.fork()
     if not parent:
         storage = opened(root, 4)
-        unpublished = storage._presences.get().writer
+        unpublished = storage._process.get().writer
         Path(unpublished.temp_path()).write_bytes(b"half a page")
-        unpublished.pend(1 << 30, Deadline(1))
+        unpublished.add_pending(1 << 30, Deadline(1))
         if not os.fork():
             os.write(writer, str(os.getpid()).encode())
         time.sleep(LIMIT_S)
@@ -608,7 +608,7 @@ def test_an_idle_child_keeps_nothing_of_a_killed_parent_alive(root: Path) -> Non
     try:
         with opened(root) as storage:
             assert 1 == storage.stats().counters["dead_writers"]
-            assert 0 == pending_nbytes(str(root / "writers"))
+            assert 0 == total_pending_nbytes(str(root / "writers"))
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -616,8 +616,8 @@ def test_an_idle_child_keeps_nothing_of_a_killed_parent_alive(root: Path) -> Non
 def test_a_child_forked_under_a_lock_can_close(root: Path) -> None:
     """Whatever lock of the parent another thread held at that moment."""
     storage = opened(root, 4)
-    presence = storage._presences.get()
-    with presence.ledger._lock, presence.writer._lock, presence._changed:
+    process = storage._process.get()
+    with process.ledger._lock, process.writer._lock, process._changed:
         child = os.fork()
         if not child:
             os._exit(0 if within(storage.close, 30) is None else 1)
@@ -645,7 +645,7 @@ from hicache_storage.backend_support.deadline import Deadline
 
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-Ledger(sys.argv[1]).settle(100, 0, Totals(0, 0), Deadline(5))
+Ledger(sys.argv[1]).correct(100, 0, Totals(0, 0), Deadline(5))
 """
 
 
@@ -660,7 +660,7 @@ class TestLedgerOfAKilledProcess:
 
         ledger = Ledger(str(tmp_path / "usage"))
 
-        assert ledger.doubtful
+        assert ledger.needs_scan
         ledger.close()
 
     def test_its_file_never_has_the_size_of_a_foreign_one(self, tmp_path: Path) -> None:

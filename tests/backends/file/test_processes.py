@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.file import FileStorage
-from hicache_backends.file.page_file import DIRECT_ALIGNMENT, TRAILER_NBYTES
+from hicache_backends.file.page_file import TRAILER_NBYTES
 from pages import blank, hash_of, page, space
 
 from hicache_storage import Page
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -121,11 +122,11 @@ class TestKilledWriter:
             assert 1 == storage.stats().counters["dead_writers"]
         assert [] == list((root / "writers").iterdir())
 
-    def test_the_ledger_is_right_again_after_a_survey(self, root: Path) -> None:
-        """A killed writer leaves the sum too high, which only costs room until the next survey."""
+    def test_the_ledger_is_right_again_after_a_scan(self, root: Path) -> None:
+        """A killed writer leaves the sum too high, which only costs capacity until the next scan."""
         capacity = 16 * FILE_NBYTES
         with opened(root, capacity_nbytes=capacity) as storage:
-            storage._presences.get().ledger.add(5 * FILE_NBYTES, Deadline(1))
+            storage._process.get().ledger.add(5 * FILE_NBYTES, Deadline(1))
         with opened(root, capacity_nbytes=capacity) as storage:
             hashes = [hash_of(n) for n in range(16)]
             assert [True] * 16 == [storage.batch_set(SPACE, [h], [page()])[0] for h in hashes]

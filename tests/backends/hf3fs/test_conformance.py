@@ -59,7 +59,7 @@ class _InSlots(StorageConformance):
         """The file where a page begins, and how much of its slot is left from there."""
         with Hf3fsStorage.from_config(self.settings) as storage:
             files = storage._files_of(space)
-            with storage._mounts.get().index.view(files, Deadline(30)) as view:
+            with storage._mount.get().index.view(files, Deadline(30)) as view:
                 place = view.find([page_hash]).get(page_hash)
             if place is None:
                 yield None

@@ -16,9 +16,9 @@ from urllib.parse import quote
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, mount
-from hicache_backends.hf3fs.background import Background
 from hicache_backends.hf3fs.index import redis_client
-from hicache_backends.hf3fs.slot_files import SlotFiles
+from hicache_backends.hf3fs.index.base import Rebuild
+from hicache_backends.hf3fs.slots import SlotFiles
 from pages import page
 from redis.connection import SSLConnection
 from servers import RedisServer, TlsRedisServer
@@ -276,7 +276,7 @@ class TestRedisIndex:
         with RedisServer(tmp_path / "redis") as server:
             url = f"redis://localhost:{server.port}"
             with opened_by(url, tmp_path / "r") as storage:
-                index: Any = storage._mounts.get().index
+                index: Any = storage._mount.get().index
 
                 def hanging(*given: Any, **_: Any) -> list[Any]:
                     looked_up.append(given)
@@ -335,7 +335,7 @@ class TestRedisIndex:
         ):
             stored(storage, range(4))
             go_on = held_up(monkeypatch)
-            index: Any = storage._mounts.get().index
+            index: Any = storage._mount.get().index
             with index._client.call(Deadline(30)) as client:
                 client.hdel(f"{index._prefix}:state", "made")
             with ends_in(LATE_S), pytest.raises(StorageTimeout, match="anew"):
@@ -366,11 +366,12 @@ class TestRedisIndex:
                 assert [True] * 2 == hits(storage, range(2))
 
 
-class TestBackground:
-    def test_work_that_no_thread_could_be_had_for_is_begun_by_the_next_call(
+class TestRebuild:
+    def test_work_without_a_thread_is_begun_by_the_next_call(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        background, done = Background(), list[int]()
+        done = list[int]()
+        rebuild = Rebuild(lambda: done.append(1))
 
         def refused(_: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -378,11 +379,12 @@ class TestBackground:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
             with pytest.raises(StorageUnavailable, match="no thread"):
-                background.run(lambda: done.append(1), Deadline(0.1))
-        background.run(lambda: done.append(2), Deadline(30))
-        background.close()
+                rebuild.run(Deadline(0.1))
+        assert not done
+        rebuild.run(Deadline(30))
+        rebuild.close()
 
-        assert [2] == done
+        assert [1] == done
 
 
 class TestTls:

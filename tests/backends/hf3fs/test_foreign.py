@@ -200,7 +200,7 @@ class TestFailedOpens:
             pass
         fds = descriptors()
         with monkeypatch.context() as patched:
-            patched.setattr("hicache_backends.hf3fs.index.sqlite.collect_dead", failing)
+            patched.setattr("hicache_backends.hf3fs.index.sqlite_tables.collect_dead", failing)
             for _ in range(20):
                 with pytest.raises(RuntimeError):
                     opened(root)

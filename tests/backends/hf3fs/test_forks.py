@@ -14,7 +14,7 @@ import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, counted, hits, opened, stored
 from hicache_backends.hf3fs import fork_guard, writer
 from hicache_backends.hf3fs.fork_guard import FORKS
-from hicache_backends.hf3fs.index import sqlite_reservation, sqlite_rows
+from hicache_backends.hf3fs.index import sqlite_tables
 from pages import page
 from servers import wait_until
 
@@ -41,7 +41,7 @@ def succeeds(process: BaseProcess) -> bool:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A way to hold one set of `storage` in the middle of its transaction."""
-    real = sqlite_rows.insert
+    real = sqlite_tables.insert
 
     @contextmanager
     def holding(storage: Hf3fsStorage, numbers: range) -> Generator[threading.Event, None, None]:
@@ -52,11 +52,11 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             assert go_on.wait(60)
             return real(*arguments)
 
-        monkeypatch.setattr(sqlite_rows, "insert", inserting)
+        monkeypatch.setattr(sqlite_tables, "insert", inserting)
         caller = threading.Thread(target=stored, args=(storage, numbers))
         caller.start()
         assert inside.wait(60)
-        monkeypatch.setattr(sqlite_rows, "insert", real)
+        monkeypatch.setattr(sqlite_tables, "insert", real)
         try:
             yield go_on
         finally:
@@ -124,11 +124,11 @@ class TestSqliteIndex:
             return real(directory)
 
         with opened(root) as storage, opened(root):
-            monkeypatch.setattr(sqlite_reservation, "tokens", tokens)
+            monkeypatch.setattr(sqlite_tables, "tokens", tokens)
             caller = threading.Thread(target=stored, args=(storage, range(2)))
             caller.start()
             assert inside.wait(60)
-            monkeypatch.setattr(sqlite_reservation, "tokens", real)
+            monkeypatch.setattr(sqlite_tables, "tokens", real)
 
             assert succeeds(FORK.Process(target=stored, args=(storage, range(2, 4))))
             caller.join(60)

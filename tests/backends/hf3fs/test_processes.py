@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STOP_IN_PHASE = """
 import os, sqlite3, sys
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.index import sqlite_rows
+from hicache_backends.hf3fs.index import sqlite_tables
 from pages import hash_of, page, space
 root, phase, nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
 storage = Hf3fsStorage.from_config({"path": root})
@@ -46,13 +46,13 @@ def pwritev(descriptor, buffers, offset):
     return done
 os.pwritev = pwritev
 
-insert = sqlite_rows.insert
+insert = sqlite_tables.insert
 def inserting(*arguments):
     done = insert(*arguments)
     if phase == "committing":
         stop()
     return done
-sqlite_rows.insert = inserting
+sqlite_tables.insert = inserting
 
 sources = [page(nbytes, n) for n in range(8, 12)]
 print(storage.batch_set(space(page_nbytes=nbytes), [hash_of(n) for n in range(8, 12)], sources))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.slots import Geometry
+from hicache_backends.hf3fs.layout import Geometry
 from pages import blank, hash_of, page, space
 from servers import RedisServer, wait_until
 
@@ -63,7 +63,7 @@ def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
 
 
 def shorten_leases(storage: Hf3fsStorage, lease_ms: int) -> None:
-    index: Any = storage._mounts.get().index
+    index: Any = storage._mount.get().index
     index._lease_ms = index._epoch._lease_ms = lease_ms
 
 
@@ -180,7 +180,7 @@ class TestLeases:
     ) -> None:
         shorten_leases(storage, 50)
         files = storage._files_of(SPACE)
-        lost = {place.slot for place in storage._mounts.get().index.reserve(files, 8, Deadline(30))}
+        lost = {place.slot for place in storage._mount.get().index.reserve(files, 8, Deadline(30))}
         with opened(server, tmp_path) as other:
             found = set[int]()
 
@@ -194,7 +194,7 @@ class TestLeases:
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shorten_leases(storage, 1)
-        transfers = storage._mounts.get()._transfers
+        transfers = storage._mount.get()._transfers
         real = transfers.write
 
         def slow(*arguments: Any) -> list[Outcome]:
@@ -245,7 +245,7 @@ class TestLostData:
     def test_an_index_that_somebody_else_makes_is_waited_for(
         self, server: RedisServer, storage: Hf3fsStorage
     ) -> None:
-        index: Any = storage._mounts.get().index
+        index: Any = storage._mount.get().index
         with client_of(server) as client:
             client.hdel(f"{index._prefix}:state", "made")
             client.set(f"{index._prefix}:maker", "another", px=300)
@@ -257,7 +257,7 @@ class TestLostData:
 class TestServer:
     def test_it_holds_no_pages(self, server: RedisServer, storage: Hf3fsStorage) -> None:
         stored(storage, range(4))
-        index: Any = storage._mounts.get().index
+        index: Any = storage._mount.get().index
         with client_of(server) as client:
             keys = list(client.scan_iter(f"{index._prefix}*"))
             nbytes = sum(client.memory_usage(key) for key in keys)
@@ -296,7 +296,7 @@ class TestServer:
 
 def _reserved(storage: Hf3fsStorage, count: int) -> list[int]:
     files = storage._files_of(SPACE)
-    return [place.slot for place in storage._mounts.get().index.reserve(files, count, Deadline(30))]
+    return [place.slot for place in storage._mount.get().index.reserve(files, count, Deadline(30))]
 
 
 def _works(storage: Hf3fsStorage) -> bool:

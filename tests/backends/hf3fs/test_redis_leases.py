@@ -12,9 +12,8 @@ import redis
 from hf3fs_roots import child
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.index import redis_scripts as scripts
-from hicache_backends.hf3fs.layout import Layout
-from hicache_backends.hf3fs.slot_files import SlotFiles
-from hicache_backends.hf3fs.slots import Geometry
+from hicache_backends.hf3fs.layout import Geometry, Layout
+from hicache_backends.hf3fs.slots import SlotFiles
 from pages import blank, hash_of, page, space
 from servers import RedisServer, wait_until
 
@@ -70,7 +69,7 @@ def hits(storage: Hf3fsStorage, numbers: range) -> int:
 
 
 def index_of(storage: Hf3fsStorage) -> Any:
-    return storage._mounts.get().index
+    return storage._mount.get().index
 
 
 def perform(act: str, storage: Hf3fsStorage) -> None:
@@ -111,7 +110,7 @@ class TestLeases:
         """Whoever clears was held up before it could touch the slots; another host has them by then."""
         stored(storage, range(32))
         taken = {place.slot for place in _places(storage, range(32)).values()}
-        name = "give_back" if act == "clear" else "spoil"
+        name = "deallocate" if act == "clear" else "invalidate"
         real = getattr(SlotFiles, name)
 
         def held_up(files: SlotFiles, slots: Sequence[int], until: Deadline | None = None) -> int:
@@ -163,19 +162,19 @@ class TestLeases:
         self, storage: Hf3fsStorage, other: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored(storage, range(32))
-        real = SlotFiles.give_back
+        real = SlotFiles.deallocate
 
         def overtaken(files: SlotFiles, slots: Sequence[int], until: Deadline | None = None) -> int:
-            monkeypatch.setattr(SlotFiles, "give_back", real)
+            monkeypatch.setattr(SlotFiles, "deallocate", real)
             stored(other, range(32, 64))
             return real(files, slots, until)
 
-        monkeypatch.setattr(SlotFiles, "give_back", overtaken)
+        monkeypatch.setattr(SlotFiles, "deallocate", overtaken)
 
         assert 32 == storage.clear(SPACE)
         assert (0, 32) == (hits(other, range(32)), hits(other, range(32, 64)))
 
-    def test_another_clear_spoils_what_the_first_one_could_not(
+    def test_another_clear_invalidates_the_slots_that_the_first_one_could_not(
         self, storage: Hf3fsStorage, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def failing(*_: object) -> int:
@@ -184,7 +183,7 @@ class TestLeases:
         stored(storage, range(8))
         index_of(storage)._lease_ms = 1
         with monkeypatch.context() as patched:
-            patched.setattr(SlotFiles, "give_back", failing)
+            patched.setattr(SlotFiles, "deallocate", failing)
             with pytest.raises(StorageUnavailable):
                 storage.clear(SPACE)
         index_of(storage)._lease_ms = 60_000
@@ -206,19 +205,19 @@ class TestLeases:
 _CLEARS = """
 import sys
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.slot_files import SlotFiles
+from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage import HiCacheError
 from pages import space
 storage = Hf3fsStorage.from_config({"path": sys.argv[1], "index": sys.argv[2], "timeout_s": 20})
-storage._mounts.get().index._lease_ms = int(sys.argv[3])
-real = SlotFiles.give_back
+storage._mount.get().index._lease_ms = int(sys.argv[3])
+real = SlotFiles.deallocate
 
 def stopped(self, slots, until=None):
-    SlotFiles.give_back = real
+    SlotFiles.deallocate = real
     print("detached", flush=True)
     sys.stdin.readline()
     return real(self, slots, until)
-SlotFiles.give_back = stopped
+SlotFiles.deallocate = stopped
 try:
     print("cleared", storage.clear(space()), flush=True)
 except HiCacheError as error:
@@ -316,13 +315,13 @@ class TestLostData:
         real = getattr(owner, step)
         prefix = index_of(storage)._prefix
 
-        def overtaken(*arguments: Any) -> Any:
+        def overtaken(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(owner, step, real)
             with client_of(server) as client:
                 client.delete(f"{prefix}:maker")  # as if it had been silent for too long
             assert 8 == hits(other, range(8))
             stored(other, range(8, 16))
-            return real(*arguments)
+            return real(*arguments, **options)
 
         monkeypatch.setattr(owner, step, overtaken)
         with pytest.raises(StorageUnavailable, match="making"):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.slot_files import SlotFiles
-from hicache_backends.hf3fs.slots import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
+from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
+from hicache_backends.hf3fs.slots import SlotFiles
 from pages import blank, hash_of, page, space
 
 from hicache_storage import (
@@ -74,7 +74,7 @@ def descriptors() -> int:
 
 def place_of(storage: Hf3fsStorage, page_hash: str) -> Place:
     files = storage._files_of(SPACE)
-    with storage._mounts.get().index.view(files, Deadline(30)) as view:
+    with storage._mount.get().index.view(files, Deadline(30)) as view:
         return view.find([page_hash])[page_hash]
 
 
@@ -182,7 +182,7 @@ class TestPages:
         def known(_: str) -> bool:
             return local
 
-        monkeypatch.setattr("hicache_backends.hf3fs.is_local", known)
+        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", known)
 
         with opened(root) as storage:
             assert storage.capabilities.alignment == alignment
@@ -337,7 +337,7 @@ class TestWritesInDoubt:
             late.append((os.dup(descriptor), [bytes(buffer) for buffer in buffers], offset))
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -358,7 +358,7 @@ class TestWritesInDoubt:
         def failing(*_: object) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -587,7 +587,7 @@ class TestDamage:
             raise StorageTimeout("the index was locked")
 
         with monkeypatch.context() as patched:
-            patched.setattr(storage._mounts.get().index, "forget", failing)
+            patched.setattr(storage._mount.get().index, "forget", failing)
             assert None is got(storage, HASHES[0])
             with pytest.raises(StorageTimeout):
                 storage.batch_set(SPACE, HASHES[:1], [page()])
@@ -663,7 +663,7 @@ class TestLifecycle:
     ) -> None:
         with opened(root) as storage:
             stored(storage, range(2))
-            transfers = storage._mounts.get()._transfers
+            transfers = storage._mount.get()._transfers
             for name in ("read", "write"):
                 monkeypatch.setattr(transfers, name, _too_late(getattr(transfers, name)))
 
