@@ -7,21 +7,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from device_groups import (
     DEVICES,
     DRAFT,
     MHA,
     MLA,
     PAGE_TOKENS,
-    Pool,
     expected_page,
     make_pool,
     same,
 )
 
 from hicache_storage.backend_support.executor import DaemonExecutor
-from hicache_storage.device_pool import LayerCopier, LayeredPool, LayerTransferFailed
+from hicache_storage.device_pool import LayerCopier, LayerTransferFailed
 from hicache_storage.device_pool.copier import LAYERS_AHEAD
 from hicache_storage.device_pool.streams import HostStream
 from hicache_storage.host_pool import LAYOUTS, PageShape
@@ -340,10 +338,6 @@ def test_a_transfer_that_waits_for_another_can_be_cancelled(
             second.settled.result(TIMEOUT_S)
 
     assert not any(layer.any() for layer in pool.device_page(1))
-
-
-
-
 
 
 def test_close_finishes_started_transfers(monkeypatch: pytest.MonkeyPatch) -> None:

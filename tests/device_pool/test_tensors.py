@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from device_groups import (
-    DEVICES,
-    DRAFT,
     MHA,
-    MLA,
-    PAGE_TOKENS,
     Pool,
     expected_page,
     make_pool,
     same,
 )
 
-from hicache_storage.backend_support.executor import DaemonExecutor
-from hicache_storage.device_pool import LayerCopier, LayeredPool, LayerTransferFailed
-from hicache_storage.device_pool.copier import LAYERS_AHEAD
-from hicache_storage.device_pool.streams import HostStream
-from hicache_storage.host_pool import LAYOUTS, PageShape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from hicache_storage.device_pool import LayerCopier, LayeredPool
 
 TIMEOUT_S = 20
 

@@ -43,7 +43,7 @@ def world() -> Generator[None]:
 
 @pytest.mark.parametrize("v1", [0, 1])
 @pytest.mark.parametrize(("kind", "layout"), LAYOUTS)
-def test_a_cold_engine_reads_what_another_wrote(
+def test_a_cold_engine_reads_the_pages_of_another(
     kind: str, layout: str, v1: int, file_config: dict[str, Any]
 ) -> None:
     plan = PoolPlan(kind=kind, layout=layout)
