@@ -142,7 +142,7 @@ class _Conformance:
     ) -> Record:
         from hicache_conformance.report.record import CheckRecord  # noqa: PLC0415
         from hicache_conformance.rules import selected  # noqa: PLC0415
-        from hicache_conformance.run.judge import RunFacts, judged  # noqa: PLC0415
+        from hicache_conformance.run.verdict import RunFacts, make_record  # noqa: PLC0415
 
         facts = RunFacts(
             name=cls.storage_class.__name__,
@@ -159,7 +159,7 @@ class _Conformance:
         records = [CheckRecord.model_validate_json(text) for text in checks]
         tried = {record.name.partition(":")[0] for record in records}
         rules = [rule for rule in selected() if not deselected or rule.id in tried]
-        return judged(facts, rules, records, cls.known_violations())
+        return make_record(facts, rules, records, cls.known_violations())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         storages = [record.subject.name for _, record in self.records]

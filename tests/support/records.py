@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance.report.record import CheckRecord, Record
 from hicache_conformance.rules import RULES
-from hicache_conformance.run.judge import RunFacts, judged
+from hicache_conformance.run.verdict import RunFacts, make_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,4 +36,4 @@ def record(
         "started_at": dt.datetime(2026, 11, 21, tzinfo=dt.UTC),
         "elapsed_s": 1.5,
     } | facts
-    return judged(RunFacts(**given), rules, checks, waivers or {})
+    return make_record(RunFacts(**given), rules, checks, waivers or {})

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Forgot"]
 
-_MOST_DENIALS = 8
+_MOST_REFUSAL_PROBES = 8
 """So often may a check find out that its store does not refuse pages by habit."""
 
 
-_BELOW = ("s", "s")
+_NESTING = ("s", "s")
 """So deep in what a case removes are its scratches: stores that follow `..` stay in it."""
 
 
@@ -75,10 +75,10 @@ class Case(Oracle):
         self._probes: list[Probe] = []
         self._forgetful = False
         self._refused: set[int] = set()
-        self._denials = 0
+        self._refusal_probes = 0
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._room = self._made_room()
+        self._directory = self._make_directory()
         self.scratch = self.new_scratch()
         self._config: dict[str, Any] | None = None
         self._opened_configs: list[Mapping[str, Any]] = []
@@ -113,7 +113,7 @@ class Case(Oracle):
 
     def new_scratch(self) -> Scratch:
         """Room for one more store that has nothing to do with this case's."""
-        path = self._room / f"{next(self._numbers)}"
+        path = self._directory / f"{next(self._numbers)}"
         path.mkdir()
         return Scratch(path, f"hc{secrets.token_hex(6)}")
 
@@ -187,11 +187,11 @@ class Case(Oracle):
         except Exception:  # noqa: BLE001 - an answer, whatever its form
             return False
 
-    def _made_room(self) -> Path:
+    def _make_directory(self) -> Path:
         """The directory of all scratches, side by side. Goes also if nobody ends the case: a hang."""
         made = Path(tempfile.mkdtemp(prefix="hicache-conformance-"))
         self._stack.callback(weakref.finalize(self, remove_tree, made))
-        room = made.joinpath(*_BELOW)
+        room = made.joinpath(*_NESTING)
         room.mkdir(parents=True)
         return room
 
@@ -216,7 +216,7 @@ class Case(Oracle):
             return []
         opened = [self._config, *self._opened_configs]
         unique = [config for place, config in enumerate(opened) if config not in opened[:place]]
-        return [config for config in unique if str(self._room) not in str(config)]
+        return [config for config in unique if str(self._directory) not in str(config)]
 
     def _remaining(self, config: Mapping[str, Any]) -> str:
         """Remove the pages from one store. Return what is left, in words, or nothing."""
@@ -320,11 +320,11 @@ class Case(Oracle):
     def refuses(self, nbytes: int) -> bool:
         """Whether it is the store's habit to refuse pages of this size, or so many pages."""
         with self._lock:
-            if nbytes not in self._refused and self._denials < _MOST_DENIALS:
+            if nbytes not in self._refused and self._refusal_probes < _MOST_REFUSAL_PROBES:
                 if retention_baseline.refuses(self, nbytes):
                     self._refused.add(nbytes)
                 else:
-                    self._denials += 1
+                    self._refusal_probes += 1
             return nbytes in self._refused
 
     def forgets(self, probe: Probe) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hicache_conformance.cli import compare, matrix, rules, run, selftest
+from hicache_conformance.cli import compare, matrix, new, rules, run, selftest
 from hicache_storage.cli.program import Program
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _HICACHE_CONFORMANCE = Program(
     name="hicache-conformance",
     description="Judge a KV-cache store by the rules of the storage contract. A cache may forget; it"
     " may never lie.",
-    verbs=(run, selftest, compare, matrix, rules),
+    verbs=(run, new, selftest, compare, matrix, rules),
     default=run,
     wrong_input=3,
 )

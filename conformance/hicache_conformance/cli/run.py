@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hicache_conformance.run.waivers import Waiver
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
-_LANES = 4
+_MOST_PROCESSES = 4
 _MOST_LEFT_SHOWN = 5
 SUMMARY = "Judge a store by the rules of the storage contract (what happens without a verb)."
 
@@ -72,9 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_conformance.report.terminal import print_summary  # noqa: PLC0415
     from hicache_conformance.report.write import write_report  # noqa: PLC0415
     from hicache_conformance.rules import SPEC, selected  # noqa: PLC0415
-    from hicache_conformance.run.isolation import asked_claims  # noqa: PLC0415
-    from hicache_conformance.run.judge import RunFacts, judged  # noqa: PLC0415
+    from hicache_conformance.run.isolation import claims_of  # noqa: PLC0415
     from hicache_conformance.run.operator import deployed_store  # noqa: PLC0415
+    from hicache_conformance.run.verdict import RunFacts, make_record  # noqa: PLC0415
 
     rules = selected(arguments.rules, arguments.spec or SPEC)
     waivers = _waivers(arguments.waivers)
@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
         if check.rule in rules and (check.quick or not arguments.quick)
     ]
     began_s, started_at = time.monotonic(), dt.datetime.now(dt.UTC)
-    claims, problem = asked_claims(choice.backend, choice.config)
-    lanes = _lanes(choice, claims)
-    records = [] if problem else _outcomes(choice, checks, arguments, lanes)
+    claims, problem = claims_of(choice.backend, choice.config)
+    processes = _process_count(choice, claims)
+    records = [] if problem else _outcomes(choice, checks, arguments, processes)
     facts = RunFacts(
         name=_store_name(choice.backend, storage_class),
         storage_class=storage_class,
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         spec=arguments.spec or SPEC,
         command=shlex.join(["hicache-conformance", *sys.argv[1:]]),
     )
-    record = judged(facts, rules, records, waivers)
+    record = make_record(facts, rules, records, waivers)
     print_summary(record)
     for line in _left_behind(record, own_store=_is_own(choice, claims)):
         sys.stdout.write(f"{line}\n")
@@ -119,7 +119,7 @@ def _outcomes(
     choice: config.StorageChoice,
     checks: Sequence[Check],
     arguments: argparse.Namespace,
-    lanes: int,
+    processes: int,
 ) -> list[CheckRecord]:
     from hicache_conformance.report.terminal import Progress  # noqa: PLC0415
     from hicache_conformance.run.isolation import run_isolated  # noqa: PLC0415
@@ -128,15 +128,17 @@ def _outcomes(
     options = RunOptions(seed=arguments.seed, quick=arguments.quick)
     records: list[CheckRecord] = []
     with Progress(total=len(checks)) as progress:
-        for record in run_isolated(choice.backend, choice.config, checks, options, lanes=lanes):
+        for record in run_isolated(
+            choice.backend, choice.config, checks, options, processes=processes
+        ):
             records.append(record)
             progress.advance(record)
     return records
 
 
-def _lanes(choice: config.StorageChoice, claims: Capabilities | None) -> int:
+def _process_count(choice: config.StorageChoice, claims: Capabilities | None) -> int:
     """Return how many checks run at once: several where each has a store of its own."""
-    return min(_LANES, 2 * (os.cpu_count() or 1)) if _is_own(choice, claims) else 1
+    return min(_MOST_PROCESSES, 2 * (os.cpu_count() or 1)) if _is_own(choice, claims) else 1
 
 
 def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache_conformance.report.terminal import show
-from hicache_conformance.report.words import label, printable
+from hicache_conformance.report.wording import label, printable
 from hicache_conformance.run.outcomes import Outcome, Verdict
 
 if TYPE_CHECKING:

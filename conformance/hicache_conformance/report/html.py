@@ -21,7 +21,7 @@ from hicache_conformance.report.markup import (
     text_of,
 )
 from hicache_conformance.report.page_rules import consequence_words, pill, rules_section
-from hicache_conformance.report.words import (
+from hicache_conformance.report.wording import (
     MUST_ACT,
     SHOWN_ORDER,
     counted,

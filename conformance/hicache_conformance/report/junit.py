@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from hicache_conformance.report.words import families, is_on_trial, label, printable, weighed
+from hicache_conformance.report.wording import families, is_on_trial, label, printable, weighed
 from hicache_conformance.run.outcomes import Outcome
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from hicache_conformance.report.words import printable
+from hicache_conformance.report.wording import printable
 from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hicache_conformance.report.markup import Child, element, icon, link, prose, sentence
-from hicache_conformance.report.words import (
+from hicache_conformance.report.wording import (
     MUST_ACT,
     families,
     is_on_trial,

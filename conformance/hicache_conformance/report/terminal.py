@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from hicache_conformance.report.words import (
+from hicache_conformance.report.wording import (
     MUST_ACT,
     SHOWN_ORDER,
     counted,

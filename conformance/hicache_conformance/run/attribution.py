@@ -1,4 +1,4 @@
-"""Whose an exception is that no check expected: the store's, or the kit's."""
+"""The attribution of an exception that no check expected: to the store, or to the kit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hicache_storage import storage
 if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
-_KIT = Path(__file__).parent
-_STORES = tuple(_KIT / name for name in ("stores", "controls", "field"))
-"""Of the kit, but judged by it."""
+_KIT = Path(__file__).parents[1]
+_STORES = _KIT / "selftest"
+"""The stores that are part of the kit and are tested by it."""
 
 
 def blamed(error: BaseException, storage_class: type[HiCacheStorage] | None) -> Violation | None:
-    """The violation that an exception is which came out of a call of the store; None: it is none."""
+    """Return the violation of a store that raised `error` in a call, or None if it did not."""
     if storage_class is None or isinstance(error, ServerGone) or not isinstance(error, Exception):
         return None
     frames = traceback.extract_tb(error.__traceback__)
@@ -38,15 +38,15 @@ def blamed(error: BaseException, storage_class: type[HiCacheStorage] | None) -> 
 
 def _is_kit(filename: str) -> bool:
     path = Path(filename)
-    return path.is_relative_to(_KIT) and not any(path.is_relative_to(one) for one in _STORES)
+    return path.is_relative_to(_KIT) and not path.is_relative_to(_STORES)
 
 
 def _files_of(storage_class: type) -> set[str]:
-    """Where the class, and what it derives from, is written down."""
+    """Return the source files of the class and of its bases."""
     found = {storage.__file__}
     for one in storage_class.__mro__:
         try:
             found.add(inspect.getfile(one))
         except (TypeError, OSError):
-            continue  # built in
+            continue  # a built-in class
     return found

@@ -20,12 +20,12 @@ def remove_pages(
 ) -> str:
     """Remove the pages in `stored`, and every page of the key spaces that carry `token`.
 
-    A page of a child process, or of a call that failed half-way, is in no list of the check: the store
-    is asked for its key spaces, where it lists them. A key space without the token may be in use by
-    another run, and only the check's own pages are removed from it.
+    A page of a child process, or of a call that failed half-way, is in no list of the check. A store
+    that lists its key spaces is therefore searched for them. A key space without the token may be in
+    use by another run, so that only the check's own pages are removed from it.
 
     Returns:
-        What could not be removed, in words; empty where nothing is left.
+        A text about the pages that could not be removed. It is empty where none is left.
     """
     spaces = {space: sorted(hashes) for space, hashes in stored.items()}
     problems: list[str] = []
@@ -35,12 +35,12 @@ def remove_pages(
                 spaces.setdefault(space, [])
     except UnsupportedOperation:
         pass
-    except Exception as error:  # noqa: BLE001 - the store is judged elsewhere, here it is told what is left
+    except Exception as error:  # noqa: BLE001 - a cleanup reports every error
         problems.append(_text(error))
     for space, hashes in spaces.items():
         try:
             _empty(storage, space, hashes, is_own=_carries(space, token))
-        except Exception as error:  # noqa: BLE001 - as above; the next key space may go
+        except Exception as error:  # noqa: BLE001 - as above
             problems.append(_text(error))
     if not problems:
         return ""

@@ -1,6 +1,6 @@
-"""Checks in a process of their own: a store that crashes the interpreter costs one check.
+"""Checks in processes of their own, so that a store that crashes the interpreter costs one check.
 
-A check that kills the process, or hangs in it, is a failure for that reason; the next one runs in a new
+A check that kills its process, or hangs in it, fails for that reason. The next check runs in a new
 process.
 """
 
@@ -39,72 +39,72 @@ def run_isolated(
     checks: Sequence[Check],
     options: RunOptions,
     *,
-    lanes: int = 1,
+    processes: int = 1,
 ) -> Iterator[CheckRecord]:
-    """The record of each check on the deployed store `name`, in order, as each is done.
+    """Yield the record of each check on the deployed store `name`, in order, as each is done.
 
-    Several lanes are for stores of which every test has its own: one test's pages must not be another's
-    pressure.
+    Use several processes only where every test has a store of its own. In a store that tests share, the
+    pages of one test take the room of another.
     """
     limit_s = options.check_limit_s + _GRACE_S
 
-    def work(lane: CheckProcess, check: Check) -> CheckRecord:
-        record = _asked(lane, check, limit_s)
+    def work(process: CheckProcess, check: Check) -> CheckRecord:
+        record = _record_from(process, check, limit_s)
         if record.outcome in (Outcome.FAILED, Outcome.UNKNOWN):
-            lane.renew()  # there may be a thread that hangs in the process, or no process at all
+            process.renew()  # a thread may hang in it, or it may have died
         return record
 
-    return in_lanes(
-        partial(CheckProcess, _run_checks, name, dict(config), options), work, checks, lanes
+    return map_in_processes(
+        partial(CheckProcess, _run_checks, name, dict(config), options), work, checks, processes
     )
 
 
 class CheckProcess:
-    """One process after another, each for as many questions as leave it sound. For one thread."""
+    """A process that runs an actor, and is replaced when `renew` is called. For one thread."""
 
     def __init__(self, actor: Callable[..., None], *arguments: Any) -> None:
         self._actor, self._arguments = actor, arguments
         self._stack = ExitStack()
         self._worker: Child | None = None
 
-    def ask(self, question: Any, limit_s: float) -> Any:
-        """What the actor answers.
+    def request(self, message: Any, limit_s: float) -> Any:
+        """Send a message to the actor and return its reply.
 
         Raises:
-            EOFError: The process died; the message says how.
-            Unknown: It said nothing in time.
+            EOFError: The process died. The message has its exit code or its signal.
+            Unknown: No reply came in time.
         """
         if self._worker is None:
             self._worker = self._stack.enter_context(worker(self._actor, *self._arguments))
-        self._worker.send(question)
+        self._worker.send(message)
         try:
             return self._worker.receive(limit_s)
         except EOFError:
-            raise EOFError(_death(self._worker.wait())) from None
+            raise EOFError(_exit_text(self._worker.wait())) from None
 
     def renew(self) -> None:
-        """Let the next question be answered by a new process."""
+        """End the process. The next request starts a new one."""
         self._stack.close()
         self._worker = None
 
     close = renew
 
 
-def in_lanes(
-    make_lane: Callable[[], CheckProcess],
+def map_in_processes(
+    make_process: Callable[[], CheckProcess],
     work: Callable[[CheckProcess, T], R],
     items: Sequence[T],
-    lanes: int,
+    processes: int,
 ) -> Iterator[R]:
-    """The result of `work` for each of the items, in order, as each is done."""
-    mine = threading.local()
+    """Yield the result of `work` for each item, in order, as each is done."""
+    of_thread = threading.local()
     with ExitStack() as stack:
-        pool = ThreadPoolExecutor(lanes, "lane")
+        pool = ThreadPoolExecutor(processes, "check-process")
 
         def run(item: T) -> R:
-            if not hasattr(mine, "lane"):
-                mine.lane = stack.enter_context(closing(make_lane()))
-            return work(mine.lane, item)
+            if not hasattr(of_thread, "process"):
+                of_thread.process = stack.enter_context(closing(make_process()))
+            return work(of_thread.process, item)
 
         stack.callback(pool.shutdown, cancel_futures=True)
         yield from pool.map(run, items)
@@ -112,7 +112,7 @@ def in_lanes(
 
 @contextmanager
 def worker(actor: Callable[..., None], *arguments: Any) -> Generator[Child, None, None]:
-    """A process for checks. What it, or a store in it, leaves among the temporary files is removed."""
+    """Yield a process for checks. Remove the temporary files that it, or a store in it, leaves."""
     directory = tempfile.mkdtemp(prefix="hicache-conformance-")
     try:
         with Child(None, {}, actor, *arguments, temporary=directory, owns_group=True) as child:
@@ -121,39 +121,39 @@ def worker(actor: Callable[..., None], *arguments: Any) -> Generator[Child, None
         remove_tree(directory)
 
 
-def asked_claims(name: str, config: Mapping[str, Any]) -> tuple[Capabilities | None, str]:
-    """What the store claims, or why none could be opened."""
-    with worker(_tell_claims, name, dict(config)) as one:
+def claims_of(name: str, config: Mapping[str, Any]) -> tuple[Capabilities | None, str]:
+    """Return the claims of the store, or None and the reason why it could not be opened."""
+    with worker(_send_claims, name, dict(config)) as process:
         try:
-            said: Capabilities | str = one.receive()
+            reply: Capabilities | str = process.receive()
         except EOFError:
-            return None, f"opening it, the process {_death(one.wait())}"
+            return None, f"opening it, the process {_exit_text(process.wait())}"
         except Unknown as error:
             return None, str(error)
-    return (None, said) if isinstance(said, str) else (said, "")
+    return (None, reply) if isinstance(reply, str) else (reply, "")
 
 
-def _tell_claims(link: Link, name: str, config: dict[str, Any]) -> None:
-    """The actor: open a store as a test would, and tell what it claims."""
+def _send_claims(link: Link, name: str, config: dict[str, Any]) -> None:
+    """Open a store as a test would, and send its claims (the actor of a process)."""
     _, make_subject = deployed_store(name, config)
     with Case(make_subject()) as case:
         try:
             link.send(case.claims)
-        except Exception as error:  # noqa: BLE001 - told to the operator
+        except Exception as error:  # noqa: BLE001 - the operator reads it
             link.send(f"it can't be opened: {type(error).__name__}: {error}")
 
 
-def _asked(lane: CheckProcess, check: Check, limit_s: float) -> CheckRecord:
+def _record_from(process: CheckProcess, check: Check, limit_s: float) -> CheckRecord:
     try:
-        record: CheckRecord = lane.ask(check.name, limit_s)
+        record: CheckRecord = process.request(check.name, limit_s)
     except EOFError as error:
-        return _casualty(check, f"the process {error} during this check")
+        return _process_failure(check, f"the process {error} during this check")
     except Unknown as error:
-        return _casualty(check, f"the process stopped answering during this check: {error}")
+        return _process_failure(check, f"the process stopped answering during this check: {error}")
     return record
 
 
-def _casualty(check: Check, message: str) -> CheckRecord:
+def _process_failure(check: Check, message: str) -> CheckRecord:
     return CheckRecord(
         name=check.name,
         title=check.title,
@@ -164,7 +164,7 @@ def _casualty(check: Check, message: str) -> CheckRecord:
     )
 
 
-def _death(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -174,7 +174,7 @@ def _death(code: int) -> str:
 
 
 def _run_checks(link: Link, name: str, config: dict[str, Any], options: RunOptions) -> None:
-    """The actor: run the checks that are asked for, and tell each record."""
+    """Run each check that the parent names, and send its record (the actor of a process)."""
     _, make_subject = deployed_store(name, config)
     by_name = {check.name: check for check in all_checks()}
     while True:

@@ -1,4 +1,4 @@
-"""The operator's entry: a deployed store, named as on an engine's command line."""
+"""The operator's entry: a deployed store, chosen as on an engine's command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.run.subject import Scratch, Subject
-from hicache_storage.cli.module_path import add_cwd_to_path
+from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.registry import resolve
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DeployedStore(Subject):
-    """A backend by name. Strings of the config may hold `{scratch}` and `{prefix}`, replaced a test."""
+    """A backend by name. Each test replaces `{scratch}` and `{prefix}` in the strings of its config."""
 
     def __init__(self, storage_class: type[HiCacheStorage], template: Mapping[str, Any]) -> None:
         self.storage_class = storage_class  # type: ignore[misc]  # an author's class has it as a class
@@ -30,9 +30,10 @@ class DeployedStore(Subject):
 def deployed_store(
     name: str, config: Mapping[str, Any]
 ) -> tuple[type[HiCacheStorage], Callable[[], DeployedStore]]:
-    """The class that `name` stands for, and what makes a subject of it for each test.
+    """Return the class of the backend `name`, and a function that makes a subject of it for each test.
 
-    Raises what `registry.open_storage` raises before it opens anything.
+    Raises:
+        UnknownBackend, BackendNotInstalled, ConfigError: As `registry.resolve` raises them.
     """
     add_cwd_to_path(name, config)
     storage_class, template = resolve(name, config)
@@ -40,7 +41,7 @@ def deployed_store(
 
 
 def filled(template: Any, scratch: Scratch) -> Any:
-    """`template` with `{scratch}` and `{prefix}` replaced in every string, nested ones too."""
+    """Return `template` with `{scratch}` and `{prefix}` replaced in every string, nested ones too."""
     if isinstance(template, str):
         return template.replace("{scratch}", str(scratch.path)).replace("{prefix}", scratch.prefix)
     if isinstance(template, dict):

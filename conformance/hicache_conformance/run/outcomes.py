@@ -1,4 +1,4 @@
-"""What can come of a check, a rule and a run; and how a check says so.
+"""The outcomes of a check, a rule and a run, and the exceptions by which a check reports them.
 
 A check returns when its fact holds. Otherwise it raises one of these:
 
@@ -7,7 +7,7 @@ A check returns when its fact holds. Otherwise it raises one of these:
     NotVerified    the claim is made, the means to test it are missing  -> not_verified
     Unknown        the test ran and could not decide                    -> unknown
 
-Anything else that it raises is a mistake of the kit or of its surroundings: `error`.
+Any other exception is a mistake of the kit or of its surroundings: `error`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.StrEnum):
-    """Of one check, or of all the checks of a rule."""
+    """The outcome of one check, or of all checks of a rule."""
 
     FAILED = "failed"
     ERROR = "error"
@@ -33,11 +33,11 @@ class Outcome(enum.StrEnum):
 
 
 _BY_WEIGHT = tuple(Outcome)
-"""From the one that decides to the one that gives way."""
+"""The outcomes, from the one that decides to the one that counts least."""
 
 
 class Verdict(enum.StrEnum):
-    """Of a whole run."""
+    """The verdict of a whole run."""
 
     CONFORMANT = "conformant"
     PARTIAL = "partial"
@@ -46,12 +46,12 @@ class Verdict(enum.StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """What a command that reaches this verdict exits with."""
+        """The exit code of a command that reaches this verdict."""
         return {"conformant": 0, "failed": 1, "partial": 2, "inconclusive": 3}[self.value]
 
 
 def combined(outcomes: Collection[Outcome]) -> Outcome:
-    """The outcome of a rule: the weightiest of its checks'. NOT_VERIFIED where there is none."""
+    """Return the outcome of a rule: the weightiest of its checks, NOT_VERIFIED where it has none."""
     return next((one for one in _BY_WEIGHT if one in outcomes), Outcome.NOT_VERIFIED)
 
 
@@ -60,11 +60,11 @@ class Violation(AssertionError):
     """The store breaks the rule that is being checked."""
 
     message: str
-    """One sentence: what is wrong."""
+    """The defect, in one sentence."""
     expected: str = ""
     got: str = ""
     sequence: Sequence[str] = field(default_factory=tuple)
-    """The shortest sequence of calls that shows it, a line each."""
+    """The shortest sequence of calls that shows the violation, a line for each call."""
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -83,7 +83,7 @@ class NotDeclared(Exception):
 
 
 class NotVerified(Exception):
-    """The store claims it, and something that the check needs is not there: the message names it."""
+    """The store makes the claim, but the means to test it is missing. The message names the means."""
 
 
 class Unknown(Exception):

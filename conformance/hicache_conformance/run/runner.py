@@ -1,4 +1,4 @@
-"""One check on one store: in a thread of its own, under a watch, with one outcome."""
+"""The run of one check on one store: in a thread of its own, with a time limit, to one outcome."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How checks are run."""
+    """The options of a run."""
 
     seed: int = 0
     quick: bool = False
     call_limit_s: float = 60.0
-    """A call of the store that takes longer hangs."""
+    """The limit for one call of the store. A call that takes longer hangs."""
     check_limit_s: float = 300.0
-    """A check that takes longer, though each of its calls returns, is given up as `unknown`."""
+    """The limit for a check whose calls all return. A check that takes longer is `unknown`."""
 
 
 def run_check(
     make_subject: Callable[[], Subject], check: Check, options: RunOptions
 ) -> CheckRecord:
-    """Run one check and tell what came of it. Raises nothing but KeyboardInterrupt.
+    """Run one check and return its record. Nothing but KeyboardInterrupt is raised.
 
-    A store that may forget has several tries: what it forgets by design it does not forget each time.
+    A store that may forget has several tries: a page that it forgets by design is not always forgotten.
     """
     began_s = time.monotonic()
     case, error = _watched(make_subject, check, options, 0)
@@ -55,7 +55,7 @@ def run_check(
 def _watched(
     make_subject: Callable[[], Subject], check: Check, options: RunOptions, attempt: int
 ) -> tuple[Case | None, BaseException | None]:
-    """Run it in a daemon thread: a store that hangs hangs that thread only."""
+    """Run it in a daemon thread, so that a store that hangs blocks only that thread."""
     run = _Run(make_subject, check, options, f"{options.seed}/{check.name}/{attempt}")
     thread = threading.Thread(target=run, name=f"check {check.name}", daemon=True)
     thread.start()
@@ -76,7 +76,7 @@ def _watched(
 
 
 class _Run:
-    """The body of the thread; what it leaves is read by the watcher."""
+    """The body of the thread. The watcher reads `case` and `error`."""
 
     def __init__(
         self, make_subject: Callable[[], Subject], check: Check, options: RunOptions, seed: str
@@ -94,7 +94,7 @@ class _Run:
                 case.require(*self._check.rule.needs, *self._check.needs)
                 self._check.run(case)
                 case.look_again()
-        except BaseException as error:  # noqa: BLE001 - whatever a store does is an outcome
+        except BaseException as error:  # noqa: BLE001 - every error is an outcome
             self.error = error
 
 
@@ -108,7 +108,7 @@ def _hang(case: Case, thread: threading.Thread, limit_s: float) -> Violation:
 
 
 def _where(thread: threading.Thread) -> str:
-    """The innermost line that a thread is at."""
+    """Return the innermost line that a thread is at."""
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - there is no public way
     if frame is None:
         return ""
@@ -124,14 +124,14 @@ _OUTCOMES: tuple[tuple[type[BaseException], Outcome], ...] = (
 )
 
 
-_TELLING = tuple(kind for kind, _ in _OUTCOMES)
+_OUTCOME_ERRORS = tuple(kind for kind, _ in _OUTCOMES)
 
 
 def _record(
     check: Check, case: Case | None, error: BaseException | None, elapsed_s: float
 ) -> CheckRecord:
     outcome = Outcome.PASSED
-    if error is not None and case is not None and not isinstance(error, _TELLING):
+    if error is not None and case is not None and not isinstance(error, _OUTCOME_ERRORS):
         error = blamed(error, case.subject.storage_class) or error
     if error is not None:
         outcome = next((one for kind, one in _OUTCOMES if isinstance(error, kind)), Outcome.ERROR)
@@ -159,7 +159,7 @@ def _record(
 
 
 def _error_text(error: BaseException) -> str:
-    """An error that is nobody's verdict: its kind, its text, and where it came from."""
+    """Return the kind, the text and the origin of an error that is no verdict."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

@@ -1,4 +1,4 @@
-"""The store that is judged: its class, its config, and the back doors that its author opens."""
+"""The store under test: its class, its config, and the back doors that its author opens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Room for one test, and for no other."""
+    """A directory and a name for one test alone."""
 
     path: Path
     """A fresh directory, removed after the test."""
@@ -35,7 +35,7 @@ class Server(Protocol):
 
     def stop(self) -> None: ...
     def start(self) -> None:
-        """Start it again, on the same address; return when it answers."""
+        """Start it again on the same address, and return when it answers."""
         ...
 
     def pause(self) -> None:
@@ -46,55 +46,56 @@ class Server(Protocol):
 
 
 class Subject:
-    """What the kit has to know of a store. One instance serves one test."""
+    """The description of a store for the kit. One instance serves one test."""
 
     storage_class: ClassVar[type[HiCacheStorage]]
 
     absent: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Operations of the interface that a store which was not written for it has not, or has in part,
-    and of each, in words, what is missing: `{"batch_delete": "it deletes no single page"}`.
+    """The operations that a store which was not written for the interface lacks, in whole or in part.
+    Each has a text on what is missing: `{"batch_delete": "it deletes no single page"}`.
 
-    Where it refuses one with UnsupportedOperation, the check that called it is `not_verified`, with
-    these words. `page_store` stands for the layer over a storage that finds flipped bits: a store that
-    is used without has to find them itself. The verdict on such a store is `partial` at best.
+    Where the store refuses one with UnsupportedOperation, the check that called it is `not_verified`,
+    with this text. `page_store` stands for the layer over a storage that finds flipped bits. A store
+    without this layer has to find them itself. The verdict on such a store is `partial` at best.
     """
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:
-        """The config of a fresh, empty store; the same `scratch` gives the same store."""
+        """Return the config of a fresh, empty store. The same `scratch` gives the same store."""
         raise NotImplementedError(f"{type(self).__name__} has no config(self, scratch)")
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
-        """Back door: the page's bytes as they lie in the store, or None."""
+        """Return the page's bytes as they lie in the store, or None (a back door)."""
         raise _missing("peek", space, page_hash)
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """Back door: behind the store's back make `data`, of any length, the page; None removes it."""
+        """Make `data`, of any length, the page, without the store; None removes it (a back door)."""
         raise _missing("tamper", space, page_hash, data)
 
     def server(self) -> AbstractContextManager[Server]:
-        """Back door: a real server of the test's own, for the checks that stop and pause one.
+        """Return a real server of the test's own, for the checks that stop and pause one (a back door).
 
-        In these, `config` is called inside of it, and names it. In all others `config` is called
-        without, and names a store that is there anyway. A store without a server leaves it out.
+        In these checks `config` is called inside of it, and names this server. In all other checks
+        `config` is called without it, and names a store that exists anyway. A store without a server
+        leaves this method out.
         """
         raise _missing("server")
 
     def small_config(self, scratch: Scratch, capacity_nbytes: int) -> Mapping[str, Any]:
-        """Back door: the same config, of a store that is full with about `capacity_nbytes` of pages.
+        """Return the config of a store that about `capacity_nbytes` of pages fill (a back door).
 
         Only for stores whose config has no `capacity_nbytes`, which the kit sets by itself.
         """
         raise _missing("small_config", scratch, capacity_nbytes)
 
     def stall(self) -> AbstractContextManager[None]:
-        """Back door: inside of it somebody else holds what a call has to wait for, and does not let go.
+        """Return a context in which another process holds what a call has to wait for (a back door).
 
-        The lock of the store, say, held by another process. It is entered while a handle is open.
+        An example is the lock of the store. The context is entered while a handle is open.
         """
         raise _missing("stall")
 
     def offers(self, back_door: str) -> bool:
-        """Whether a subclass opened the back door of this name."""
+        """Return True if a subclass opened the back door of this name."""
         return getattr(type(self), back_door) is not getattr(Subject, back_door)
 
 
@@ -113,10 +114,10 @@ class ClassReference:
 
     @classmethod
     def of(cls, target: type) -> Self:
-        """The reference to a class at the top of a module.
+        """Return the reference to a class at the top of a module.
 
         Raises:
-            NotVerified: It was made inside a function: another process can't find it.
+            NotVerified: The class was made inside a function, where another process can't find it.
         """
         module = sys.modules.get(target.__module__)
         if "<locals>" in target.__qualname__ or module is None:

@@ -1,4 +1,4 @@
-"""Known violations that somebody answers for, each with a reason, a link and an end.
+"""Waivers: known violations, each with a reason, a link and an end.
 
     [[waiver]]
     rule = "KV-005"
@@ -6,7 +6,8 @@
     link = "https://example.org/issues/12"
     until = 2027-03-31
 
-A waived rule still runs. A waiver that is no longer needed is an error: it would hide the next one.
+A waived rule still runs. A waiver that is no longer needed is an error, because it would hide the next
+violation.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Waiver(BaseModel):
         return rule
 
     def has_ended(self) -> bool:
-        """Whether its last day is over."""
+        """Return True when its last day is over."""
         return dt.datetime.now(dt.UTC).date() > self.until
 
     def record(self) -> WaiverRecord:
@@ -60,10 +61,10 @@ class _File(BaseModel):
 
 
 def read_waivers(path: Path) -> dict[str, Waiver]:
-    """The waivers of a file, by rule.
+    """Return the waivers of a file, by rule.
 
     Raises:
-        ConfigError: It cannot be read, or a waiver lacks something; the message says which and what.
+        ConfigError: The file cannot be read, or a waiver lacks a field. The message names the field.
     """
     try:
         waivers = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).waiver
@@ -79,12 +80,12 @@ def read_waivers(path: Path) -> dict[str, Waiver]:
     return found
 
 
-def waived(record: RuleRecord, waivers: Mapping[str, Waiver]) -> RuleRecord:
-    """The record of a rule after its waiver, if there is one."""
+def apply_waiver(record: RuleRecord, waivers: Mapping[str, Waiver]) -> RuleRecord:
+    """Return the record of a rule after its waiver, if there is one."""
     waiver = waivers.get(record.id)
     if waiver is None:
         return record
-    outcome, complaint = _judged(record.outcome, waiver)
+    outcome, complaint = _waived_outcome(record.outcome, waiver)
     checks = record.checks
     if complaint:
         checks = (*checks, _complaint(record, outcome, complaint))
@@ -93,7 +94,7 @@ def waived(record: RuleRecord, waivers: Mapping[str, Waiver]) -> RuleRecord:
     )
 
 
-def _judged(outcome: Outcome, waiver: Waiver) -> tuple[Outcome, str]:
+def _waived_outcome(outcome: Outcome, waiver: Waiver) -> tuple[Outcome, str]:
     if outcome is Outcome.FAILED:
         if waiver.has_ended():
             return (

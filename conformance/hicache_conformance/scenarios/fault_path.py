@@ -172,14 +172,14 @@ def open_fault_path(
         proxies = {each: stack.enter_context(_proxy(each)) for each in endpoints}
         config = redirected(case.config, {each: proxy.address for each, proxy in proxies.items()})
         try:
-            made = open_direct_path(case, config, page_nbytes, short_timeout=short_timeout)
-            made.proxies.extend(proxies.values())
-            _must_use_proxies(made)
+            path = open_direct_path(case, config, page_nbytes, short_timeout=short_timeout)
+            path.proxies.extend(proxies.values())
+            _must_use_proxies(path)
         except (HiCacheError, Unknown) as error:
             raise NotVerified(f"the store does not open at a proxy: {error}") from error
         stack.callback(case.close_storages)  # Handles close while the proxies still run.
-        stack.callback(made.on_all, FaultProxy.pass_through)
-        yield made
+        stack.callback(path.on_all, FaultProxy.pass_through)
+        yield path
 
 
 def open_direct_path(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HELD = "held"
 """The message of `write_half` when the store is half way through a page."""
-_REAP = "bury"
+_REAP = "reap"
 _END_LIMIT_S = 10.0
 _POLL_S = 0.001
 

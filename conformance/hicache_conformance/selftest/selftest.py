@@ -1,6 +1,6 @@
-"""The kit tested on stores whose verdict is known: wrong ones must be caught, right ones must pass.
+"""The kit tested on stores whose verdict is known: mutants must be caught, right stores must pass.
 
-A rule that no wrong store fails proves nothing, and one that a right store fails is worse than none.
+A check that fails no wrong store proves nothing, and one that fails a right store is worse than none.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hicache_conformance.checks import all_checks
-from hicache_conformance.rules import RULES
-from hicache_conformance.run.isolation import CheckProcess, in_lanes
+from hicache_conformance.checks import Check, all_checks
+from hicache_conformance.run.isolation import CheckProcess, map_in_processes
 from hicache_conformance.run.outcomes import Outcome, Unknown, combined
 from hicache_conformance.run.runner import RunOptions, run_check
-from hicache_conformance.selftest.mutants import Mutant, all_mutants
+from hicache_conformance.selftest.mutants import Mutant, all_mutants, mutant_named
 from hicache_conformance.selftest.references.subjects import must_pass, must_skip, subject_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hicache_conformance.report.record import CheckRecord
+    from hicache_conformance.run.subject import Subject
     from hicache_conformance.tools.processes.child import Link
 
+CALL_LIMIT_S = 10.0
+"""The time after which a call of a mutant hangs. The right stores answer in far less."""
 _LIMIT_S = 900.0
 _TRIES = 3
 _RENEWED_AFTER = 25
@@ -33,149 +35,164 @@ _WRONG = {Outcome.FAILED, Outcome.ERROR, Outcome.UNKNOWN}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one store and one rule."""
+    """The result of one check on one mutant, or of all checks on one right store."""
 
     store: str
     fault: str
-    """What is wrong with the store; empty for a right one."""
-    rule_id: str
-    as_it_should: bool
-    by: str
-    """The check that decided."""
+    """The defect of the store; empty for a right one."""
+    check: str
+    """The full name of the check; a rule, or "all", for a right store."""
+    as_expected: bool
     message: str
 
 
-def rules_without_mutants() -> list[str]:
-    """The rules that no control is there for."""
-    covered = {rule_id for control in all_mutants() for rule_id in control.rule_ids}
-    return [rule_id for rule_id in RULES if rule_id not in covered]
-
-
 def findings(
-    options: RunOptions, *, wrongs: bool = True, rights: bool = True, lanes: int | None = None
+    options: RunOptions, *, wrongs: bool = True, rights: bool = True, processes: int | None = None
 ) -> Iterator[Finding]:
-    """Every right store against all rules, then every control against each of its own.
+    """Yield the findings of every right store on all checks, and of every mutant on its own checks.
 
-    Several processes share the work, more than there are processors: most of it is waiting. None is used
-    for long: a control may leave threads that hang. A control that survives among others is tried once
-    more alone: threads race differently on a machine that is not busy.
+    A mutant that survives beside others is tried once more alone: threads race differently on a machine
+    that is not busy.
     """
-    jobs: list[_Job] = []
+    jobs: list[Job] = []
     if rights:
-        jobs += [_Job("right", subject.__name__) for subject in must_pass()]
-        jobs.append(_Job("skips"))
+        jobs += [Job(_right_findings, subject.__name__) for subject in must_pass()]
+        jobs.append(Job(_skip_findings))
     if wrongs:
-        jobs += [_Job("wrong", control.name) for control in all_mutants()]
-    asked: Counter[CheckProcess] = Counter()
-
-    def work(lane: CheckProcess, job: _Job) -> list[Finding]:
-        asked[lane] += 1
-        found = _asked(lane, job)
-        if job.kind != "wrong" or asked[lane] % _RENEWED_AFTER == 0 or _hung(found):
-            lane.renew()
-        return found
-
-    made = partial(CheckProcess, _answer, options)
-    again: list[_Job] = []
-    many = in_lanes(made, work, jobs, lanes or 3 * (os.cpu_count() or 1))
-    for job, found in zip(jobs, many, strict=True):
-        if job.kind == "wrong" and survivors(found):
+        jobs += [Job(_mutant_findings, mutant.name) for mutant in all_mutants()]
+    again: list[Job] = []
+    for job, found in zip(jobs, run_jobs(jobs, options, processes), strict=True):
+        if survivors(found) and job.work is _mutant_findings:
             again.append(job)
         else:
             yield from found
-    for found in in_lanes(made, work, again, 1):
+    for found in run_jobs(again, options, 1):
         yield from found
 
 
+def survivors(found: Sequence[Finding]) -> list[Finding]:
+    """Return the findings that are not as expected."""
+    return [one for one in found if not one.as_expected]
+
+
+def checks_without_mutants() -> list[str]:
+    """Return the names of the checks that no mutant is there for."""
+    covered = {check for mutant in all_mutants() for check in mutant.checks}
+    return [check.name for check in all_checks() if check.name not in covered]
+
+
+# --- processes ---------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """One store for a process."""
+class Job:
+    """The work on one store, for one process."""
 
-    kind: str
-    name: str = ""
+    work: Callable[[str, RunOptions], list[Finding]]
+    store: str = ""
 
 
-def _asked(lane: CheckProcess, job: _Job) -> list[Finding]:
+def run_jobs(
+    jobs: Sequence[Job], options: RunOptions, processes: int | None = None
+) -> Iterator[list[Finding]]:
+    """Yield the findings of each job, in order.
+
+    Several processes share the work, more than there are processors: most of it is waiting. A process
+    is renewed after a mutant that hung, because the mutant may have left threads that hang.
+    """
+    done: Counter[CheckProcess] = Counter()
+
+    def work(process: CheckProcess, job: Job) -> list[Finding]:
+        done[process] += 1
+        found = _requested(process, job)
+        if job.work is not _mutant_findings or done[process] % _RENEWED_AFTER == 0 or _hung(found):
+            process.renew()
+        return found
+
+    make_process = partial(CheckProcess, _run_jobs, options)
+    yield from map_in_processes(make_process, work, jobs, processes or 3 * (os.cpu_count() or 1))
+
+
+def _requested(process: CheckProcess, job: Job) -> list[Finding]:
     try:
-        found: list[Finding] = lane.ask(job, _LIMIT_S)
+        found: list[Finding] = process.request(job, _LIMIT_S)
     except (EOFError, Unknown) as error:
-        lane.renew()
+        process.renew()
         message = f"no answer: {type(error).__name__} {error}"
-        return [Finding(job.name, "", "", as_it_should=False, by="", message=message)]
+        return [Finding(job.store, "", "", as_expected=False, message=message)]
     return found
 
 
 def _hung(found: Sequence[Finding]) -> bool:
-    return any("did not return" in one.message or not one.as_it_should for one in found)
+    return any("did not return" in one.message or not one.as_expected for one in found)
 
 
-def _answer(link: Link, options: RunOptions) -> None:
-    """The actor: judge the stores that are named."""
-    answers = {"wrong": _wrong_findings, "right": _right_findings, "skips": _skip_findings}
+def _run_jobs(link: Link, options: RunOptions) -> None:
+    """Do each job that the parent sends (the actor of a process)."""
     while True:
-        job: _Job = link.receive()
-        link.send(answers[job.kind](job.name, options))
+        job: Job = link.receive()
+        link.send(job.work(job.store, options))
 
 
-def _wrong_findings(name: str, options: RunOptions) -> list[Finding]:
-    control = next(one for one in all_mutants() if one.name == name)
-    return [killed(control, rule_id, options) for rule_id in control.rule_ids]
+# --- mutants -----------------------------------------------------------------------------------------
 
 
-def killed(control: Mutant, rule_id: str, options: RunOptions) -> Finding:
-    """Whether any check of the rule fails the control, in a few tries where threads race."""
-    subject = control.subject or subject_of(control.storage_class)
-    checks = [
-        check
-        for check in all_checks()
-        if check.rule.id == rule_id and (check.quick or not options.quick)
-    ]
-    checks.sort(key=lambda check: check.run.__name__ != control.check)
+def _mutant_findings(name: str, options: RunOptions) -> list[Finding]:
+    mutant = mutant_named(name)
+    checks = [check for check in selected_checks(options) if check.name in mutant.checks]
+    return [killed(mutant, check, options) for check in checks]
+
+
+def killed(mutant: Mutant, check: Check, options: RunOptions) -> Finding:
+    """Return the finding of one check on one mutant. Threads that race have a few tries."""
     last = ""
     for attempt in range(_TRIES):
-        tried = replace(options, seed=options.seed + attempt)
-        for check in checks:
-            record = run_check(subject, check, tried)
-            if record.outcome is Outcome.FAILED:
-                by, message = check.run.__name__, record.message
-                return Finding(control.name, control.fault, rule_id, True, by, message)
-            last = f"{record.outcome.value} {record.message}".strip()
-    return Finding(control.name, control.fault, rule_id, False, "", f"survives: {last}")
+        record = run_check(
+            subject_for(mutant), check, replace(options, seed=options.seed + attempt)
+        )
+        if record.outcome is Outcome.FAILED:
+            return Finding(mutant.name, mutant.fault, check.name, True, record.message)
+        last = f"survives: {record.outcome.value} {record.message}".strip()
+    return Finding(mutant.name, mutant.fault, check.name, False, last)
+
+
+def selected_checks(options: RunOptions) -> list[Check]:
+    """Return the checks that a run with these options has."""
+    return [check for check in all_checks() if check.quick or not options.quick]
+
+
+def subject_for(mutant: Mutant) -> type[Subject]:
+    """Return the subject of a mutant: its own, or that of the store that it derives from."""
+    return mutant.subject or subject_of(mutant.storage_class)
+
+
+# --- right stores ------------------------------------------------------------------------------------
 
 
 def _right_findings(name: str, options: RunOptions) -> list[Finding]:
     subject = next(one for one in must_pass() if one.__name__ == name)
     store = subject.storage_class.__name__
-    records = [
-        run_check(subject, check, options)
-        for check in all_checks()
-        if check.quick or not options.quick
-    ]
+    records = [run_check(subject, check, options) for check in selected_checks(options)]
     wrong = [record for record in records if record.outcome in _WRONG]
     passed = sum(record.outcome is Outcome.PASSED for record in records)
-    accusations = [_accused(store, record) for record in wrong]
     message = f"{passed} of {len(records)} checks passed"
-    return accusations or [Finding(store, "", "all", as_it_should=True, by="", message=message)]
+    return [_false_alarm(store, record) for record in wrong] or [
+        Finding(store, "", "all", as_expected=True, message=message)
+    ]
 
 
-def _accused(store: str, record: CheckRecord) -> Finding:
-    rule_id, _, by = record.name.partition(":")
+def _false_alarm(store: str, record: CheckRecord) -> Finding:
     message = " ".join(f"{record.outcome.value}: {record.message} {record.got}".split())
-    return Finding(store, "", rule_id, as_it_should=False, by=by, message=message)
+    return Finding(store, "", record.name, as_expected=False, message=message)
 
 
 def _skip_findings(_: str, options: RunOptions) -> list[Finding]:
-    """What is not claimed, or has no back door, is told so: neither passed nor failed."""
+    """Return a finding for each rule that can't be judged: neither passed nor failed."""
     found: list[Finding] = []
     for subject, rule_id, outcome in must_skip():
         checks = [check for check in all_checks() if check.rule.id == rule_id]
         outcomes = {run_check(subject, check, options).outcome for check in checks}
         message = f"{', '.join(sorted(outcomes))}; {outcome} is right"
         name = subject.storage_class.__name__
-        found.append(Finding(name, "", rule_id, combined(outcomes) is outcome, "", message))
+        found.append(Finding(name, "", rule_id, combined(outcomes) is outcome, message))
     return found
-
-
-def survivors(found: Sequence[Finding]) -> list[Finding]:
-    """Those that did not come out as they should."""
-    return [one for one in found if not one.as_it_should]

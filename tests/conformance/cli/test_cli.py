@@ -13,7 +13,7 @@ import pytest
 from hicache_backends.file import FileStorage
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance.case.case import LEFT_IN_STORE
-from hicache_conformance.cli.run import _lanes, _left_behind
+from hicache_conformance.cli.run import _left_behind, _process_count
 from hicache_conformance.report.redact import Redactor
 from hicache_conformance.run.outcomes import Outcome
 from report_samples import check_of, record_of, rule_of
@@ -194,7 +194,7 @@ def test_checks_run_at_once_where_each_has_a_store_of_its_own(
 ) -> None:
     choice = StorageChoice(backend=name, config=config)
 
-    assert several == (_lanes(choice, claims) > 1)
+    assert several == (_process_count(choice, claims) > 1)
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
 
 def test_the_rules_are_printed_as_the_page_has_them() -> None:
-    page = TESTS.parent / "docs" / "rules.md"
+    page = TESTS.parents[1] / "docs" / "rules.md"
 
     assert typed("rules").stdout == page.read_text(encoding="utf-8"), "make rules-page"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hicache_conformance.checks import all_checks
-from hicache_conformance.run.isolation import asked_claims, run_isolated, worker
+from hicache_conformance.run.isolation import claims_of, run_isolated, worker
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions
 from processes import is_alive
@@ -59,7 +59,7 @@ def test_the_checks_after_a_death_still_run() -> None:
 
 
 def test_claims_are_those_of_an_open_instance() -> None:
-    claims, problem = asked_claims("memory", {})
+    claims, problem = claims_of("memory", {})
 
     assert claims is not None
     assert (Retention.UNTIL_DELETED, "") == (claims.retention, problem)
@@ -76,7 +76,7 @@ def test_claims_are_those_of_an_open_instance() -> None:
 def test_a_store_that_cannot_be_opened_is_a_problem_in_words(
     name: str, config: dict[str, str], named: str
 ) -> None:
-    claims, problem = asked_claims(name, config)
+    claims, problem = claims_of(name, config)
 
     assert claims is None
     assert named in problem

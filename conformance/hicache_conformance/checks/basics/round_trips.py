@@ -126,9 +126,9 @@ def a_page_stays_while_others_come_and_go(case: Case) -> None:
     for turn in range(2 if case.quick else 5):
         others = case.stored(store, space, 4)
         pages.update(list(others.items())[:1])
-        going = list(others)[1:]
+        to_delete = list(others)[1:]
         store.exists(space, case.hashes(3))
-        store.delete(space, [*going, *case.hashes(2)])
+        store.delete(space, [*to_delete, *case.hashes(2)])
         with note("other pages were set and deleted meanwhile"):
             case.must_hold(store, space, pages)
         store.open_space(other)
@@ -221,19 +221,19 @@ def pages_outlive_an_orderly_close(case: Case) -> None:
         raise NotDeclared("the store does not claim durability CRASH or more")
     store, space = open_store(case)
     pages: dict[str, bytes] = {}
-    gone: list[str] = []
+    deleted: list[str] = []
     for count in (1, 6, 4):
         pages.update(case.stored(store, space, count))
-        going = case.stored(store, space, 1)
-        store.delete(space, list(going))
-        gone += going
+        to_delete = case.stored(store, space, 1)
+        store.delete(space, list(to_delete))
+        deleted += to_delete
         pages.update(case.stored(store, space, 1))
         store.close()
         store = case.open()
         store.open_space(space)
         with note("it was set before close, and read by the next handle"):
             case.must_hold(store, space, pages)
-        case.must_miss(store, space, gone, "was deleted before close")
+        case.must_miss(store, space, deleted, "was deleted before close")
 
 
 # --- KV-004 --------------------------------------------------------------------------------------

@@ -157,15 +157,15 @@ def _rank_actor(
     link: Link,
     rank: int,
     manifest: dict[str, object],
-    wanted: Sequence[str],
+    hashes: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Actor: send what another rank finds of `wanted`, after setting `own`."""
+    """Actor: send what another rank finds of `hashes`, after setting `own`."""
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)
     store.open_space(space)
-    found = dict(zip(wanted, store.get(space, wanted), strict=True))
+    found = dict(zip(hashes, store.get(space, hashes), strict=True))
     store.set(space, own)
     store.close()
     link.send(found)

@@ -109,7 +109,7 @@ class _Store:
         self.directory = Path(directory)
         self.caller = Caller(self.probe, space, _LIMIT_S)
         self.keeps = self.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
-        self._made = 0
+        self._page_count = 0
         use(self.probe, space)  # The first calls import and start what the store needs.
         before = self.nbytes()
         self.earlier = self.contents(3)
@@ -118,8 +118,8 @@ class _Store:
 
     def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
         """Return pages that this process has not had before."""
-        self._made += count
-        numbers = range(self._made - count, self._made)
+        self._page_count += count
+        numbers = range(self._page_count - count, self._page_count)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
         space = space or self.space
         return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
@@ -323,5 +323,5 @@ def _limits(store: _Store) -> list[int]:
     """
     page = store.space.stored_nbytes
     largest = max(files_under(store.directory).values())
-    wanted = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}
-    return sorted(wanted)
+    limits = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}
+    return sorted(limits)

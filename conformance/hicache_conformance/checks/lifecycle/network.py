@@ -358,9 +358,9 @@ def _must_raise(
     must_end_in_time(path, attempt, why)
     if not isinstance(attempt.error, kind):
         names = [one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,))]
-        came = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
+        result = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
         raise Violation(
-            f"{attempt.operation} {came} when {why}",
+            f"{attempt.operation} {result} when {why}",
             " or ".join(names),
             attempt.text,
             path.case.trace.sequence(attempt.operation),

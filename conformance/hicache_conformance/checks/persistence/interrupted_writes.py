@@ -92,11 +92,11 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
         number = case.trace.began(
             f"process killed at byte {limit} of a file: from_config(), batch_set"
         )
-        words = fork_server.spawn(
+        description = fork_server.spawn(
             open_within_the_limit, config, space, early, limit
         ).remaining_messages()
-        case.trace.ended(number, words[0] if words else "killed")
-        killed += not words
+        case.trace.ended(number, description[0] if description else "killed")
+        killed += not description
         with must_keep_answering(case):
             store = reopen(case, config)
             store.open_space(space)

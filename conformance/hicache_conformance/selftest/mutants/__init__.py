@@ -1,11 +1,11 @@
-"""Wrong stores, each one change away from a right one, and the rule that must catch it.
+"""Wrong stores ("mutants"), each one change away from a right one, and the checks that must catch it.
 
-    @caught_by("KV-202")
-    class Shifted(DictStore):
-        '''A missing middle page moves its successors up (seen in ...).'''
+    @caught_by("KV-202:a_missing_page_changes_no_other", seen_in="SGLang 0.5.23, hf3fs")
+    class MovesUpAfterAMiss(DictStore):
+        '''A missing page moves its successors into the memory before theirs.'''
 
-A check that no wrong store fails is worth nothing; `hicache-conformance selftest` shows that each rule
-catches its own.
+A check that no wrong store fails proves nothing. Every check names at least one mutant here, and
+`hicache-conformance selftest` runs exactly these pairs. docs/kill-matrix.md has all pairs of one rule.
 """
 
 from __future__ import annotations
@@ -28,27 +28,20 @@ _MODULES = (
     "contents",
     "removal",
     "refusals",
-    "admission",
-    "sizes",
-    "verdicts",
     "batches",
     "buffers",
     "spaces",
-    "names",
     "clearing",
-    "half_clear",
     "listings",
     "sequences",
     "declarations",
     "lifecycle",
-    "forked",
     "configs",
     "network",
     "deadlines",
     "recovery",
     "capacity",
     "crash",
-    "dead_readers",
     "corruption",
     "concurrency",
 )
@@ -58,43 +51,49 @@ S = TypeVar("S", bound="type[HiCacheStorage]")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A wrong store, and the rules that must catch it."""
+    """A wrong store, and the checks that must catch it."""
 
     storage_class: type[HiCacheStorage]
-    rule_ids: tuple[str, ...]
-    subject: type[Subject] | None
-    """Where it needs another config or other back doors than the store that it derives from."""
-    check: str = ""
-    """The check that is there for it, and is tried first; named where others take long to pass it."""
+    checks: tuple[str, ...]
+    """The full names of the checks, such as `KV-202:a_missing_page_changes_no_other`."""
+    subject: type[Subject] | None = None
+    """The config and back doors, where they differ from those of the store that it derives from."""
+    seen_in: str = ""
+    """The real systems that have or had this defect; empty where none is known."""
 
     @property
     def name(self) -> str:
         return self.storage_class.__name__
 
     @property
+    def rule_ids(self) -> tuple[str, ...]:
+        """The rules of its checks, each once."""
+        return tuple(dict.fromkeys(check.partition(":")[0] for check in self.checks))
+
+    @property
     def fault(self) -> str:
-        """What is wrong with it, in a sentence."""
+        """The defect, in a sentence."""
         return " ".join((self.storage_class.__doc__ or "").split("\n\n")[0].split())
 
 
-_CONTROLS: dict[str, Mutant] = {}
+_MUTANTS: dict[str, Mutant] = {}
 
 
 def caught_by(
-    *rule_ids: str, subject: type[Subject] | None = None, check: str = ""
+    *checks: str, subject: type[Subject] | None = None, seen_in: str = ""
 ) -> Callable[[S], S]:
-    """Make a storage class a negative control. Each of the rules must catch it on its own."""
+    """Register a storage class as a mutant. Each of the checks must fail it on its own."""
 
     def register(storage_class: S) -> S:
-        control = Mutant(storage_class, rule_ids, subject, check)
-        unknown = [rule_id for rule_id in rule_ids if rule_id not in RULES]
+        mutant = Mutant(storage_class, checks, subject, seen_in)
+        unknown = [rule_id for rule_id in mutant.rule_ids if rule_id not in RULES]
         if unknown:
-            raise ValueError(f"control {control.name}: there is no rule {unknown[0]}")
-        if not control.fault:
-            raise ValueError(f"control {control.name}: its docstring says what is wrong with it")
-        if control.name in _CONTROLS:
-            raise ValueError(f"control {control.name}: another one has that name")
-        _CONTROLS[control.name] = control
+            raise ValueError(f"mutant {mutant.name}: there is no rule {unknown[0]}")
+        if not mutant.fault:
+            raise ValueError(f"mutant {mutant.name}: it needs a docstring that states its fault")
+        if mutant.name in _MUTANTS:
+            raise ValueError(f"mutant {mutant.name}: another mutant has that name")
+        _MUTANTS[mutant.name] = mutant
         return storage_class
 
     return register
@@ -102,7 +101,12 @@ def caught_by(
 
 @cache
 def all_mutants() -> tuple[Mutant, ...]:
-    """Every negative control, in the order of the modules."""
+    """Return every mutant, in the order of the modules."""
     for module in _MODULES:
         importlib.import_module(f"{__name__}.{module}")
-    return tuple(_CONTROLS.values())
+    return tuple(_MUTANTS.values())
+
+
+def mutant_named(name: str) -> Mutant:
+    """Return one mutant by the name of its class."""
+    return next(mutant for mutant in all_mutants() if mutant.name == name)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
 from hicache_conformance.selftest.references.file_a_page import Shelf
-from hicache_storage.errors import StorageClosed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
-    from pathlib import Path
 
     from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-_SOON_S = 0.005
 
 # --- KV-001 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-001")
+@caught_by("KV-001:a_fresh_key_space_is_empty", "KV-001:a_new_key_space_takes_over_nothing")
 class AskingMakesPages(DictStore):
     """A get of a missing page leaves a page of zeros in its place (a defaultdict)."""
 
@@ -38,7 +33,7 @@ class AskingMakesPages(DictStore):
         return found
 
 
-@caught_by("KV-001")
+@caught_by("KV-001:a_new_key_space_of_a_used_store_is_empty")
 class HashesOfAllSpaces(DictStore):
     """Exists knows which hashes were set, and not in which key space."""
 
@@ -49,7 +44,7 @@ class HashesOfAllSpaces(DictStore):
             return any(stored.page_hash == page_hash for stored in self._pages.values())
 
 
-@caught_by("KV-001")
+@caught_by("KV-001:asking_for_a_page_does_not_make_it")
 class DeletingListsPages(DictStore):
     """A delete of a page that was never there leaves an entry, which exists takes for a page."""
 
@@ -69,7 +64,7 @@ class DeletingListsPages(DictStore):
 # --- KV-002 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:what_was_set_is_there")
 class LosesTheLastPage(DictStore):
     """The last page of a batch is not stored, and its verdict is True."""
 
@@ -81,7 +76,7 @@ class LosesTheLastPage(DictStore):
         return stored + [True] * (len(hashes) - kept)
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:many_pages_are_all_there")
 class RemembersAThousand(DictStore):
     """The index has room for 1,000 pages; older ones go without a word."""
 
@@ -105,7 +100,7 @@ class _RemembersMisses(DictStore):
         return key in self._absent
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:a_page_shows_after_misses")
 class RemembersMisses(_RemembersMisses):
     """What exists has once not found, it does not look for again: set does not tell it."""
 
@@ -113,18 +108,7 @@ class RemembersMisses(_RemembersMisses):
         return not self._is_known_absent(space, page_hash, super()._has(space, page_hash))
 
 
-@caught_by("KV-002")
-class ReadsMissesOnce(_RemembersMisses):
-    """What get has once not found, it does not look for again: set does not tell it."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        return [
-            None if self._is_known_absent(space, page_hash, data) else data
-            for page_hash, data in zip(hashes, super()._contents(space, hashes), strict=True)
-        ]
-
-
-@caught_by("KV-002")
+@caught_by("KV-002:opening_a_key_space_again_keeps_its_pages")
 class OpeningEmpties(DictStore):
     """Opening a key space makes it anew, and loses the pages that it had."""
 
@@ -134,7 +118,7 @@ class OpeningEmpties(DictStore):
             self._removed(space, info.page_hash)
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:equal_key_spaces_are_one")
 class KeySpacesByIdentity(DictStore):
     """Pages are kept under the object that is the key space, not under what it says."""
 
@@ -148,7 +132,7 @@ class KeySpacesByIdentity(DictStore):
         return id(space), page_hash
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:any_length_of_page_hash_works")
 class Sha256Only(DictStore):
     """Page hashes are taken to have 64 digits; others are refused."""
 
@@ -156,7 +140,7 @@ class Sha256Only(DictStore):
         return len(page_hash) == 64 and super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:pages_in_read_only_memory_can_be_stored")
 class NeedsWritableMemory(DictStore):
     """The address of a page to store is found in a way that needs memory which can be written to."""
 
@@ -165,7 +149,7 @@ class NeedsWritableMemory(DictStore):
         return b"".join(view.raw for view in views)
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:a_page_stays_while_others_come_and_go")
 class NotFoundIsTheLast(DictStore):
     """Deleting an absent page removes the page that was set last (`find` gives -1)."""
 
@@ -179,55 +163,10 @@ class NotFoundIsTheLast(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-002")
-class ReadsBehindItsWrites(DictStore):
-    """A set is True when the page is in the queue, where reads do not look."""
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        timer = threading.Timer(_SOON_S, self._written, [space, page_hash, data])
-        timer.daemon = True
-        timer.start()
-        return True
-
-    def _written(self, space: KeySpace, page_hash: str, data: bytes) -> None:
-        with suppress(StorageClosed):
-            super()._write_whole(space, page_hash, data)
-
-
-@caught_by("KV-002", "KV-401")
-class LosesItsTail(Shelf):
-    """Pages are written four at a time; close does not write the rest."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._pending: dict[tuple[KeySpace, str], bytes] = {}
-        self._pending_lock = threading.Lock()
-
-    def _has(self, space: KeySpace, page_hash: str) -> bool:
-        return (space, page_hash) in self._pending or super()._has(space, page_hash)
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        return self._pending.get((space, page_hash)) or super()._read(space, page_hash)
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        with self._pending_lock:
-            self._pending[space, page_hash] = data
-            if len(self._pending) == 4:
-                for (where, which), pending in self._pending.items():
-                    super()._write_whole(where, which, pending)
-                self._pending = {}
-        return True
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        with self._pending_lock:
-            self._pending.pop((space, page_hash), None)
-        return super()._removed(space, page_hash)
-
-
 # --- KV-004 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-004")
+@caught_by("KV-004:a_miss_is_false")
 class BloomFilter(DictStore):
     """Exists asks a filter that is right about what is there, and sometimes wrong about the rest."""
 
@@ -237,23 +176,7 @@ class BloomFilter(DictStore):
         return any(name[:2] == page_hash[:2] for name in names)
 
 
-@caught_by("KV-004")
-class MissIsAKeyError(DictStore):
-    """A get of a page that is not there raises KeyError."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        return [self._pages[self._key(space, page_hash)].data for page_hash in hashes]
-
-
-@caught_by("KV-004")
-class MissIsAMissingFile(Shelf):
-    """Exists of a page that is not there raises FileNotFoundError."""
-
-    def _has(self, space: KeySpace, page_hash: str) -> bool:
-        return self._path(space, page_hash).stat().st_size == space.stored_nbytes
-
-
-@caught_by("KV-004")
+@caught_by("KV-004:a_miss_is_false_for_every_reason")
 class StumblesOverTombstones(DictStore):
     """A deleted page is marked as None, and the next get takes the length of it."""
 
@@ -276,22 +199,10 @@ class StumblesOverTombstones(DictStore):
         return super()._contents(space, hashes)
 
 
-@caught_by("KV-004")
-class WritesWholeBlocks(DictStore):
-    """A hit is written in blocks of 16 bytes: the last of them goes beyond the page."""
-
-    def _filled(self, page: Page, data: bytes | None) -> bool:
-        filled = super()._filled(page, data)
-        if filled:
-            address, nbytes = page.addresses[-1]
-            ctypes.memset(address + nbytes, 0, -nbytes % 16)
-        return filled
-
-
 # --- KV-005 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-005")
+@caught_by("KV-005:a_present_page_can_be_set_again")
 class RefusesPresentPages(DictStore):
     """A set of a page that is there returns False: nothing was stored."""
 
@@ -299,27 +210,7 @@ class RefusesPresentPages(DictStore):
         return not super()._has(space, page_hash) and super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-005")
-class MakesFilesOnly(Shelf):
-    """A set of a page that is there raises FileExistsError (mode "x")."""
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        if self._path(space, page_hash).exists():
-            raise FileExistsError(17, "File exists", page_hash)
-        return super()._write_whole(space, page_hash, data)
-
-
-@caught_by("KV-005")
-class AppendsToPages(Shelf):
-    """A set of a page that is there is appended to its file (mode "ab")."""
-
-    def _publish(self, temp: Path, path: Path) -> None:
-        if path.exists():
-            temp.write_bytes(path.read_bytes() + temp.read_bytes())
-        super()._publish(temp, path)
-
-
-@caught_by("KV-005")
+@caught_by("KV-005:other_bytes_leave_a_page_whole")
 class PatchesTheFirstBlock(DictStore):
     """Of a page that is there only the first 512 bytes are replaced."""
 
@@ -330,18 +221,7 @@ class PatchesTheFirstBlock(DictStore):
         super()._put(key, stored)
 
 
-@caught_by("KV-005")
-class SecondSetRemoves(DictStore):
-    """A page that is there is removed to make room for the new one, which is then not written."""
-
-    def _put(self, key: Hashable, stored: Stored) -> None:
-        if key in self._pages:
-            self._drop(key)
-        else:
-            super()._put(key, stored)
-
-
-@caught_by("KV-005")
+@caught_by("KV-005:another_handle_can_set_a_page_again")
 class LeavesOthersPagesAlone(Shelf):
     """A set of a page that another handle has set returns False: it is not this one's."""
 

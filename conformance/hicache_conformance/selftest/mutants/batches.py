@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.dict_store import DictStore
@@ -12,6 +13,7 @@ from hicache_conformance.selftest.references.file_a_page import Shelf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 # --- KV-202 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-202")
+@caught_by("KV-202:a_missing_page_changes_no_other", seen_in="SGLang 0.5.23, hf3fs")
 class MovesUpAfterAMiss(DictStore):
-    """A missing page moves its successors into the memory before theirs (seen in a file backend)."""
+    """A missing page moves its successors into the memory before theirs."""
 
     def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
         found = super()._contents(space, hashes)
@@ -29,44 +31,7 @@ class MovesUpAfterAMiss(DictStore):
         return [*there, *[None] * (len(found) - len(there))]
 
 
-@caught_by("KV-202")
-class OneMissFailsAll(DictStore):
-    """A get with a missing page is False for every page."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        found = super()._contents(space, hashes)
-        return [None] * len(found) if None in found else found
-
-
-@caught_by("KV-202")
-class ReadsToTheFirstMiss(DictStore):
-    """A get reads up to the first missing page, and is False for all that follow."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        found = super()._contents(space, hashes)
-        count = found.index(None) if None in found else len(found)
-        return [*found[:count], *[None] * (len(found) - count)]
-
-
-@caught_by("KV-202")
-class SearchesForThePrefix(DictStore):
-    """Exists looks for the first missing page by halving, as if no page came after a missing one."""
-
-    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        count = bisect(range(len(hashes)), 0, key=lambda place: not self._has(space, hashes[place]))
-        return [place < count for place in range(len(hashes))]
-
-
-@caught_by("KV-202")
-class LooksAtTheLast(DictStore):
-    """If the last page of a batch is there, exists takes all before it for there."""
-
-    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        found = super()._present(space, hashes)
-        return [True] * len(found) if found and found[-1] else found
-
-
-@caught_by("KV-202")
+@caught_by("KV-202:each_page_of_a_batch_has_its_own_bytes")
 class BindsLate(DictStore):
     """The writers of a batch are made in a loop, and all write the bytes of its last page."""
 
@@ -76,7 +41,7 @@ class BindsLate(DictStore):
         return super()._store(space, hashes, [contents[-1]] * len(contents) if contents else [])
 
 
-@caught_by("KV-202")
+@caught_by("KV-202:a_present_page_in_a_set_changes_no_other")
 class PairsAbsentWithAll(DictStore):
     """Of a set, the hashes that are absent are paired with the pages from the first one on."""
 
@@ -88,32 +53,7 @@ class PairsAbsentWithAll(DictStore):
         return [True] * len(hashes)
 
 
-@caught_by("KV-202")
-class SkipsAfterAPresentPage(DictStore):
-    """A set ends at the first page that is there, as if all after it were there too."""
-
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        present = [*super()._present(space, hashes), True]
-        count = present.index(True)
-        stored = super()._store(space, hashes[:count], contents[:count])
-        return [*stored, *[True] * (len(hashes) - count)]
-
-
-@caught_by("KV-202")
-class SkipsIfTheLastIsPresent(DictStore):
-    """A set whose last page is there does nothing, as if all before it were there too."""
-
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        if hashes and self._has(space, hashes[-1]):
-            return [True] * len(hashes)
-        return super()._store(space, hashes, contents)
-
-
-@caught_by("KV-202")
+@caught_by("KV-202:an_absent_page_in_a_delete_changes_no_other")
 class DeletesToTheFirstAbsent(DictStore):
     """A delete ends at the first page that is not there, and is True for all."""
 
@@ -123,7 +63,7 @@ class DeletesToTheFirstAbsent(DictStore):
         return [True] * len(hashes)
 
 
-@caught_by("KV-202")
+@caught_by("KV-202:a_damaged_page_changes_no_other")
 class DamageStopsTheBatch(Shelf):
     """A file of the wrong length ends the get: all pages after it are False."""
 
@@ -139,7 +79,7 @@ class DamageStopsTheBatch(Shelf):
 # --- KV-203 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-203")
+@caught_by("KV-203:duplicates_are_each_read")
 class FillsTheLastOfEqualPages(DictStore):
     """Of equal hashes in a get only the last page is filled, and the verdict is True for all."""
 
@@ -158,29 +98,7 @@ class FillsTheLastOfEqualPages(DictStore):
         ]
 
 
-@caught_by("KV-203")
-class AnswersEqualHashesOnce(DictStore):
-    """Exists gives one verdict for all equal hashes of a batch."""
-
-    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        return super()._present(space, list(dict.fromkeys(hashes)))
-
-
-@caught_by("KV-203")
-class SetsEqualHashesOnce(DictStore):
-    """Of equal hashes in a set the second is refused."""
-
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        stored = super()._store(space, hashes, contents)
-        return [
-            taken and page_hash not in hashes[:place]
-            for place, (page_hash, taken) in enumerate(zip(hashes, stored, strict=True))
-        ]
-
-
-@caught_by("KV-203")
+@caught_by("KV-203:duplicates_are_each_set")
 class PairsDifferentWithAll(DictStore):
     """Of a set, the different hashes are paired with the pages from the first one on."""
 
@@ -192,7 +110,7 @@ class PairsDifferentWithAll(DictStore):
         return [True] * len(hashes)
 
 
-@caught_by("KV-203")
+@caught_by("KV-203:duplicates_with_other_bytes_leave_a_whole_page")
 class MixesEqualHashes(DictStore):
     """Of equal hashes in a set, each writes a part of the page."""
 
@@ -206,7 +124,7 @@ class MixesEqualHashes(DictStore):
         return super()._store(space, hashes, [mixed[page_hash] for page_hash in hashes])
 
 
-@caught_by("KV-203")
+@caught_by("KV-203:duplicates_are_each_deleted")
 class DeletesEqualHashesOnce(DictStore):
     """Of equal hashes in a delete the second is False: it was gone already."""
 
@@ -218,18 +136,7 @@ class DeletesEqualHashesOnce(DictStore):
 # --- KV-204 --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-204")
-class SetsThe128First(DictStore):
-    """Of a set only the first 128 pages are stored, and the verdict is True for all."""
-
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        stored = super()._store(space, hashes[:128], contents[:128])
-        return [*stored, *[True] * (len(hashes) - len(stored))]
-
-
-@caught_by("KV-204")
+@caught_by("KV-204:batches_of_every_size_are_set")
 class LosesAFullLastPiece(DictStore):
     """Sets are cut into pieces of 100; a last piece that is full is not written."""
 
@@ -241,7 +148,7 @@ class LosesAFullLastPiece(DictStore):
         return [*stored, *[True] * (len(hashes) - count)]
 
 
-@caught_by("KV-204")
+@caught_by("KV-204:batches_of_every_size_are_read")
 class ReadsThe256First(DictStore):
     """Of a get only the first 256 pages are read; the others are misses."""
 
@@ -250,7 +157,7 @@ class ReadsThe256First(DictStore):
         return [*found, *[None] * (len(hashes) - len(found))]
 
 
-@caught_by("KV-204")
+@caught_by("KV-204:ten_thousand_pages_are_looked_up")
 class FindsThe4000First(DictStore):
     """Of a lookup only the first 4,000 pages are answered; the others are misses."""
 
@@ -259,27 +166,7 @@ class FindsThe4000First(DictStore):
         return [*found, *[False] * (len(hashes) - len(found))]
 
 
-@caught_by("KV-204")
-class TooManyVariables(DictStore):
-    """A batch of more than 999 is one statement with too many variables."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        if len(hashes) > 999:
-            raise ValueError("too many SQL variables")
-        return super()._contents(space, hashes)
-
-
-@caught_by("KV-204")
-class GoesDeep(DictStore):
-    """A batch is worked off by a function that calls itself once a page."""
-
-    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        if not hashes:
-            return []
-        return [self._has(space, hashes[0]), *self._present(space, hashes[1:])]
-
-
-@caught_by("KV-204", check="a_batch_of_many_bytes_is_set_and_read")
+@caught_by("KV-204:a_batch_of_many_bytes_is_set_and_read")
 class MessagesOfFourMegabytes(DictStore):
     """A batch is one message, of up to 4 MiB; a larger one is refused as a whole."""
 
@@ -289,3 +176,78 @@ class MessagesOfFourMegabytes(DictStore):
         if sum(map(len, contents)) > 4 << 20:
             return [False] * len(hashes)
         return super()._store(space, hashes, contents)
+
+
+def _as_verdicts(answer: object) -> list[bool]:
+    """What a wrong store returns in place of a list of bool."""
+    return cast("list[bool]", answer)
+
+
+@caught_by("KV-201:a_batch_gives_one_bool_a_page")
+class VerdictsOfNumpy(DictStore):
+    """Verdicts are numpy.bool_, which `is True` and JSON do not know."""
+
+    def _answer(self, verdicts: list[bool]) -> list[bool]:
+        return _as_verdicts(list(np.array(verdicts, dtype=bool)))
+
+
+@caught_by("KV-201:a_batch_gives_one_bool_a_page", seen_in="SGLang's storage interface")
+class CountsThePrefix(DictStore):
+    """Exists returns how many pages there are from the first one on."""
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        found = [*super().batch_exists(space, hashes), False]
+        return _as_verdicts(found.index(False))
+
+
+@caught_by("KV-201:verdicts_are_in_the_order_of_the_hashes")
+class AnswersInItsOwnOrder(DictStore):
+    """The verdicts of exists are in the order of the sorted hashes."""
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        return super()._present(space, sorted(hashes))
+
+
+@caught_by("KV-201:the_callers_lists_are_left_alone")
+class SortsTheHashes(DictStore):
+    """The list of hashes is sorted in place, so as to read in the order of the disk."""
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        verdicts = super().batch_exists(space, list(hashes))
+        if isinstance(hashes, list):
+            hashes.sort()
+        return verdicts
+
+
+@caught_by("KV-201:hashes_may_come_as_a_tuple")
+class NeedsLists(DictStore):
+    """The hashes are copied as only a list can be: a tuple is an AttributeError."""
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        names = cast("list[str]", hashes).copy()
+        return super()._present(space, names)
+
+
+@caught_by("KV-201:an_empty_batch_gives_an_empty_list")
+class NothingToDo(DictStore):
+    """An empty batch is an error of the store's own making (as a pipeline without commands is)."""
+
+    def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        if not hashes:
+            raise ValueError("wrong number of arguments for 'del'")
+        return super()._remove(space, hashes)
+
+
+@caught_by("KV-201:the_answer_is_the_callers")
+class SharesItsAnswers(DictStore):
+    """Exists keeps the lists that it returned, and returns them again."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._answers: dict[tuple[object, ...], list[bool]] = {}
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        fresh = super().batch_exists(space, hashes)
+        with self._lock:
+            question = (space, len(self._pages), tuple(hashes))
+        return self._answers.setdefault(question, fresh)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,7 +14,7 @@ from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
     from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_conformance.selftest.references.wire_protocol import Operation
@@ -35,29 +34,7 @@ def _soon(call: Callable[[], object]) -> None:
     timer.start()
 
 
-@caught_by("KV-205")
-class KeepsThePage(DictStore):
-    """A page is not copied when it is set: what its memory holds later is what is read."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._borrowed: dict[Hashable, Page] = {}
-
-    def batch_set(
-        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
-    ) -> list[bool]:
-        verdicts = super().batch_set(space, hashes, pages)
-        for page_hash, page in zip(hashes, pages, strict=True):
-            self._borrowed[self._key(space, page_hash)] = page
-        return verdicts
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        page = self._borrowed.get(self._key(space, page_hash))
-        found = super()._read(space, page_hash)
-        return page.tobytes() if page is not None and found is not None else found
-
-
-@caught_by("KV-205")
+@caught_by("KV-205:memory_may_be_reused_after_a_set")
 class CopiesWhenItComesToIt(DictStore):
     """A set is queued with the page's memory, and copied a moment later by another thread."""
 
@@ -74,7 +51,7 @@ class CopiesWhenItComesToIt(DictStore):
             self._store(space, hashes, [page.tobytes() for page in pages])
 
 
-@caught_by("KV-205")
+@caught_by("KV-205:no_call_keeps_its_pages")
 class RemembersItsLastPages(DictStore):
     """The pages of the last call are kept for its log, and with them their memory."""
 
@@ -87,7 +64,7 @@ class RemembersItsLastPages(DictStore):
         return super().batch_set(space, hashes, pages)
 
 
-@caught_by("KV-205")
+@caught_by("KV-205:memory_may_be_reused_after_a_get")
 class CachesTheCallersMemory(DictStore):
     """What was read is served again from the memory that it was read into."""
 
@@ -104,21 +81,7 @@ class CachesTheCallersMemory(DictStore):
         return filled
 
 
-@caught_by("KV-205")
-class ReadsTwice(DictStore):
-    """A second thread, started in case that the first is slow, fills the page again."""
-
-    def _filled(self, page: Page, data: bytes | None) -> bool:
-        if data is not None:
-            _soon(partial(self._fill_again, page, data))
-        return super()._filled(page, data)
-
-    def _fill_again(self, page: Page, data: bytes) -> None:
-        with suppress(TypeError):
-            super()._filled(page, data)
-
-
-@caught_by("KV-205")
+@caught_by("KV-205:nothing_is_written_after_a_get")
 class WipesMissesLater(DictStore):
     """The page of a miss is filled with zeros, a moment later."""
 
@@ -128,7 +91,7 @@ class WipesMissesLater(DictStore):
         return super()._filled(page, data)
 
 
-@caught_by("KV-205", check="nothing_is_written_after_a_get_that_raised")
+@caught_by("KV-205:nothing_is_written_after_a_get_that_raised")
 class LeavesItsReadersRunning(DictStore):
     """Pages are read by a pool of threads; when one of them fails, get raises and leaves the others."""
 
@@ -190,7 +153,7 @@ class _GivesUp(WireStore):
         return answers[0]
 
 
-@caught_by("KV-205")
+@caught_by("KV-205:nothing_is_written_after_a_get_that_timed_out")
 class GivesUpAndReadsOn(_GivesUp):
     """A get that takes too long raises; its thread fills the pages when the reply has come."""
 
@@ -200,7 +163,7 @@ class GivesUpAndReadsOn(_GivesUp):
         return self._in_time(partial(super().batch_get, space, hashes, pages))
 
 
-@caught_by("KV-205", check="nothing_is_stored_after_a_set_that_timed_out")
+@caught_by("KV-205:nothing_is_stored_after_a_set_that_timed_out")
 class GivesUpAndSendsOn(_GivesUp):
     """A set that takes too long raises; its thread sends the pages once it knows which are absent."""
 

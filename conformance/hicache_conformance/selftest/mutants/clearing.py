@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from hicache_conformance.selftest.mutants import caught_by
-from hicache_conformance.selftest.references.dict_store import DictStore
+from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_conformance.selftest.references.wire import WireStore
+from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
+    from pathlib import Path
 
     from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
@@ -34,31 +36,11 @@ class _ClearsMore(DictStore):
         raise NotImplementedError
 
 
-@caught_by("KV-103")
-class ClearsAll(_ClearsMore):
-    """Clearing one key space clears all of them, as FLUSHDB does."""
-
-    def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:  # noqa: ARG002 - that is the fault
-        return True
-
-
-@caught_by("KV-103")
-class ClearsAllPools(_ClearsMore):
-    """Clearing one pool clears all pools of its model."""
-
-    def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:
-        return (other.model, other.shard) == (space.model, space.shard)
-
-
-@caught_by("KV-103")
-class ClearsByIdPrefix(_ClearsMore):
-    """Clearing goes by the first four digits of the id."""
-
-    def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:
-        return other.id.startswith(space.id[:4])
-
-
-@caught_by("KV-103")
+@caught_by(
+    "KV-103:clear_spares_neighbours",
+    "KV-103:clear_spares_look_alikes",
+    seen_in="an author's LMDB store",
+)
 class ClearsByNamePrefix(_ClearsMore):
     """Clearing a model clears those whose names begin with its own."""
 
@@ -66,15 +48,7 @@ class ClearsByNamePrefix(_ClearsMore):
         return other.model.startswith(space.model)
 
 
-@caught_by("KV-103")
-class ClearsByPattern(_ClearsMore):
-    """The model's name is part of a pattern, as in `KEYS name:*`, and its `*` is not escaped."""
-
-    def _is_meant(self, other: KeySpace, space: KeySpace) -> bool:
-        return fnmatchcase(other.model, space.model)
-
-
-@caught_by("KV-103", check="clear_spares_other_programs_files")
+@caught_by("KV-103:clear_spares_other_programs_files", seen_in="SGLang 0.5.23, file")
 class ClearsTheDirectory(Shelf):
     """Clearing removes every file and folder that lies in the store's directory, beside its own."""
 
@@ -86,19 +60,7 @@ class ClearsTheDirectory(Shelf):
         return removed
 
 
-@caught_by("KV-103")
-class ClearsHashNames(Shelf):
-    """Clearing removes every file whose name is that of a page, wherever it lies."""
-
-    def clear(self, space: KeySpace) -> int:
-        removed = super().clear(space)
-        for path in self._root.iterdir():
-            if re.fullmatch(r"[0-9a-f]{64}", path.name):
-                path.unlink()
-        return removed
-
-
-@caught_by("KV-103", check="clear_spares_another_stores_pages")
+@caught_by("KV-103:clear_spares_another_stores_pages")
 class ClearsNextDoor(Shelf):
     """Clearing goes through all directories beside the store's own: other stores of one parent."""
 
@@ -109,7 +71,7 @@ class ClearsNextDoor(Shelf):
         return removed
 
 
-@caught_by("KV-103")
+@caught_by("KV-103:clear_counts_the_pages_that_it_removed")
 class ClearCountsSets(DictStore):
     """Clear counts sets, not pages: one that was set again counts twice."""
 
@@ -126,25 +88,7 @@ class ClearCountsSets(DictStore):
         return self._set_count.pop(space, 0)
 
 
-@caught_by("KV-103")
-class ClearCountsNothing(DictStore):
-    """Clear always says 0."""
-
-    def clear(self, space: KeySpace) -> int:
-        super().clear(space)
-        return 0
-
-
-@caught_by("KV-103")
-class ClearsOneListing(DictStore):
-    """Clear removes what one listing shows, and a listing ends at 128."""
-
-    def clear(self, space: KeySpace) -> int:
-        hashes = [info.page_hash for info in self.scan(space)][:128]
-        return sum(self.batch_delete(space, hashes))
-
-
-@caught_by("KV-103")
+@caught_by("KV-103:a_cleared_space_starts_anew")
 class ClearBarsThePages(DictStore):
     """Clear bars the pages that were there, and a later set does not lift the bar."""
 
@@ -168,7 +112,7 @@ class ClearBarsThePages(DictStore):
         return [info for info in names if self._key(space, info.page_hash) not in self._barred]
 
 
-@caught_by("KV-103", check="clear_reaches_other_handles")
+@caught_by("KV-103:clear_reaches_other_handles", "KV-103:what_was_cleared_stays_cleared")
 class ClearIsForgotten(Shelf):
     """Clear hides the pages in this instance only: reopened, they are back."""
 
@@ -196,26 +140,7 @@ class ClearIsForgotten(Shelf):
         return [info for info in names if (space, info.page_hash) not in self._hidden]
 
 
-@caught_by("KV-103", check="clear_reaches_other_handles")
-class ClearLeavesCopies(Shelf):
-    """Pages that a handle has read stay in its memory when another handle clears them."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        self._copies: dict[tuple[KeySpace, str], bytes] = {}
-        super().__init__(settings)
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        copy = self._copies.get((space, page_hash)) or super()._read(space, page_hash)
-        if copy is not None:
-            self._copies[space, page_hash] = copy
-        return copy
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        self._copies.pop((space, page_hash), None)
-        return super()._removed(space, page_hash)
-
-
-@caught_by("KV-103", check="another_handle_clears_what_the_first_set")
+@caught_by("KV-103:another_handle_clears_what_the_first_set")
 class ClearsItsOwnOnly(Shelf):
     """A handle clears the pages that it has set itself."""
 
@@ -230,3 +155,94 @@ class ClearsItsOwnOnly(Shelf):
     def clear(self, space: KeySpace) -> int:
         own = [name for home, name in self._own if home == space and self._has(space, name)]
         return sum(self.batch_delete(space, own))
+
+
+_STEP = 64
+
+
+# --- KV-103 ------------------------------------------------------------------------------------------
+
+
+@caught_by(
+    "KV-103:a_clear_that_is_cut_short_says_so", seen_in="redis backend of this project, mended"
+)
+class ClearStopsInSilence(WireStore):
+    """A clear whose connection breaks ends there, and returns what it has removed until then."""
+
+    def clear(self, space: KeySpace) -> int:
+        hashes = [info.page_hash for info in self.scan(space)]
+        removed = 0
+        for start in range(0, len(hashes), _STEP):
+            try:
+                removed += sum(self.batch_delete(space, hashes[start : start + _STEP]))
+            except StorageUnavailable:
+                break
+        return removed
+
+
+@caught_by("KV-103:a_clear_without_descriptors_says_so")
+class ClearsWhatItCanList(Shelf):
+    """A directory that can't be listed is taken for an empty one, and clear returns 0."""
+
+    def _entries(self, folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
+        try:
+            return super()._entries(folder, name)
+        except StorageUnavailable:
+            return iter(())
+
+
+@caught_by("KV-103:clear_removes_every_page")
+class ClearCountsItsLastBatch(DictStore):
+    """Clear goes in batches of 64 and returns the count of the last one."""
+
+    def clear(self, space: KeySpace) -> int:
+        hashes = [info.page_hash for info in self.scan(space)]
+        removed = 0
+        for start in range(0, len(hashes), _STEP):
+            removed = sum(self.batch_delete(space, hashes[start : start + _STEP]))
+        return removed
+
+
+@caught_by("KV-103:clear_gives_its_room_back")
+class ClearFreesNoRoom(DictStore):
+    """Clear removes the pages, and their bytes are counted for ever."""
+
+    def clear(self, space: KeySpace) -> int:
+        nbytes = self._nbytes
+        removed = super().clear(space)
+        self._nbytes = nbytes
+        return removed
+
+
+# --- KV-104 ------------------------------------------------------------------------------------------
+
+
+@caught_by("KV-104:a_paused_listing_pins_no_room", seen_in="an author's LMDB store")
+class ListingsPinRoom(DictStore):
+    """A scan is one read transaction: what is deleted meanwhile takes room until it has ended."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._listings = 0
+        self._pinned_nbytes = 0
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        self.ensure_open()
+        return self._pinning(self._names(space))
+
+    def _pinning(self, infos: list[PageInfo]) -> Iterator[PageInfo]:
+        self._listings += 1
+        try:
+            yield from infos
+        finally:
+            self._listings -= 1
+            self._pinned_nbytes = self._pinned_nbytes if self._listings else 0
+
+    def _drop(self, key: Hashable) -> None:
+        before = self._nbytes
+        super()._drop(key)
+        if self._listings:
+            self._pinned_nbytes += before - self._nbytes
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return super()._make_room(key, nbytes + self._pinned_nbytes)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import abc
-import itertools
-import os
 import threading
-import time
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +16,7 @@ from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.storage import PageInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
@@ -49,7 +45,7 @@ def _poured(data: bytes, room: Any) -> bytes:
     return cast("bytes", room)
 
 
-@caught_by("KV-501")
+@caught_by("KV-501:a_set_while_the_page_is_got_leaves_the_get_whole")
 class OverwritesWhatIsRead(_LivePages):
     """A page is overwritten in the memory from which others are copying it."""
 
@@ -59,7 +55,7 @@ class OverwritesWhatIsRead(_LivePages):
         return _poured(data, room)
 
 
-@caught_by("KV-501")
+@caught_by("KV-501:calls_about_different_pages_do_not_meet")
 class OneBufferToRead(DictStore):
     """All gets go through one buffer: two at once get the same page, or a mixture."""
 
@@ -81,24 +77,10 @@ class OneBufferToRead(DictStore):
         return self._filled(page, cast("bytes", memoryview(self._buffer)[: len(data)]))
 
 
-@caught_by("KV-501", check="threads_with_pages_of_their_own_keep_them")
-class OneBufferToWrite(StreamingShelf):
-    """All sets gather their segments in one buffer: two at once store a mixture."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._gathered: list[bytes] = []
-
-    def _written(self, path: Path, page: Page) -> bool:
-        self._gathered.clear()
-        for segment in page.segments:
-            self._gathered.append(bytes(segment))
-        return len(b"".join(self._gathered)) == page.nbytes and self._replaced(
-            path, b"".join(self._gathered)
-        )
-
-
-@caught_by("KV-501", "KV-502", check="a_set_half_way_in_another_process_mixes_with_nothing")
+@caught_by(
+    "KV-501:two_sets_of_one_page_leave_one_of_them",
+    "KV-502:a_set_half_way_in_another_process_mixes_with_nothing",
+)
 class OneTempName(StreamingShelf):
     """A page's temporary file has one name, whoever writes it: two writers mix in it."""
 
@@ -106,7 +88,7 @@ class OneTempName(StreamingShelf):
         return path.with_name(f"{path.name}.tmp")
 
 
-@caught_by("KV-501", check="threads_with_pages_of_their_own_keep_them")
+@caught_by("KV-501:threads_with_pages_of_their_own_keep_them")
 class LosesUpdates(DictStore):
     """The dict is copied, changed and put back without a lock: of two changes at once one is lost."""
 
@@ -118,7 +100,7 @@ class LosesUpdates(DictStore):
         return True
 
 
-@caught_by("KV-501", check="all_methods_at_once_raise_nothing")
+@caught_by("KV-501:all_methods_at_once_raise_nothing")
 class ListsTheLiveDict(DictStore):
     """A listing walks through the dict while others change it."""
 
@@ -127,15 +109,7 @@ class ListsTheLiveDict(DictStore):
         return [PageInfo(one.page_hash, len(one.data)) for one in pages if one.space == space]
 
 
-@caught_by("KV-501")
-class ListsTheLiveSpaces(DictStore):
-    """A listing of the key spaces walks through the dict while others are opened."""
-
-    def _known_spaces(self) -> list[KeySpace]:
-        return [space for space in self._spaces if space.stored_nbytes]
-
-
-@caught_by("KV-501", check="the_answers_about_a_page_fit_one_order")
+@caught_by("KV-501:the_answers_about_a_page_fit_one_order")
 class CachesPerThread(DictStore):
     """Each thread keeps what it has read: what another thread deletes is still there for it."""
 
@@ -159,7 +133,11 @@ class CachesPerThread(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-501")
+@caught_by(
+    "KV-501:a_get_while_the_page_is_set_is_a_miss_or_whole",
+    "KV-501:a_delete_while_the_page_is_set_leaves_all_or_nothing",
+    "KV-501:listings_and_clear_while_a_page_is_set_show_no_half_page",
+)
 class StoresSoon(DictStore):
     """A set returns True when a thread has been told to store the page."""
 
@@ -176,7 +154,7 @@ class StoresSoon(DictStore):
 # --- pages that go -----------------------------------------------------------------------------------
 
 
-@caught_by("KV-503")
+@caught_by("KV-503:a_page_deleted_while_its_batch_is_got_is_a_miss")
 class LooksBeforeItReads(Shelf):
     """A get asks which files are there, and then opens them without expecting that one is gone."""
 
@@ -191,7 +169,7 @@ class LooksBeforeItReads(Shelf):
         ]
 
 
-@caught_by("KV-503", check="pages_that_come_and_go_are_whole_or_misses")
+@caught_by("KV-503:pages_that_come_and_go_are_whole_or_misses")
 class KeyErrorInTheGap(DictStore):
     """It is looked whether a page is there, and taken for granted a moment later."""
 
@@ -202,6 +180,26 @@ class KeyErrorInTheGap(DictStore):
 
     def _is_known(self, space: KeySpace, page_hash: str) -> bool:
         return self._key(space, page_hash) in self._pages
+
+
+@caught_by("KV-503:a_page_deleted_between_exists_and_get_is_a_miss")
+class TrustsItsLookup(Shelf):
+    """A get of a page that exists has found raises FileNotFoundError if the page is gone by then."""
+
+    def __init__(self, settings: ShelfSettings) -> None:
+        super().__init__(settings)
+        self._found: set[tuple[str, str]] = set()
+
+    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        present = super()._present(space, hashes)
+        pairs = zip(hashes, present, strict=True)
+        self._found.update((space.id, page_hash) for page_hash, there in pairs if there)
+        return present
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        if (space.id, page_hash) in self._found:
+            return self._path(space, page_hash).read_bytes()
+        return super()._read(space, page_hash)
 
 
 class _Recycling(_LivePages):
@@ -219,7 +217,7 @@ class _Recycling(_LivePages):
         return _poured(data, fitting[0])
 
 
-@caught_by("KV-503")
+@caught_by("KV-503:a_page_deleted_while_it_is_got_is_whole_or_a_miss")
 class ReusesDeletedRoom(_Recycling):
     """A deleted page's memory takes the next page, while somebody is still copying the deleted one."""
 
@@ -230,7 +228,10 @@ class ReusesDeletedRoom(_Recycling):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-503")
+@caught_by(
+    "KV-503:a_page_evicted_while_it_is_got_is_whole_or_a_miss",
+    "KV-503:pages_evicted_under_readers_are_whole_or_misses",
+)
 class ReusesEvictedRoom(EvictingStore):
     """An evicted page's memory takes the next page, while somebody is still copying the evicted one."""
 
@@ -248,20 +249,10 @@ class ReusesEvictedRoom(EvictingStore):
         super()._put(key, stored._replace(data=_poured(stored.data, room)))
 
 
-@caught_by("KV-503")
-class TouchesTheEvicted(EvictingStore):
-    """A get renews its page without a lock: one that is evicted meanwhile is a KeyError."""
-
-    def _touch(self, key: Hashable) -> None:
-        if key in self._pages:
-            time.sleep(0)  # another thread's turn: the race is lost often enough to be seen
-            self._pages[key] = self._pages.pop(key)
-
-
 # --- slow pages --------------------------------------------------------------------------------------
 
 
-@caught_by("KV-504")
+@caught_by("KV-504:calls_proceed_while_others_are_held")
 class OneLockForAll(Shelf):
     """A lock is held for the whole of a call, and with it every other call."""
 
@@ -282,56 +273,7 @@ class OneLockForAll(Shelf):
             return super().batch_set(space, hashes, pages)
 
 
-@caught_by("KV-504")
-class OneWriterAtATime(Shelf):
-    """Sets wait for each other, from the first byte of a page to its last."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._writing = threading.Lock()
-
-    def batch_set(
-        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
-    ) -> list[bool]:
-        with self._writing:
-            return super().batch_set(space, hashes, pages)
-
-
-@caught_by("KV-504")
-class WritersKeepReadersOut(StreamingShelf):
-    """Gets go together and sets go together, but a get waits until no page is being set."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._changed = threading.Condition()
-        self._writers = 0
-
-    def batch_get(
-        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
-    ) -> list[bool]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writers)
-        return super().batch_get(space, hashes, pages)
-
-    def batch_set(
-        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
-    ) -> list[bool]:
-        with self._writing():
-            return super().batch_set(space, hashes, pages)
-
-    @contextmanager
-    def _writing(self) -> Generator[None, None, None]:
-        with self._changed:
-            self._writers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._writers -= 1
-                self._changed.notify_all()
-
-
-@caught_by("KV-504")
+@caught_by("KV-504:a_call_proceeds_while_another_gets_no_answer")
 class OneConnection(WireStore):
     """It declares four calls at once, and has one connection."""
 
@@ -342,7 +284,7 @@ class OneConnection(WireStore):
 # --- processes -----------------------------------------------------------------------------------------
 
 
-@caught_by("KV-502")
+@caught_by("KV-502:a_page_set_elsewhere_is_seen_at_once")
 class RemembersOthersMisses(Shelf):
     """A page that was missing once is taken for missing until this handle sets it."""
 
@@ -364,7 +306,7 @@ class RemembersOthersMisses(Shelf):
         return super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-502")
+@caught_by("KV-502:processes_that_write_one_page_leave_one_whole_page")
 class RemembersOthersHits(Shelf):
     """What was read once is kept in memory, and served after another process has deleted it."""
 
@@ -388,7 +330,7 @@ class RemembersOthersHits(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-502", check="a_page_deleted_elsewhere_is_gone_at_once")
+@caught_by("KV-502:a_page_deleted_elsewhere_is_gone_at_once")
 class RemembersPresence(Shelf):
     """That a page is there is asked once; exists is True after another process has deleted it."""
 
@@ -411,17 +353,7 @@ class RemembersPresence(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-502")
-class OwnFolder(Shelf):
-    """It claims to be shared, and keeps the pages of each process in a folder of that process."""
-
-    def _folder(self, space: KeySpace) -> Path:
-        folder = self._root / str(os.getpid()) / space.id
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-
-@caught_by("KV-502", check="listings_show_what_others_set")
+@caught_by("KV-502:listings_show_what_others_set")
 class ListsItsOwn(Shelf):
     """Only key spaces that this handle has opened are listed."""
 
@@ -436,37 +368,3 @@ class ListsItsOwn(Shelf):
     def _known_spaces(self) -> list[KeySpace]:
         found = super()._known_spaces()
         return [space for space in found if space in self._opened_spaces]
-
-
-@caught_by("KV-502", check="a_set_half_way_in_another_process_mixes_with_nothing")
-class CountsTempNames(StreamingShelf):
-    """Temporary files are counted from 0 in every process: two processes write into one of them."""
-
-    _numbers = itertools.count()
-
-    def _temp_path(self, path: Path) -> Path:
-        return self._folder_of_temps(path) / f"tmp-{next(CountsTempNames._numbers) % 2}"
-
-    def _folder_of_temps(self, path: Path) -> Path:
-        return path.parent
-
-
-@caught_by("KV-502")
-class SeenAfterAWhile(Shelf):
-    """The directory is read once in a while: others' pages are missing until then."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._looked_s = 0.0
-        self._seen: set[Path] = set()
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        path = self._path(space, page_hash)
-        if time.monotonic() > self._looked_s + 1.0:
-            self._looked_s = time.monotonic()
-            self._seen = set(self._folder(space).iterdir())
-        return super()._read(space, page_hash) if path in self._seen else None
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        self._seen.add(self._path(space, page_hash))
-        return super()._write_whole(space, page_hash, data)

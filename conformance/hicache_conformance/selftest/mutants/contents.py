@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from contextlib import suppress
+import ctypes
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.dict_store import DictStore, Stored
-from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
 
 
-@caught_by("KV-003")
-class TrimsZeros(DictStore):
-    """Zeros at the end are not stored, and what is too short is a miss."""
-
-    def _put(self, key: Hashable, stored: Stored) -> None:
-        super()._put(key, stored._replace(data=stored.data.rstrip(b"\0")))
-
-
-@caught_by("KV-003")
-class StopsAtZero(DictStore):
-    """A page ends at its first zero byte, as a text in C; the rest is read as zeros."""
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        text = data.split(b"\0", 1)[0]
-        return super()._write_whole(space, page_hash, text.ljust(len(data), b"\0"))
-
-
-@caught_by("KV-003")
-class TrimsWhiteSpace(DictStore):
-    """White space at the ends of a page is cut off, and filled up with zeros."""
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        return super()._write_whole(space, page_hash, data.strip().ljust(len(data), b"\0"))
-
-
-@caught_by("KV-003")
+@caught_by("KV-003:any_bytes_are_read_back")
 class ZerosAreAbsent(DictStore):
     """A page that holds nothing but zeros is taken for an empty slot."""
 
@@ -54,27 +28,6 @@ class ZerosAreAbsent(DictStore):
         self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
     ) -> list[bool]:
         return [self._write_whole(space, *pair) for pair in zip(hashes, contents, strict=True)]
-
-
-@caught_by("KV-003")
-class ReadsFilesAsText(Shelf):
-    """Files are opened as text, so that each CR LF is read as one character."""
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        data = super()._read(space, page_hash)
-        return None if data is None else data.replace(b"\r\n", b"\n")
-
-
-@caught_by("KV-003")
-class UnpacksWhatLooksPacked(DictStore):
-    """A page that begins like a gzip file is unpacked when it is read."""
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        data = super()._read(space, page_hash)
-        if data is not None and data.startswith(b"\x1f\x8b"):
-            with suppress(OSError, EOFError):
-                return gzip.decompress(data)
-        return data
 
 
 class _Deduplicated(DictStore):
@@ -92,7 +45,7 @@ class _Deduplicated(DictStore):
         super()._put(key, stored._replace(data=body))
 
 
-@caught_by("KV-003")
+@caught_by("KV-003:pages_that_are_nearly_equal_are_apart")
 class ComparesEnds(_Deduplicated):
     """Pages are kept once if their lengths and their first and last 64 bytes are equal."""
 
@@ -100,70 +53,12 @@ class ComparesEnds(_Deduplicated):
         return len(data), data[:64], data[-64:]
 
 
-@caught_by("KV-003")
-class ComparesSums(_Deduplicated):
-    """Pages are kept once if the sums of their bytes are equal."""
-
-    def _print_of(self, data: bytes) -> Hashable:
-        return len(data), sum(data)
-
-
-@caught_by("KV-003")
-class HashesCut(DictStore):
-    """Of a page hash only the first 32 digits count."""
-
-    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        return space.id, page_hash[:32]
-
-
-@caught_by("KV-003")
-class HashesCutAt64(DictStore):
-    """Of a page hash only the first 64 digits count (a column of CHAR(64))."""
-
-    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        return space.id, page_hash[:64]
-
-
-@caught_by("KV-003")
-class HashesCutInFront(DictStore):
-    """Of a page hash only the last 16 digits count."""
-
-    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        return space.id, page_hash[-16:]
-
-
-@caught_by("KV-003")
-class HashesAsIntegers(DictStore):
-    """Page hashes are kept as integers, which have no zeros in front."""
-
-    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        return space.id, int(page_hash, 16)
-
-
-@caught_by("KV-003")
-class HashesAsNumbers(DictStore):
-    """Page hashes that look like decimal numbers are kept as such (a column of type NUMERIC)."""
-
-    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        with suppress(ValueError):
-            return space.id, float(page_hash)
-        return space.id, page_hash
-
-
-@caught_by("KV-003")
+@caught_by("KV-003:hashes_that_are_alike_are_apart")
 class HashesPadded(DictStore):
     """Page hashes are filled up with zeros to 64 bytes."""
 
     def _key(self, space: KeySpace, page_hash: str) -> Hashable:
         return space.id, bytes.fromhex(page_hash).ljust(64, b"\0")
-
-
-@caught_by("KV-003")
-class HashesByChecksum(DictStore):
-    """Pages are kept under the CRC-32 of their hash, and two that have the same are one."""
-
-    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
-        return space.id, zlib.crc32(page_hash.encode())
 
 
 class _SizeBlind(DictStore):
@@ -173,9 +68,11 @@ class _SizeBlind(DictStore):
         return space.model, page_hash
 
 
-@caught_by("KV-003")
+@caught_by(
+    "KV-003:a_page_of_another_size_is_no_hit", seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs"
+)
 class LongerPagesServe(_SizeBlind):
-    """A longer page under the same hash is a hit with its first bytes (seen in two file backends)."""
+    """A longer page under the same hash is a hit with its first bytes."""
 
     def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
         return data is not None and len(data) >= space.stored_nbytes
@@ -185,24 +82,12 @@ class LongerPagesServe(_SizeBlind):
         return [None if data is None else data[: space.stored_nbytes] for data in found]
 
 
-@caught_by("KV-003")
-class ShorterPagesAreFilledUp(_SizeBlind):
-    """A shorter page under the same hash is a hit, filled up with zeros: a partial read counts."""
-
-    def _is_whole(self, space: KeySpace, data: bytes | None) -> bool:
-        return data is not None and len(data) <= space.stored_nbytes
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        found = super()._contents(space, hashes)
-        return [None if data is None else data.ljust(space.stored_nbytes, b"\0") for data in found]
-
-
-@caught_by("KV-003")
+@caught_by("KV-003:sizes_under_one_hash_are_apart")
 class OneSizeAtATime(_SizeBlind):
     """A page of another size under the same hash takes the place of the one that was there."""
 
 
-@caught_by("KV-003")
+@caught_by("KV-003:a_page_reads_the_same_every_time")
 class ServesItsLastRead(DictStore):
     """A read that finds nothing gives what is left in the buffer of the read before, of its size."""
 
@@ -215,3 +100,98 @@ class ServesItsLastRead(DictStore):
         elif len(self._buffer) == space.stored_nbytes and space.stored_nbytes > 4096:
             return self._buffer
         return data
+
+
+@caught_by("KV-008:every_size_of_page_works")
+class OneByteIsNothing(DictStore):
+    """An object of one byte is a marker, and no page."""
+
+    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super()._read(space, page_hash)
+        return None if data is not None and len(data) == 1 else data
+
+
+@caught_by("KV-008:large_pages_work")
+class LosesMegabytes(DictStore):
+    """Pages of more than 1 MiB are not stored, and the verdict is True (as of some servers)."""
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        if len(stored.data) <= 1 << 20:
+            super()._put(key, stored)
+
+
+@caught_by(
+    "KV-008:sizes_coexist_in_one_store",
+    "KV-102:pools_of_one_hash_coexist",
+    seen_in="SGLang 0.5.23, hf3fs",
+)
+class SizedByTheFirst(DictStore):
+    """Slots are as large as the pages of the key space that was opened first."""
+
+    _slot_nbytes = 0
+
+    def open_space(self, space: KeySpace) -> None:
+        super().open_space(space)
+        self._slot_nbytes = self._slot_nbytes or space.stored_nbytes
+
+    def _put(self, key: Hashable, stored: Stored) -> None:
+        super()._put(key, stored._replace(data=stored.data[: self._slot_nbytes]))
+
+
+@caught_by(
+    "KV-008:a_frame_is_a_part_of_the_page", "KV-008:any_segmentation_is_read_back_in_any_other"
+)
+class ReadsAsItWrote(DictStore):
+    """A page is only found by who asks for it in the segments in which it was set."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._cuts: dict[bytes, list[int]] = {}
+
+    def _taken(self, page: Page) -> bytes:
+        data = super()._taken(page)
+        self._cuts[data] = [part.nbytes for part in page.segments]
+        return data
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        cuts = [part.nbytes for part in page.segments]
+        return data is not None and self._cuts[data] == cuts and super()._filled(page, data)
+
+
+@caught_by("KV-008:batches_of_many_segments_work")
+class OneVectorABatch(DictStore):
+    """A batch is written as one vector of at most 1,024 segments; what is beyond is zero (IOV_MAX)."""
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        self._begin(space, hashes, pages)
+        vector = list(chain.from_iterable(page.segments for page in pages))[:1024]
+        written = b"".join(vector).ljust(space.stored_nbytes * len(pages), b"\0")
+        starts = range(0, len(written), space.stored_nbytes)
+        parts = [written[start : start + space.stored_nbytes] for start in starts]
+        return self._answer(self._store(space, hashes, parts))
+
+
+@caught_by("KV-008:segments_may_lie_in_any_order")
+class SortsSegments(DictStore):
+    """Segments are taken in the order of their addresses, to be copied in fewer pieces."""
+
+    def _taken(self, page: Page) -> bytes:
+        order = sorted(zip(page.addresses, page.segments, strict=True), key=lambda pair: pair[0])
+        return b"".join(segment for _, segment in order)
+
+
+@caught_by("KV-004:a_batch_writes_into_its_own_pages_only")
+class ZeroesMissesInOnePiece(DictStore):
+    """After a miss the page is zeroed from its first byte on, as if it were one piece of memory."""
+
+    def _filled(self, page: Page, data: bytes | None) -> bool:
+        if data is None:
+            ctypes.memset(page.addresses[0][0], 0, min(page.nbytes, _reach(page)))
+        return super()._filled(page, data)
+
+
+def _reach(page: Page) -> int:
+    """Bytes from the start of the first segment to where the page's memory ends: no further."""
+    return max(address + nbytes for address, nbytes in page.addresses) - page.addresses[0][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import xxhash
@@ -13,7 +12,7 @@ from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSett
 from hicache_storage.errors import CorruptPage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
@@ -23,9 +22,13 @@ if TYPE_CHECKING:
 _SEAL_NBYTES = 8
 
 
-@caught_by("KV-403")
+@caught_by(
+    "KV-403:a_damaged_object_is_a_miss",
+    "KV-403:an_extended_object_is_a_miss",
+    seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
+)
 class ServesLonger(Shelf):
-    """Of a longer object as many bytes are read as a page has (seen in two known file backends)."""
+    """Of a longer object as many bytes are read as a page has."""
 
     def _has(self, space: KeySpace, page_hash: str) -> bool:
         path = self._path(space, page_hash)
@@ -36,23 +39,21 @@ class ServesLonger(Shelf):
         return None if data is None else data[: space.stored_nbytes]
 
 
-@caught_by("KV-404")
+@caught_by(
+    "KV-404:a_flipped_bit_is_no_hit_without_the_page_store",
+    seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
+)
 class ServesRot(Shelf):
-    """Nothing finds a flipped bit, neither the store nor what is above it (seen in two backends)."""
+    """Nothing finds a flipped bit, neither the store nor what is above it."""
 
     absent: ClassVar[Mapping[str, str]] = {PAGE_STORE: "its engine puts no checksum around pages"}
 
 
-@caught_by("KV-403")
-class PadsShort(Shelf):
-    """A short read is not noticed: the rest of the page is zeros."""
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        data = super()._read(space, page_hash)
-        return None if data is None else data.ljust(space.stored_nbytes, b"\0")
-
-
-@caught_by("KV-403")
+@caught_by(
+    "KV-403:a_damaged_object_heals_when_it_is_set_after_a_miss",
+    "KV-403:a_damaged_object_heals_when_it_is_set_unseen",
+    seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
+)
 class NeverHeals(Shelf):
     """A set is done when there is a file of the page's name, whatever its length."""
 
@@ -61,7 +62,7 @@ class NeverHeals(Shelf):
         return path.exists() or super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-403")
+@caught_by("KV-403:a_damaged_object_heals_when_it_is_set_unseen")
 class HealsWhatItRead(NeverHeals):
     """A damaged file is removed by the get that finds it; a set that comes first changes nothing."""
 
@@ -72,7 +73,11 @@ class HealsWhatItRead(NeverHeals):
         return data
 
 
-@caught_by("KV-403", "KV-502", check="a_page_deleted_elsewhere_can_be_set_again")
+@caught_by(
+    "KV-403:a_removed_object_heals_when_it_is_set_unseen",
+    "KV-502:a_page_deleted_elsewhere_can_be_set_again",
+    seen_in="SGLang 0.5.23, file with its metadata cache",
+)
 class KnowsWhatItSet(Shelf):
     """What this handle has set is remembered, and not written a second time."""
 
@@ -91,7 +96,11 @@ class KnowsWhatItSet(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-403")
+@caught_by(
+    "KV-403:a_damaged_object_is_a_miss",
+    "KV-403:an_extended_object_is_a_miss",
+    seen_in="SGLang 0.5.23, file",
+)
 class CopiesUnchecked(Shelf):
     """The length of what was read is not looked at: copying it into the page fails."""
 
@@ -104,7 +113,7 @@ class CopiesUnchecked(Shelf):
         return data is not None
 
 
-@caught_by("KV-403")
+@caught_by("KV-403:the_page_store_heals_a_damaged_object")
 class CorruptIsAnError(Shelf):
     """A damaged page ends the whole call with `CorruptPage`."""
 
@@ -115,21 +124,7 @@ class CorruptIsAnError(Shelf):
         return data
 
 
-@caught_by("KV-403")
-class EndsAtTheDamage(Shelf):
-    """Behind a damaged page the rest of the batch is not read."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        for page_hash in hashes:
-            data = self._read(space, page_hash)
-            if data is not None and not self._is_whole(space, data):
-                break
-            found.append(data)
-        return found + [None] * (len(hashes) - len(found))
-
-
-@caught_by("KV-403")
+@caught_by("KV-403:damaged_objects_do_not_break_listings")
 class ListingStumbles(Shelf):
     """A scan ends with an error at the first object that is not as long as a page."""
 
@@ -141,7 +136,7 @@ class ListingStumbles(Shelf):
         return found
 
 
-@caught_by("KV-404")
+@caught_by("KV-404:a_flipped_bit_is_a_miss_and_heals")
 class DeleteOnlyHides(Shelf):
     """A deleted page is only marked, and a set takes the mark away without writing the page."""
 
@@ -162,19 +157,6 @@ class DeleteOnlyHides(Shelf):
 
     def _removed(self, space: KeySpace, page_hash: str) -> bool:
         self._hidden.add(self._path(space, page_hash))
-        return True
-
-
-@caught_by("KV-404")
-class LosesDeletes(Shelf):
-    """A delete is answered True and lost, and a present page is not written again."""
-
-    capabilities = replace(Shelf.capabilities, overwrites=False)
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        return self._has(space, page_hash) or super()._write_whole(space, page_hash, data)
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:  # noqa: ARG002 - the fault
         return True
 
 
@@ -199,17 +181,7 @@ class _Sealed(Shelf):
         raise NotImplementedError
 
 
-@caught_by("KV-404")
-class OwnSealIsAnError(_Sealed):
-    """Its own checksum finds the flipped bit, and ends the whole call with `CorruptPage`."""
-
-    def _opened(self, data: bytes) -> bytes:
-        if xxhash.xxh3_64_digest(data[:-_SEAL_NBYTES]) != data[-_SEAL_NBYTES:]:
-            raise CorruptPage("corrupt", "a page is damaged")
-        return data[:-_SEAL_NBYTES]
-
-
-@caught_by("KV-404")
+@caught_by("KV-404:a_flipped_bit_in_what_the_store_adds_does_no_harm")
 class SealUnread(_Sealed):
     """What it adds to a page is taken for right: a seal that can't be decoded ends the call."""
 

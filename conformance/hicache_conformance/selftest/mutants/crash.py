@@ -7,26 +7,27 @@ import os
 import secrets
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
-from hicache_conformance.selftest.references.sqlite_store import SqliteStore
 from hicache_conformance.selftest.references.streaming import StreamingShelf
 from hicache_conformance.selftest.references.wire import WireStore
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from io import FileIO
+    from pathlib import Path
     from typing import BinaryIO
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
+    from hicache_storage.storage import PageInfo
+
 
 _BEHIND_S = 0.05
 
@@ -34,8 +35,8 @@ _BEHIND_S = 0.05
 # --- what is lost ----------------------------------------------------------------------------------
 
 
-@caught_by("KV-401")
-class WritesAtClose(Shelf):
+@caught_by("KV-401:pages_survive_sigkill_of_their_writer")
+class _WritesAtClose(Shelf):
     """Pages stay in memory until the store is closed, and it claims to survive crashes."""
 
     def __init__(self, settings: ShelfSettings) -> None:
@@ -63,8 +64,11 @@ class WritesAtClose(Shelf):
         super().close()
 
 
-@caught_by("KV-401")
-class WritesSoon(WritesAtClose):
+@caught_by(
+    "KV-401:a_page_survives_a_kill_right_after_its_verdict",
+    "KV-401:an_overwritten_page_survives_a_kill",
+)
+class WritesSoon(_WritesAtClose):
     """A set returns True when its page is in a queue, which a thread writes a moment later."""
 
     def _replaced(self, path: Path, data: bytes) -> bool:
@@ -79,7 +83,10 @@ class WritesSoon(WritesAtClose):
             write()
 
 
-@caught_by("KV-401")
+@caught_by(
+    "KV-401:a_page_survives_a_kill_right_after_its_verdict",
+    "KV-401:an_overwritten_page_survives_a_kill",
+)
 class LastPageInTheBuffer(Shelf):
     """The last page stays in the buffer of a file object until the next call flushes it."""
 
@@ -106,36 +113,7 @@ class LastPageInTheBuffer(Shelf):
             self._last.close()
 
 
-@caught_by("KV-401")
-class IndexSavedAtClose(Shelf):
-    """Pages are on disk, but the index without which none is found is saved when the store is closed."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._index_path = self._root / "index.json"
-        found = self._index_path.read_text() if self._index_path.exists() else "[]"
-        self._index: set[str] = set(json.loads(found))
-
-    def _has(self, space: KeySpace, page_hash: str) -> bool:
-        return self._name(space, page_hash) in self._index and super()._has(space, page_hash)
-
-    def _read(self, space: KeySpace, page_hash: str) -> bytes | None:
-        known = self._name(space, page_hash) in self._index
-        return super()._read(space, page_hash) if known else None
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        self._index.add(self._name(space, page_hash))
-        return super()._write_whole(space, page_hash, data)
-
-    def close(self) -> None:
-        self._index_path.write_text(json.dumps(sorted(self._index)))
-        super().close()
-
-    def _name(self, space: KeySpace, page_hash: str) -> str:
-        return f"{space.id}/{page_hash}"
-
-
-@caught_by("KV-401", check="a_deleted_page_stays_deleted_after_a_kill")
+@caught_by("KV-401:a_deleted_page_stays_deleted_after_a_kill")
 class DeletesAtClose(Shelf):
     """Deleted pages are only marked, in memory; their files go when the store is closed."""
 
@@ -164,26 +142,7 @@ class DeletesAtClose(Shelf):
         super().close()
 
 
-@caught_by("KV-401")
-class WipesAfterACrash(Shelf):
-    """A store that was not closed in order is taken for damaged, and emptied when it is opened again."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._marker = self._root / f"open-{os.getpid()}"
-        for left in self._root.glob("open-*"):
-            if not Path(f"/proc/{left.name.removeprefix('open-')}").exists():
-                left.unlink()
-                for page in self._root.glob("*/" + "[0-9a-f]" * 32 + "*"):
-                    page.unlink()
-        self._marker.touch()
-
-    def close(self) -> None:
-        self._marker.unlink(missing_ok=True)
-        super().close()
-
-
-@caught_by("KV-401", check="a_kill_in_a_set_takes_no_other_page_with_it")
+@caught_by("KV-401:a_kill_in_a_set_takes_no_other_page_with_it")
 class TornRecordEndsTheLog(Shelf):
     """A log says which pages are there; one record that was cut off makes all of it unreadable."""
 
@@ -213,7 +172,7 @@ class TornRecordEndsTheLog(Shelf):
 # --- what is left ------------------------------------------------------------------------------------
 
 
-@caught_by("KV-402", "KV-501", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes")
+@caught_by("KV-501:readers_see_no_torn_page_while_others_write_it")
 class OverwritesInPlace(Shelf):
     """A page that is there is overwritten where it lies; its length is right all the time."""
 
@@ -225,7 +184,10 @@ class OverwritesInPlace(Shelf):
         return True
 
 
-@caught_by("KV-402", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes")
+@caught_by(
+    "KV-402:an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes",
+    "KV-402:writers_killed_at_random_leave_pages_absent_or_whole",
+)
 class TruncatesToOverwrite(Shelf):
     """A page is written where it will lie: an overwrite begins by throwing the old bytes away."""
 
@@ -236,9 +198,7 @@ class TruncatesToOverwrite(Shelf):
         pass
 
 
-@caught_by(
-    "KV-402", "KV-501", "KV-503", check="an_overwrite_killed_at_a_byte_leaves_old_or_new_bytes"
-)
+@caught_by("KV-402:a_writer_killed_half_way_through_a_page_leaves_it_absent_or_whole")
 class VisibleWhenPreallocated(StreamingShelf):
     """A file gets its name and its length first, and its bytes then."""
 
@@ -253,7 +213,7 @@ class VisibleWhenPreallocated(StreamingShelf):
         pass
 
 
-@caught_by("KV-402")
+@caught_by("KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole")
 class LengthInTheIndex(TruncatesToOverwrite):
     """The index says how long a page is; that its file is shorter is noticed by nobody."""
 
@@ -265,7 +225,7 @@ class LengthInTheIndex(TruncatesToOverwrite):
         return None if data is None else data.ljust(space.stored_nbytes, b"\0")
 
 
-@caught_by("KV-402", check="killed_writers_leave_nothing_that_grows")
+@caught_by("KV-402:killed_writers_leave_nothing_that_grows", seen_in="SGLang 0.5.23, file")
 class TempFilesForEver(Shelf):
     """What a killed writer had begun to write is never removed."""
 
@@ -273,21 +233,7 @@ class TempFilesForEver(Shelf):
         pass
 
 
-@caught_by("KV-402", check="killed_writers_leave_nothing_that_grows")
-class SessionsForEver(Shelf):
-    """Every process leaves a file that says it is there, and only takes it away when it is closed."""
-
-    def __init__(self, settings: ShelfSettings) -> None:
-        super().__init__(settings)
-        self._session = self._root / f"session-{os.getpid()}-{secrets.token_hex(4)}"
-        self._session.touch()
-
-    def close(self) -> None:
-        self._session.unlink(missing_ok=True)
-        super().close()
-
-
-@caught_by("KV-402")
+@caught_by("KV-402:a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole")
 class LockOfTheDead(Shelf):
     """A page is locked by a file while it is written; the file of a killed writer stays."""
 
@@ -303,7 +249,7 @@ class LockOfTheDead(Shelf):
             lock.unlink()
 
 
-@caught_by("KV-402")
+@caught_by("KV-402:an_overwrite_killed_half_way_leaves_old_or_new_bytes")
 class StoreLockOfTheDead(Shelf):
     """The directory is locked by a file while it is open; after a kill it can't be opened any more."""
 
@@ -325,7 +271,7 @@ class StoreLockOfTheDead(Shelf):
         super().close()
 
 
-@caught_by("KV-402", check="a_writer_killed_while_it_opens_leaves_a_store_that_opens")
+@caught_by("KV-402:a_writer_killed_while_it_opens_leaves_a_store_that_opens")
 class HalfAFormatFile(Shelf):
     """A format file is written in place when the store is made; half of it keeps it from opening."""
 
@@ -337,17 +283,7 @@ class HalfAFormatFile(Shelf):
         self._format: dict[str, Any] = json.loads(path.read_text())
 
 
-@caught_by("KV-402")
-class WithoutAJournal(SqliteStore):
-    """SQLite's journal is turned off for speed: a transaction that is cut off breaks the database."""
-
-    def _prepare(self, database: sqlite3.Connection) -> None:
-        super()._prepare(database)
-        database.execute("PRAGMA journal_mode = DELETE")
-        database.execute("PRAGMA journal_mode = OFF")
-
-
-@caught_by("KV-402", "KV-501")
+@caught_by("KV-402:a_connection_cut_in_a_set_leaves_the_page_absent_or_whole")
 class UploadsInParts(WireStore):
     """A page goes to the server in two parts, under its final name from the first part on."""
 
@@ -357,3 +293,28 @@ class UploadsInParts(WireStore):
         halves = [data[: len(data) // 2].ljust(len(data), b"\0") for data in contents]
         super()._store(space, hashes, halves)
         return super()._store(space, hashes, contents)
+
+
+@caught_by("KV-402:killed_readers_leave_nothing_that_grows", seen_in="an author's LMDB store")
+class WaitsForDeadReaders(Shelf):
+    """What is deleted while somebody lists is kept until all have ended: who was killed never does."""
+
+    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
+        return self._marked(super().scan(space))
+
+    def _marked(self, infos: Iterator[PageInfo]) -> Iterator[PageInfo]:
+        marker = self._root / f".reader-{os.getpid()}-{secrets.token_hex(4)}"
+        marker.touch()
+        try:
+            yield from infos
+        finally:
+            marker.unlink(missing_ok=True)
+
+    def _removed(self, space: KeySpace, page_hash: str) -> bool:
+        if not any(self._root.glob(".reader-*")):
+            for kept in self._root.glob(".kept-*"):
+                kept.unlink(missing_ok=True)
+            return super()._removed(space, page_hash)
+        with suppress(FileNotFoundError):
+            self._path(space, page_hash).rename(self._root / f".kept-{secrets.token_hex(8)}")
+        return True

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 _LONG_S = 600.0
 
 
-@caught_by("KV-304", check="steps_that_are_each_in_time_do_not_add_up")
+@caught_by(
+    "KV-304:steps_that_are_each_in_time_do_not_add_up",
+    seen_in="redis backend of this project, mended",
+)
 class TimesOutPerStep(WireStore):
     """Each page of a batch is a round trip, and each round trip has a timeout of its own."""
 
@@ -43,7 +46,9 @@ class TimesOutPerStep(WireStore):
         return [alone(space, [one])[0] for one in hashes]
 
 
-@caught_by("KV-304", check="a_signal_does_not_prolong_a_call")
+@caught_by(
+    "KV-304:a_signal_does_not_prolong_a_call", seen_in="redis backend of this project, mended"
+)
 class BeginsAnewAfterASignal(WireStore):
     """Its timeout is the socket's own (SO_RCVTIMEO), which begins anew when a signal interrupts it."""
 
@@ -75,7 +80,7 @@ class _Patient(WireStore):
         return reply.parts
 
 
-@caught_by("KV-901", check="a_bounded_get_ends_in_time_and_lets_go_of_its_pages")
+@caught_by("KV-901:a_bounded_get_ends_in_time_and_lets_go_of_its_pages")
 class FillsPagesInTheBackground(_Patient):
     """It claims to be bounded: a get that is late goes on in a thread, and fills its pages there."""
 
@@ -103,7 +108,7 @@ class FillsPagesInTheBackground(_Patient):
         return self._exchanged_at_leisure(operation, *parts)
 
 
-@caught_by("KV-901", check="a_bounded_set_ends_in_time_and_lets_go_of_its_pages")
+@caught_by("KV-901:a_bounded_set_ends_in_time_and_lets_go_of_its_pages")
 class WaitsForItsWrites(_Patient):
     """It claims to be bounded, and a set waits for as long as the server takes."""
 
@@ -126,7 +131,7 @@ class _Locked(Shelf):
             os.close(descriptor)
 
 
-@caught_by("KV-304", check="a_process_that_stops_in_a_set_holds_nobody_up")
+@caught_by("KV-304:a_process_that_stops_in_a_set_holds_nobody_up", seen_in="an author's LMDB store")
 class LocksWithoutADeadline(_Locked):
     """A set locks the store against other processes while it copies its pages; they wait for ever."""
 
@@ -138,7 +143,7 @@ class LocksWithoutADeadline(_Locked):
             return super().batch_set(space, hashes, pages)
 
 
-@caught_by("KV-304", check="a_process_that_is_stopped_holds_nobody_up")
+@caught_by("KV-304:a_process_that_is_stopped_holds_nobody_up")
 class LocksItsWritesWithoutADeadline(_Locked):
     """A set locks the store against other processes while it writes; they wait for ever."""
 
@@ -147,7 +152,7 @@ class LocksItsWritesWithoutADeadline(_Locked):
             return super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-304", check="a_call_that_has_to_wait_ends_in_time")
+@caught_by("KV-304:a_call_that_has_to_wait_ends_in_time")
 class WaitsForOtherWriters(SqliteStore):
     """A database that others write to is waited for much longer than `timeout_s`."""
 

@@ -9,7 +9,7 @@ from hicache_conformance.selftest.mutants import caught_by
 from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.evicting import EvictingStore
 from hicache_conformance.selftest.references.first_wins import FirstWins
-from hicache_storage.storage import Durability, HiCacheStorage
+from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -26,7 +26,7 @@ _MAX_PAGE_NBYTES = 8192
 # --- KV-901: claims that are untrue ----------------------------------------------------------------
 
 
-@caught_by("KV-901")
+@caught_by("KV-901:what_is_kept_until_deleted_is_kept")
 class KeepsAThousand(DictStore):
     """It claims UNTIL_DELETED, and keeps the last thousand pages."""
 
@@ -36,17 +36,7 @@ class KeepsAThousand(DictStore):
             self._drop(next(iter(self._pages)))
 
 
-@caught_by("KV-901")
-class KeepsTwoMegabytes(DictStore):
-    """It claims UNTIL_DELETED, and drops the oldest pages beyond two megabytes."""
-
-    def _make_room(self, key: Hashable, nbytes: int) -> bool:
-        while self._pages and self._nbytes_beside(key) + nbytes > 2 << 20:
-            self._drop(next(iter(self._pages)))
-        return True
-
-
-@caught_by("KV-901")
+@caught_by("KV-901:what_is_kept_until_pressure_is_kept_without_any")
 class DropsWhatIsRead(EvictingStore):
     """It claims UNTIL_PRESSURE, and drops a page that was read twenty times."""
 
@@ -62,21 +52,21 @@ class DropsWhatIsRead(EvictingStore):
         super()._touch(key)
 
 
-@caught_by("KV-901", check="what_is_durable_survives_reopening")
+@caught_by("KV-901:what_is_durable_survives_reopening")
 class DiesWithItsHandle(DictStore):
     """It claims to survive a crash, and keeps its pages in memory."""
 
     capabilities = replace(DictStore.capabilities, durability=Durability.CRASH)
 
 
-@caught_by("KV-901")
+@caught_by("KV-901:what_is_shared_is_seen_by_another_handle")
 class KeepsToItself(DictStore):
     """It claims to be shared, and every handle has pages of its own."""
 
     capabilities = replace(DictStore.capabilities, shared=True)
 
 
-@caught_by("KV-901", check="what_is_enumerable_is_listed_and_cleared")
+@caught_by("KV-901:what_is_enumerable_is_listed_and_cleared")
 class ListsNothing(DictStore):
     """It claims to be enumerable, and its listings are empty."""
 
@@ -84,15 +74,7 @@ class ListsNothing(DictStore):
         return []
 
 
-@caught_by("KV-901")
-class RefusesToList(DictStore):
-    """It claims to be enumerable, and refuses to list."""
-
-    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        return HiCacheStorage.scan(self, space)
-
-
-@caught_by("KV-901", check="without_overwrites_the_first_bytes_stay")
+@caught_by("KV-901:without_overwrites_the_first_bytes_stay")
 class OverwritesAnyway(FirstWins):
     """It claims not to overwrite, and does."""
 
@@ -100,7 +82,7 @@ class OverwritesAnyway(FirstWins):
         super(FirstWins, self)._put(key, stored)
 
 
-@caught_by("KV-901", check="pages_in_segments_are_taken")
+@caught_by("KV-901:pages_in_segments_are_taken")
 class FillsFirstSegmentOnly(DictStore):
     """It claims scatter/gather, and fills the first segment of a page only."""
 
@@ -112,16 +94,7 @@ class FillsFirstSegmentOnly(DictStore):
         return True
 
 
-@caught_by("KV-901")
-class WidensItself(DictStore):
-    """An instance claims durability that its class does not."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        vars(self)["capabilities"] = replace(self.capabilities, durability=Durability.POWER)
-
-
-@caught_by("KV-901")
+@caught_by("KV-901:an_instance_claims_no_more_than_its_class")
 class LiftsItsLimit(DictStore):
     """An instance has no limit for pages, where its class has one."""
 
@@ -132,7 +105,7 @@ class LiftsItsLimit(DictStore):
         vars(self)["capabilities"] = replace(self.capabilities, max_page_nbytes=None)
 
 
-@caught_by("KV-901")
+@caught_by("KV-901:claims_stay_the_same")
 class ChangesItsMind(DictStore):
     """It claims less once it was used."""
 
@@ -142,24 +115,7 @@ class ChangesItsMind(DictStore):
             self.narrow(max_batch=64)
 
 
-@caught_by("KV-901")
-class ClaimsInADict(DictStore):
-    """An instance's claims are a dict, which looks much the same."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        vars(self)["capabilities"] = {"retention": "until-deleted", "enumerable": True}
-
-    def _begin(
-        self,
-        space: KeySpace,  # noqa: ARG002 - nothing is held against its limits
-        hashes: Sequence[str],  # noqa: ARG002
-        pages: Sequence[Page] | None = None,  # noqa: ARG002
-    ) -> None:
-        self.ensure_open()
-
-
-@caught_by("KV-901")
+@caught_by("KV-901:claims_are_a_record_of_sound_values")
 class HalfACall(DictStore):
     """It claims a parallelism of 2.5: no number of threads is that."""
 
@@ -175,56 +131,15 @@ class _Unlisted(DictStore):
     capabilities = replace(DictStore.capabilities, enumerable=False)
 
 
-@caught_by("KV-902")
-class ListsUnclaimed(_Unlisted):
-    """Not enumerable, it lists the pages that happen to be in its memory."""
-
-    def scan(self, space: KeySpace) -> Iterator[PageInfo]:
-        return iter(self._names(space)[:3])
-
-
-@caught_by("KV-902")
-class ListsNoSpaces(_Unlisted):
-    """Not enumerable, it says that there are no key spaces."""
-
-    def spaces(self) -> Iterator[KeySpace]:
-        return iter(())
-
-
-@caught_by("KV-902")
+@caught_by(
+    "KV-902:a_store_that_does_not_list_says_so",
+    "KV-902:a_store_that_does_not_list_clears_all_or_nothing",
+)
 class NotImplementedListing(_Unlisted):
     """Not enumerable, it raises NotImplementedError."""
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         raise NotImplementedError(f"{space.id} can't be listed")
-
-
-@caught_by("KV-902")
-class ClearsNothing(_Unlisted):
-    """Not enumerable, it takes a clear and does nothing."""
-
-    def clear(self, space: KeySpace) -> int:  # noqa: ARG002 - that is the fault
-        return 0
-
-
-@caught_by("KV-902")
-class ClearsHalf(_Unlisted):
-    """Not enumerable, it clears what it finds and then says that it can't."""
-
-    def clear(self, space: KeySpace) -> int:
-        for info in self._names(space)[:2]:
-            self._removed(space, info.page_hash)
-        return super().clear(space)
-
-
-@caught_by("KV-902")
-class ClearsUncounted(_Unlisted):
-    """Not enumerable, it clears all and says that there was nothing."""
-
-    def clear(self, space: KeySpace) -> int:
-        for info in self._names(space):
-            self._removed(space, info.page_hash)
-        return 0
 
 
 # --- KV-903: limits ---------------------------------------------------------------------------------
@@ -250,16 +165,7 @@ class _Unchecked(_Limited):
         self.ensure_open()
 
 
-@caught_by("KV-903")
-class LimitForgotten(_Unchecked):
-    """It opens key spaces whose pages are larger than it says it takes."""
-
-    def open_space(self, space: KeySpace) -> None:
-        self.ensure_open()
-        self._remember(space)
-
-
-@caught_by("KV-903")
+@caught_by("KV-903:a_page_one_byte_too_large_is_refused")
 class LimitWithoutFrame(_Unchecked):
     """It holds the page against its limit, and not what is stored of it."""
 
@@ -270,7 +176,7 @@ class LimitWithoutFrame(_Unchecked):
         self._remember(space)
 
 
-@caught_by("KV-903")
+@caught_by("KV-903:a_page_of_the_largest_size_is_taken")
 class LimitOffByOne(_Unchecked):
     """It refuses key spaces whose pages have just the largest size."""
 
@@ -279,34 +185,7 @@ class LimitOffByOne(_Unchecked):
         self._remember(space)
 
 
-@caught_by("KV-903")
-class LargestRefused(_Limited):
-    """It opens a key space of the largest pages, and refuses each of them."""
-
-    def _make_room(self, key: Hashable, nbytes: int) -> bool:
-        return nbytes < _MAX_PAGE_NBYTES and super()._make_room(key, nbytes)
-
-
-@caught_by("KV-903")
-class RefusedButListed(_Limited):
-    """A key space that it refuses is listed all the same."""
-
-    def open_space(self, space: KeySpace) -> None:
-        self._remember(space)
-        super().open_space(space)
-
-
-@caught_by("KV-903")
-class LimitAsValueError(_Limited):
-    """Larger pages are a ValueError."""
-
-    def open_space(self, space: KeySpace) -> None:
-        if space.stored_nbytes > _MAX_PAGE_NBYTES:
-            raise ValueError(f"pages of {space.stored_nbytes} bytes are too large")
-        super().open_space(space)
-
-
-@caught_by("KV-903")
+@caught_by("KV-903:a_batch_of_the_limit_is_taken")
 class FullBatchRefused(_Limited):
     """The last page of a full batch is not stored."""
 
@@ -318,7 +197,7 @@ class FullBatchRefused(_Limited):
         return done + [False] * len(hashes[most:])
 
 
-@caught_by("KV-903")
+@caught_by("KV-903:a_set_one_past_the_limit_is_whole_or_refused")
 class LongSetCut(_Unchecked):
     """Of a set that is too long the first pages are stored, and all of them reported."""
 
@@ -329,7 +208,7 @@ class LongSetCut(_Unchecked):
         return done + [True] * len(hashes[_MAX_BATCH:])
 
 
-@caught_by("KV-903")
+@caught_by("KV-903:a_lookup_one_past_the_limit_is_whole_or_refused")
 class LongLookupCut(_Unchecked):
     """Of a lookup that is too long the first pages are answered, and the rest are misses."""
 
@@ -338,7 +217,7 @@ class LongLookupCut(_Unchecked):
         return found + [False] * len(hashes[_MAX_BATCH:])
 
 
-@caught_by("KV-903")
+@caught_by("KV-903:a_delete_one_past_the_limit_is_whole_or_refused")
 class LongDeleteCut(_Unchecked):
     """Of a delete that is too long the first pages are removed before it is refused."""
 
@@ -346,15 +225,3 @@ class LongDeleteCut(_Unchecked):
         removed = super()._remove(space, hashes[:_MAX_BATCH])
         super(_Unchecked, self)._begin(space, hashes)
         return removed
-
-
-@caught_by("KV-903")
-class LongSetHalfDone(_Unchecked):
-    """A set that is too long is refused once its first pages have been stored."""
-
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        done = super()._store(space, hashes[:_MAX_BATCH], contents[:_MAX_BATCH])
-        super(_Unchecked, self)._begin(space, hashes)
-        return done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -17,25 +16,14 @@ from hicache_conformance.selftest.references.wire_protocol import (
     Message,
     Operation,
 )
-from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from hicache_conformance.selftest.references.wire_settings import WireSettings
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import StorageStats
-
-
-class _Prolonged(Deadline):
-    """Begins anew whenever it is asked."""
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(timeout_s)
-        self._timeout_s = timeout_s
-
-    def left_s(self) -> float | None:
-        return self._timeout_s
+    from hicache_storage.storage import PageInfo, StorageStats
 
 
 class _ForTheBeginning(Deadline):
@@ -65,24 +53,9 @@ class _Wrapped(WireStore):
 # --- KV-304 ------------------------------------------------------------------------------------------
 
 
-@caught_by("KV-304")
-class WaitsForEver(_Wrapped):
-    """There is no timeout: a server that never answers is waited for."""
-
-    def _received(self, connection: Connection, deadline: Deadline) -> Message:  # noqa: ARG002
-        return super()._received(connection, NEVER)
-
-
-@caught_by("KV-304", check="a_server_that_drips_is_a_timeout")
-class TimesOutPerReceive(_Wrapped):
-    """Its timeout begins anew with every piece of a reply."""
-
-    def _received(self, connection: Connection, deadline: Deadline) -> Message:
-        del deadline
-        return super()._received(connection, _Prolonged(self._settings.timeout_s))
-
-
-@caught_by("KV-304", check="a_server_that_drips_is_a_timeout")
+@caught_by(
+    "KV-304:a_server_that_drips_is_a_timeout", "KV-304:silence_in_the_middle_of_a_reply_is_an_error"
+)
 class WaitsForTheRest(_Wrapped):
     """Its timeout is for the beginning of a reply; the rest of it is waited for."""
 
@@ -91,7 +64,7 @@ class WaitsForTheRest(_Wrapped):
         return super()._received(connection, _ForTheBeginning(self._settings.timeout_s))
 
 
-@caught_by("KV-304", check="a_server_that_does_not_accept_is_an_error_in_time")
+@caught_by("KV-304:a_server_that_does_not_accept_is_an_error_in_time")
 class ConnectsWithoutATimeout(WireStore):
     """Connecting has no timeout of its own."""
 
@@ -100,7 +73,7 @@ class ConnectsWithoutATimeout(WireStore):
         return super()._connected(number, NEVER)
 
 
-@caught_by("KV-304", check="calls_that_wait_for_a_connection_are_in_time")
+@caught_by("KV-304:calls_that_wait_for_a_connection_are_in_time")
 class QueuesWithoutATimeout(_Wrapped):
     """The time that a call waits for a connection is not counted."""
 
@@ -123,7 +96,7 @@ class QueuesWithoutATimeout(_Wrapped):
         return super()._received(connection, Deadline(self._settings.timeout_s))
 
 
-@caught_by("KV-304")
+@caught_by("KV-304:a_large_set_to_a_silent_server_is_a_timeout")
 class SendsWithoutATimeout(_Wrapped):
     """Its timeout is for the reply: what the server does not read is sent for ever."""
 
@@ -137,7 +110,7 @@ class SendsWithoutATimeout(_Wrapped):
         Connection.send(connection, message)
 
 
-@caught_by("KV-304")
+@caught_by("KV-304:no_other_call_hangs_or_raises_what_is_foreign")
 class AsksForItsStats(WireStore):
     """Its stats are the server's, and asked for: the metrics of an engine wait, and fail, with it."""
 
@@ -146,55 +119,9 @@ class AsksForItsStats(WireStore):
         return super().stats()
 
 
-@caught_by("KV-304")
-class TriesFourTimes(WireStore):
-    """A call that times out is tried again, with a new timeout each time."""
-
-    def _exchange(self, operation: Operation, *parts: bytes) -> Sequence[bytes]:
-        for _ in range(3):
-            try:
-                return super()._exchange(operation, *parts)
-            except StorageTimeout:
-                continue
-        return super()._exchange(operation, *parts)
-
-
-@caught_by("KV-304")
-class RaisesSocketErrors(WireStore):
-    """Errors of sockets come out as they are."""
-
-    @contextmanager
-    def _translated(self) -> Generator[None, None, None]:
-        yield
-
-
-@caught_by("KV-304", check="a_reply_cut_short_is_no_hit")
-class TranslatesOnlyTimeouts(WireStore):
-    """Timeouts are translated; a connection that is reset in use is a ConnectionResetError."""
-
-    @contextmanager
-    def _translated(self) -> Generator[None, None, None]:
-        try:
-            with super()._translated():
-                yield
-        except StorageUnavailable as error:
-            if isinstance(error.__cause__, ConnectionResetError):
-                raise error.__cause__ from None
-            raise
-
-
-@caught_by("KV-304", check="a_reply_cut_short_is_no_hit")
-class UnpacksWhatCame(_Wrapped):
-    """A reply that ends too soon is unpacked as far as it came: a struct.error."""
-
-    def _received(self, connection: Connection, deadline: Deadline) -> Message:
-        try:
-            return super()._received(connection, deadline)
-        except ConnectionResetError:
-            raise struct.error("unpack requires a buffer of 17 bytes") from None
-
-
-@caught_by("KV-304")
+@caught_by(
+    "KV-304:a_server_that_refuses_is_unavailable", "KV-304:a_server_that_stops_is_unavailable"
+)
 class MissesWhenUnreachable(WireStore):
     """A server that can't be reached is a store without pages."""
 
@@ -205,18 +132,7 @@ class MissesWhenUnreachable(WireStore):
             return [False] * len(hashes)
 
 
-@caught_by("KV-304")
-class MissesWhenLate(WireStore):
-    """A server that does not answer in time is a store without pages."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        try:
-            return super()._contents(space, hashes)
-        except StorageTimeout:
-            return [None] * len(hashes)
-
-
-@caught_by("KV-304")
+@caught_by("KV-304:a_server_that_is_paused_is_a_timeout")
 class CallsSilenceUnavailable(WireStore):
     """A server that accepts and never answers is reported as one that can't be reached."""
 
@@ -235,7 +151,7 @@ def _must_have_been_connected(error: StorageUnavailable) -> None:
         raise error
 
 
-@caught_by("KV-304", check="a_set_whose_connection_breaks_tells_the_truth")
+@caught_by("KV-304:a_set_whose_connection_breaks_tells_the_truth")
 class SetsWithoutLooking(_Wrapped):
     """A set that was sent is True, whatever becomes of its reply."""
 
@@ -249,21 +165,7 @@ class SetsWithoutLooking(_Wrapped):
             return [True] * len(hashes)
 
 
-@caught_by("KV-304", check="a_set_whose_connection_breaks_tells_the_truth")
-class RefusesWhatItStored(WireStore):
-    """A set whose reply was lost is False, and the page shows later."""
-
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        try:
-            return super()._store(space, hashes, contents)
-        except StorageUnavailable as error:
-            _must_have_been_connected(error)
-            return [False] * len(hashes)
-
-
-@caught_by("KV-304", check="a_reply_cut_short_is_no_hit")
+@caught_by("KV-304:a_reply_cut_short_is_no_hit")
 class FillsUpWhatIsMissing(_Wrapped):
     """A reply that breaks off is filled up with what the page held before: zeros, or another page."""
 
@@ -275,7 +177,7 @@ class FillsUpWhatIsMissing(_Wrapped):
             return [bytes(space.stored_nbytes)] * len(hashes)
 
 
-@caught_by("KV-304", check="close_does_not_wait_for_a_silent_server")
+@caught_by("KV-304:close_does_not_wait_for_a_silent_server")
 class SaysGoodbye(WireStore):
     """Close tells the server, and waits for its answer."""
 
@@ -288,25 +190,7 @@ class SaysGoodbye(WireStore):
 # --- KV-204 ------------------------------------------------------------------------------------------
 
 
-@caught_by("KV-204", check="round_trips_do_not_grow_with_the_pages_of_a_batch")
-class AsksPageByPage(WireStore):
-    """Exists makes a round trip for each page."""
-
-    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        alone = super()._present
-        return [alone(space, [one])[0] for one in hashes]
-
-
-@caught_by("KV-204", check="round_trips_do_not_grow_with_the_pages_of_a_batch")
-class ReadsPageByPage(WireStore):
-    """Get makes a round trip for each page."""
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        alone = super()._contents
-        return [alone(space, [one])[0] for one in hashes]
-
-
-@caught_by("KV-204", check="round_trips_do_not_grow_with_the_pages_of_a_batch")
+@caught_by("KV-204:round_trips_do_not_grow_with_the_pages_of_a_batch")
 class WritesPageByPage(WireStore):
     """Set makes a round trip for each page."""
 
@@ -318,7 +202,7 @@ class WritesPageByPage(WireStore):
         return [alone(space, [one], [data])[0] for one, data in pairs]
 
 
-@caught_by("KV-204", check="round_trips_grow_with_the_batches")
+@caught_by("KV-204:round_trips_grow_with_the_batches")
 class RemembersEveryBatch(WireStore):
     """Each batch asks again for all batches before it."""
 
@@ -331,3 +215,27 @@ class RemembersEveryBatch(WireStore):
             self._exchange(Operation.PING)
         self._batches += len(hashes) > 1
         return super()._present(space, hashes)
+
+
+@caught_by("KV-304:a_listing_that_never_came_is_no_empty_one")
+class ListsNothingWhenLate(WireStore):
+    """A listing that the server does not answer is an empty one."""
+
+    def _names(self, space: KeySpace) -> list[PageInfo]:
+        try:
+            return super()._names(space)
+        except HiCacheError:
+            return []
+
+
+@caught_by("KV-304:a_silent_server_is_a_timeout")
+class RefusesWhenLate(WireStore):
+    """A set that the server does not answer is False, and may show later."""
+
+    def _store(
+        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
+    ) -> list[bool]:
+        try:
+            return super()._store(space, hashes, contents)
+        except HiCacheError:
+            return [False] * len(hashes)

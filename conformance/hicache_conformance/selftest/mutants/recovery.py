@@ -16,10 +16,12 @@ from hicache_conformance.selftest.references.wire_protocol import (
     Operation,
 )
 from hicache_conformance.selftest.references.wire_settings import WireSettings
-from hicache_storage.errors import StorageUnavailable
+from hicache_storage.errors import HiCacheError, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hicache_storage.keys import KeySpace
 
 
 class _Reusing(WireStore):
@@ -48,7 +50,10 @@ class _Reusing(WireStore):
         raise NotImplementedError
 
 
-@caught_by("KV-305", check="it_works_again_after_replies_were_cut_short")
+@caught_by(
+    "KV-305:it_works_again_after_replies_were_cut_short",
+    seen_in="redis backend of this project, mended",
+)
 class KeepsBrokenConnections(_Reusing):
     """A connection that was reset goes back into the pool, and fails for ever."""
 
@@ -56,15 +61,10 @@ class KeepsBrokenConnections(_Reusing):
         return isinstance(error, ConnectionError)
 
 
-@caught_by("KV-305", check="it_works_again_after_replies_were_cut_short")
-class KeepsHalfReadConnections(_Reusing):
-    """A connection whose reply ended too soon goes back into the pool, and fails for ever."""
-
-    def _reuses(self, error: BaseException | None) -> bool:
-        return isinstance(error, ConnectionResetError) and error.errno is None
-
-
-@caught_by("KV-305")
+@caught_by(
+    "KV-305:a_late_page_is_not_taken_for_a_later_one",
+    "KV-305:it_works_again_after_the_server_was_paused",
+)
 class TakesLateReplies(_Reusing):
     """A connection whose get timed out is used again, and its late reply is taken for the next one."""
 
@@ -76,7 +76,7 @@ class TakesLateReplies(_Reusing):
             super()._check(request, reply)
 
 
-@caught_by("KV-305", check="a_late_verdict_is_not_taken_for_a_later_one")
+@caught_by("KV-305:a_late_verdict_is_not_taken_for_a_later_one")
 class TakesLateVerdicts(_Reusing):
     """A connection whose exists timed out is used again, and its late verdict taken for the next one."""
 
@@ -88,7 +88,7 @@ class TakesLateVerdicts(_Reusing):
             super()._check(request, reply)
 
 
-@caught_by("KV-305")
+@caught_by("KV-305:it_works_again_after_silence_whose_replies_are_lost")
 class CountsLateReplies(_Reusing):
     """Of a connection that timed out, the replies that are owed are skipped: lost ones never come."""
 
@@ -110,7 +110,7 @@ class CountsLateReplies(_Reusing):
         return Connection.receive(connection, deadline)
 
 
-@caught_by("KV-305")
+@caught_by("KV-305:it_works_again_after_silence")
 class KeepsOnePoisoned(WireStore):
     """Of connections that time out at once, one goes back into the pool: every fourth call fails."""
 
@@ -130,32 +130,9 @@ class KeepsOnePoisoned(WireStore):
         return connection
 
 
-@caught_by("KV-305")
-class LosesItsTurns(WireStore):
-    """A call that fails does not give its turn back: after as many as connections, none is left."""
-
-    def _after_failure(self, number: int, connection: Connection) -> None:
-        del number
-        connection.close()
-
-
-@caught_by("KV-305")
-class GivesUpForGood(WireStore):
-    """After a failure it calls itself broken, and never tries again."""
-
-    _broken = False
-
-    def _after_failure(self, number: int, connection: Connection) -> None:
-        self._broken = True
-        super()._after_failure(number, connection)
-
-    def _lease(self, number: int, deadline: Deadline) -> Connection:
-        if self._broken:
-            raise ConnectionAbortedError("the store was given up")
-        return super()._lease(number, deadline)
-
-
-@caught_by("KV-305")
+@caught_by(
+    "KV-305:it_works_again_after_a_refusal", "KV-305:it_works_again_after_the_server_was_restarted"
+)
 class ConnectsOnce(WireStore):
     """It has its connections for life: when they are lost, there are no new ones."""
 
@@ -170,7 +147,7 @@ class ConnectsOnce(WireStore):
         return super()._connected(number, deadline)
 
 
-@caught_by("KV-305", check="what_did_not_open_opens_when_the_server_is_there")
+@caught_by("KV-305:what_did_not_open_opens_when_the_server_is_there")
 class NeverWakesUp(WireStore):
     """It opens without its server, and then takes it for away for ever."""
 
@@ -189,3 +166,21 @@ class NeverWakesUp(WireStore):
         if self._asleep:
             raise ConnectionAbortedError("the server was away")
         return super()._connected(number, deadline)
+
+
+@caught_by("KV-305:a_key_space_that_was_opened_in_vain_works_later")
+class RemembersAFailedOpen(WireStore):
+    """A key space whose first opening failed is refused for ever, with the error of that time."""
+
+    def __init__(self, settings: WireSettings) -> None:
+        super().__init__(settings)
+        self._failed: dict[str, HiCacheError] = {}
+
+    def _remember(self, space: KeySpace) -> bool:
+        if space.id in self._failed:
+            raise self._failed[space.id]
+        try:
+            return super()._remember(space)
+        except HiCacheError as error:
+            self._failed[space.id] = error
+            raise

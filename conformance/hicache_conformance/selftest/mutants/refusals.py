@@ -6,29 +6,18 @@ import threading
 from typing import TYPE_CHECKING
 
 from hicache_conformance.selftest.mutants import caught_by
-from hicache_conformance.selftest.references.dict_store import DictStore, Stored
+from hicache_conformance.selftest.references.dict_store import DictSettings, DictStore, Stored
 from hicache_conformance.selftest.references.file_a_page import Shelf
+from hicache_storage.storage import StorageStats
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from hicache_conformance.selftest.references.dict_store import DictSettings
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
     from hicache_storage.keys import KeySpace
 
+
 _SOON_S = 0.1
-
-
-@caught_by("KV-006")
-class CountsAfterwards(DictStore):
-    """A page is stored first; that it was too much is found then, and it is not taken back."""
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        key = self._key(space, page_hash)
-        with self._lock:
-            fits = self._make_room(key, len(data))
-            self._put(key, Stored(space, page_hash, data))
-        return fits
 
 
 class _Refusing(DictStore):
@@ -44,26 +33,7 @@ class _Refusing(DictStore):
         raise NotImplementedError
 
 
-@caught_by("KV-006")
-class TriesAgainLater(_Refusing):
-    """A page that was refused waits in a queue, and is stored when a delete has made room."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._waiting: list[Stored] = []
-
-    def _refused(self, stored: Stored) -> None:
-        self._waiting.append(stored)
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        removed = super()._removed(space, page_hash)
-        waiting, self._waiting = self._waiting, []
-        for stored in waiting:
-            self._write_whole(*stored)
-        return removed
-
-
-@caught_by("KV-006")
+@caught_by("KV-006:a_page_that_has_no_room_never_shows")
 class GivesUpBeforeItsWriter(_Refusing):
     """A set gives up and returns False; the thread that writes does not know, and goes on."""
 
@@ -78,7 +48,7 @@ class GivesUpBeforeItsWriter(_Refusing):
                 self._put(self._key(stored.space, stored.page_hash), stored)
 
 
-@caught_by("KV-006")
+@caught_by("KV-006:bytes_that_have_no_room_never_show")
 class RefusesWhatItReplaced(_Refusing):
     """A present page whose new bytes are refused, for want of room for both, has them all the same."""
 
@@ -107,7 +77,7 @@ class _Remembering(Shelf):
         return written
 
 
-@caught_by("KV-006")
+@caught_by("KV-006:a_page_that_the_file_system_refused_never_shows")
 class KeepsWhatFilesRefused(_Remembering):
     """A page whose file can't be written stays in a cache in memory, and its set returns False."""
 
@@ -115,12 +85,35 @@ class KeepsWhatFilesRefused(_Remembering):
         return super()._read(space, page_hash) or self._unwritten.get((space, page_hash))
 
 
-@caught_by("KV-006")
-class WritesUnwrittenFilesAtClose(_Remembering):
-    """A page whose file can't be written is written when the store is closed, though refused."""
+_EVERY = 5
 
-    def close(self) -> None:
-        unwritten, self._unwritten = self._unwritten, {}
-        for (space, page_hash), data in unwritten.items():
-            self._write_whole(space, page_hash, data)
-        super().close()
+
+class _Counting(DictStore):
+    """Counts the pages that it is offered."""
+
+    def __init__(self, settings: DictSettings) -> None:
+        super().__init__(settings)
+        self._offered = 0
+
+    def _is_struck(self) -> bool:
+        self._offered += 1
+        return self._offered % _EVERY == 0
+
+
+@caught_by("KV-009:an_empty_store_refuses_no_page")
+class RefusesEveryFifth(_Counting):
+    """Every fifth page is refused, for no reason."""
+
+    def _make_room(self, key: Hashable, nbytes: int) -> bool:
+        return not self._is_struck() and super()._make_room(key, nbytes)
+
+
+@caught_by("KV-009:what_is_refused_is_counted")
+class RefusesInSilence(DictStore):
+    """A page that has no room is refused, and no counter says so."""
+
+    def stats(self) -> StorageStats:
+        stats = super().stats()
+        return StorageStats(
+            pages=stats.pages, nbytes=stats.nbytes, capacity_nbytes=stats.capacity_nbytes
+        )

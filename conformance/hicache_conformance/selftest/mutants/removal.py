@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SOON_S = 0.1
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:deleting_an_absent_page_is_true")
 class AbsentIsFalse(DictStore):
     """Deleting a page that is not there returns False."""
 
@@ -30,26 +30,7 @@ class AbsentIsFalse(DictStore):
         return self._has(space, page_hash) and super()._removed(space, page_hash)
 
 
-@caught_by("KV-007")
-class AbsentRaises(DictStore):
-    """Deleting a page that is not there raises KeyError."""
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        with self._lock:
-            del self._pages[self._key(space, page_hash)]
-        return True
-
-
-@caught_by("KV-007")
-class DeletesTheFirst(DictStore):
-    """A delete of several pages removes the first, and is True for all."""
-
-    def _remove(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        super()._remove(space, hashes[:1])
-        return [True] * len(hashes)
-
-
-@caught_by("KV-007")
+@caught_by("KV-007:a_deleted_page_can_be_set_again")
 class NeverAgain(DictStore):
     """A deleted page is remembered as deleted; setting it again is True, and changes nothing."""
 
@@ -66,7 +47,7 @@ class NeverAgain(DictStore):
             super()._put(key, stored)
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:deleting_spares_hashes_that_are_alike")
 class DeletesByPattern(DictStore):
     """A delete removes every page whose hash begins with the same 32 digits."""
 
@@ -77,22 +58,7 @@ class DeletesByPattern(DictStore):
         return True
 
 
-@caught_by("KV-007")
-class RemembersHits(DictStore):
-    """What exists has once found it takes for there, deleted or not."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._found: set[Hashable] = set()
-
-    def _has(self, space: KeySpace, page_hash: str) -> bool:
-        key = self._key(space, page_hash)
-        if super()._has(space, page_hash):
-            self._found.add(key)
-        return key in self._found
-
-
-@caught_by("KV-007")
+@caught_by("KV-007:a_deleted_page_is_gone")
 class ServesWhatItRead(DictStore):
     """Pages that were read are kept in a cache, which a delete does not reach."""
 
@@ -108,7 +74,7 @@ class ServesWhatItRead(DictStore):
         return [self._cache.get(key) for key in keys]
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:a_page_with_the_same_bytes_stays")
 class CountsNoReferences(DictStore):
     """Equal pages are kept once; deleting one of them deletes the bytes of all."""
 
@@ -120,7 +86,7 @@ class CountsNoReferences(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007", check="another_handle_sees_no_deleted_page")
+@caught_by("KV-007:another_handle_sees_no_deleted_page")
 class DeletesInMemory(Shelf):
     """A delete is only remembered, and is forgotten when the store is opened again."""
 
@@ -146,7 +112,7 @@ class DeletesInMemory(Shelf):
         return True
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:a_delete_through_another_handle_counts")
 class CachesForItself(Shelf):
     """Each handle keeps what it has read, and does not see what others delete."""
 
@@ -169,7 +135,7 @@ class CachesForItself(Shelf):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:what_is_done_later_brings_no_deleted_page_back")
 class RebuildsItsIndex(DictStore):
     """Opening a key space reads what was written, and not what was deleted since."""
 
@@ -188,7 +154,7 @@ class RebuildsItsIndex(DictStore):
                 super()._put(self._key(space, stored.page_hash), stored)
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:a_page_deleted_twice_leaves_room_for_one")
 class FreesSlotsTwice(DictStore):
     """Pages lie in numbered slots; deleting a page twice makes its slot free for two others."""
 
@@ -217,7 +183,7 @@ class FreesSlotsTwice(DictStore):
         return super()._removed(space, page_hash)
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:deleting_many_spares_the_rest")
 class CompactsTooMuch(DictStore):
     """When most of it was deleted the store is packed, and every eighth page is left out."""
 
@@ -248,16 +214,7 @@ class _Late(DictStore):
         timer.start()
 
 
-@caught_by("KV-007")
-class DeletesInTheBackground(_Late):
-    """A delete hides the page at once and removes it later, when it may have been set again."""
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        self._again(partial(super()._removed, space, page_hash))
-        return super()._removed(space, page_hash)
-
-
-@caught_by("KV-007")
+@caught_by("KV-007:sets_and_deletes_take_effect_in_order")
 class WritesBehind(_Late):
     """A page shows at once and is written later, when it may have been deleted."""
 

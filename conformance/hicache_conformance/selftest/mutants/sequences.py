@@ -9,7 +9,7 @@ from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator
 
     from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import PageInfo
 
 
-@caught_by("KV-007")
+@caught_by("KV-007:a_deleted_page_can_be_set_again")
 class SecondDeleteStays(DictStore):
     """A page that was deleted twice never comes back: set, delete, set, delete, set."""
 
@@ -36,7 +36,7 @@ class SecondDeleteStays(DictStore):
         return None if buried else super()._read(space, page_hash)
 
 
-@caught_by("KV-002")
+@caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class SlotFreedTwice(DictStore):
     """Deleting an absent page frees its old slot again: two later pages share it, and their bytes."""
 
@@ -64,7 +64,7 @@ class SlotFreedTwice(DictStore):
         return None if data is None else self._slots[self._slot_of[self._key(space, page_hash)]]
 
 
-@caught_by("KV-002", "KV-007")
+@caught_by("KV-007:one_delete_is_enough")
 class OldVersionReturns(DictStore):
     """A log of versions: deleting a page that was set twice brings its first bytes back."""
 
@@ -85,25 +85,7 @@ class OldVersionReturns(DictStore):
         return True
 
 
-@caught_by("KV-002")
-class FirstSetAfterClearLost(DictStore):
-    """The first page that is set after a clear goes to the table that was cleared."""
-
-    _is_stale = False
-
-    def clear(self, space: KeySpace) -> int:
-        removed = super().clear(space)
-        self._is_stale = removed > 0
-        return removed
-
-    def _write_whole(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
-        if self._is_stale:
-            self._is_stale = False
-            return True
-        return super()._write_whole(space, page_hash, data)
-
-
-@caught_by("KV-002")
+@caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class ClearsTheLastListing(DictStore):
     """Clear removes what scan listed last: pages that were set since then stay."""
 
@@ -123,57 +105,7 @@ class ClearsTheLastListing(DictStore):
         return sum(self.batch_delete(space, there))
 
 
-@caught_by("KV-002")
-class OpenedAgainIsEmpty(DictStore):
-    """`open_space` of a key space whose pages were all deleted once bars the new ones."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._emptied: set[KeySpace] = set()
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        removed = super()._removed(space, page_hash)
-        if not self._names(space):
-            self._emptied.add(space)
-        return removed
-
-    def open_space(self, space: KeySpace) -> None:
-        super().open_space(space)
-        if space in self._emptied:
-            for info in self._names(space):
-                super()._removed(space, info.page_hash)
-
-
-@caught_by("KV-002")
-class SetForgetsADelete(DictStore):
-    """A delete is queued until the next call, and a set that comes first runs before it."""
-
-    def __init__(self, settings: DictSettings) -> None:
-        super().__init__(settings)
-        self._queue: list[tuple[KeySpace, str]] = []
-
-    def _present(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
-        self._catch_up()
-        return super()._present(space, hashes)
-
-    def _contents(self, space: KeySpace, hashes: Sequence[str]) -> list[bytes | None]:
-        self._catch_up()
-        return super()._contents(space, hashes)
-
-    def _names(self, space: KeySpace) -> list[PageInfo]:
-        self._catch_up()
-        return super()._names(space)
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        self._queue.append((space, page_hash))
-        return True
-
-    def _catch_up(self) -> None:
-        while self._queue:
-            super()._removed(*self._queue.pop(0))
-
-
-@caught_by("KV-002")
+@caught_by("KV-002:any_sequence_of_calls_agrees_with_a_dict")
 class StaleSecondHandle(Shelf):
     """A handle remembers for ever that a page was missing when it looked: another one may set it."""
 
@@ -194,7 +126,7 @@ class StaleSecondHandle(Shelf):
         return super()._write_whole(space, page_hash, data)
 
 
-@caught_by("KV-002", check="pages_outlive_an_orderly_close")
+@caught_by("KV-002:pages_outlive_an_orderly_close")
 class ReopenedWithoutTheLast(Shelf):
     """What was set last is in memory until something else is set: closing loses it."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance.selftest.mutants import caught_by
@@ -12,8 +12,7 @@ from hicache_conformance.selftest.references.dict_store import DictStore
 from hicache_conformance.selftest.references.file_a_page import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-    from pathlib import Path
+    from collections.abc import Hashable
 
     from hicache_conformance.selftest.references.dict_store import DictSettings, Stored
     from hicache_conformance.selftest.references.file_a_page import ShelfSettings
@@ -41,7 +40,7 @@ def _resharded(space: KeySpace, **fields: Any) -> KeySpace:
 # --- a field that is missing from the identity ----------------------------------------------------
 
 
-@caught_by("KV-101")
+@caught_by("KV-101:a_page_is_not_seen_from_a_neighbour")
 class ModelBlind(_Confused):
     """The model is missing from the identity of a page."""
 
@@ -49,7 +48,11 @@ class ModelBlind(_Confused):
         return replace(space, model="any")
 
 
-@caught_by("KV-101")
+@caught_by(
+    "KV-101:a_page_is_not_seen_from_a_neighbour",
+    "KV-101:texts_may_be_odd",
+    seen_in="SGLang 0.5.23, file; LMCache 0.5.6, fs",
+)
 class DtypeBlind(_Confused):
     """The dtype is missing from the identity of a page."""
 
@@ -57,23 +60,7 @@ class DtypeBlind(_Confused):
         return replace(space, dtype="any")
 
 
-@caught_by("KV-101")
-class LayoutBlind(_Confused):
-    """The layout is missing from the identity of a page."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, layout="any")
-
-
-@caught_by("KV-101")
-class PageTokensBlind(_Confused):
-    """The number of tokens in a page is missing from its identity."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, page_tokens=1)
-
-
-@caught_by("KV-101")
+@caught_by("KV-101:each_neighbour_keeps_bytes_of_its_own", "KV-101:a_delete_spares_the_neighbours")
 class PageSizeBlind(_Confused):
     """The size of a page is missing from its identity."""
 
@@ -81,31 +68,11 @@ class PageSizeBlind(_Confused):
         return replace(space, page_nbytes=1)
 
 
-@caught_by("KV-101")
-class FrameBlind(_Confused):
-    """The size of the frame is missing from the identity of a page."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, frame_nbytes=0)
-
-
-@caught_by("KV-101", "KV-102")
-class PoolBlind(_Confused):
-    """The pool is missing from the identity of a page."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, pool="any", page_nbytes=1)
-
-
-@caught_by("KV-101")
-class RevisionBlind(_Confused):
-    """The revision of the weights is missing from the identity of a page."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, revision="")
-
-
-@caught_by("KV-101")
+@caught_by(
+    "KV-101:a_page_is_not_seen_from_a_neighbour",
+    "KV-101:fields_do_not_run_together",
+    seen_in="an author's LMDB store",
+)
 class TenantBlind(_Confused):
     """The tenant is missing from the identity of a page."""
 
@@ -113,43 +80,10 @@ class TenantBlind(_Confused):
         return replace(space, tenant="")
 
 
-@caught_by("KV-101", "KV-106")
-class LayersBlind(_Confused):
-    """The layers are missing from the identity: pipeline ranks read each other's."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return _resharded(space, layers=(0, 1))
-
-
-@caught_by("KV-101", "KV-106")
-class HeadsBlind(_Confused):
-    """The heads are missing from the identity: tensor-parallel ranks read each other's."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return _resharded(space, heads=None)
-
-
-@caught_by("KV-101", "KV-106")
-class ContextBlind(_Confused):
-    """The rank in context parallelism is missing from the identity of a page."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return _resharded(space, context=None)
-
-
 # --- an identity that is less than its fields ------------------------------------------------------
 
 
-@caught_by("KV-101", "KV-106")
-class HeadsCounted(_Confused):
-    """The identity has the number of heads of a rank, and not which they are."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        first, last = space.shard.heads or (0, 1)
-        return _resharded(space, heads=(0, last - first))
-
-
-@caught_by("KV-101", "KV-106")
+@caught_by("KV-101:fields_do_not_run_together", "KV-106:ranks_of_a_sharded_pool_share_nothing")
 class RangesSorted(_Confused):
     """The identity has the ranges of layers and heads, and not which is which."""
 
@@ -158,17 +92,9 @@ class RangesSorted(_Confused):
         return _resharded(space, layers=(0, 1), heads=None), *ranges
 
 
-@caught_by("KV-101")
-class HeadsNoneIsAll(_Confused):
-    """A pool without heads is taken for one with all eight of them."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return _resharded(space, heads=space.shard.heads or (0, 8))
-
-
-@caught_by("KV-106", check="ranks_of_a_sharded_draft_share_nothing")
+@caught_by("KV-106:ranks_of_a_sharded_draft_share_nothing", seen_in="SGLang 0.5.23, file")
 class RanklessBesideReplicated(_Confused):
-    """Where a model's KV is the same on all ranks, no pool of it has a rank in its keys (SGLang)."""
+    """Where a model's KV is the same on all ranks, no pool of it has a rank in its keys."""
 
     def __init__(self, settings: DictSettings) -> None:
         super().__init__(settings)
@@ -181,15 +107,7 @@ class RanklessBesideReplicated(_Confused):
         return _resharded(space, heads=None) if rankless else space
 
 
-@caught_by("KV-106")
-class ContextOfHeadsOnly(_Confused):
-    """Without heads, the rank in context parallelism is taken to be of no importance."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return _resharded(space, context=space.shard.heads and space.shard.context)
-
-
-@caught_by("KV-101")
+@caught_by("KV-101:texts_do_not_run_together")
 class TextsJoined(_Confused):
     """The identity is the text fields joined by `-`, which occurs in them."""
 
@@ -198,7 +116,7 @@ class TextsJoined(_Confused):
         return "-".join(texts), _numbers(space), space.shard
 
 
-@caught_by("KV-101")
+@caught_by("KV-101:texts_may_be_odd")
 class TenantsFlattened(_Confused):
     """A slash in a tenant becomes a dash, as what a path may be made of."""
 
@@ -206,23 +124,7 @@ class TenantsFlattened(_Confused):
         return replace(space, tenant=space.tenant.replace("/", "-"))
 
 
-@caught_by("KV-101")
-class PoolsFolded(_Confused):
-    """Pools are named in small letters."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, pool=space.pool.lower())
-
-
-@caught_by("KV-101")
-class SizesSummed(_Confused):
-    """The identity has the bytes that are stored, and not how many of them are the frame."""
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return replace(space, page_nbytes=space.stored_nbytes, frame_nbytes=0)
-
-
-@caught_by("KV-101")
+@caught_by("KV-101:ids_that_are_alike_are_not_equal")
 class IdsShortened(_Confused):
     """The first eight digits of the key space's id are the prefix of its keys."""
 
@@ -230,44 +132,12 @@ class IdsShortened(_Confused):
         return space.id[:8]
 
 
-@caught_by("KV-101")
-class LastOpenedOnly(_Confused):
-    """Every call goes to the key space that was opened last, whatever it names."""
-
-    _current: KeySpace | None = None
-
-    def open_space(self, space: KeySpace) -> None:
-        super().open_space(space)
-        self._current = space
-
-    def _seen(self, space: KeySpace) -> Hashable:
-        return (self._current or space).id
-
-
-@caught_by("KV-101")
-class ExistsAnywhere(DictStore):
-    """One index of hashes for all key spaces: a page that another has exists."""
-
-    def _has(self, space: KeySpace, page_hash: str) -> bool:
-        with self._lock:
-            hashes = {stored.page_hash for stored in self._pages.values()}
-        return page_hash in hashes or super()._has(space, page_hash)
-
-
-@caught_by("KV-101")
-class DeletesEverywhere(DictStore):
-    """Deleting a page removes those of its hash in every key space."""
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        with self._lock:
-            for key in [key for key, one in self._pages.items() if one.page_hash == page_hash]:
-                self._drop(key)
-        return super()._removed(space, page_hash)
-
-
-@caught_by("KV-101")
+@caught_by(
+    "KV-101:another_handle_keeps_neighbours_apart",
+    "KV-106:ranks_with_handles_of_their_own_share_nothing",
+)
 class SpacesNumbered(Shelf):
-    """Directories are numbered in the order in which a process opens its key spaces."""
+    """Directories are numbered in the order in which a handle opens its key spaces."""
 
     def __init__(self, settings: ShelfSettings) -> None:
         self._numbers: dict[KeySpace, int] = {}
@@ -280,7 +150,7 @@ class SpacesNumbered(Shelf):
 # --- pools of one hash ----------------------------------------------------------------------------
 
 
-@caught_by("KV-102")
+@caught_by("KV-102:pools_of_one_hash_coexist", "KV-102:what_is_done_to_the_draft_leaves_the_target")
 class OneSizeAHash(DictStore):
     """A set of a page drops those of its hash that have another size."""
 
@@ -291,7 +161,7 @@ class OneSizeAHash(DictStore):
         super()._put(key, stored)
 
 
-@caught_by("KV-102")
+@caught_by("KV-102:a_pool_without_the_page_has_a_miss")
 class DraftFallsBack(DictStore):
     """A draft page that is not there is answered with the target's, which has the same size."""
 
@@ -302,22 +172,13 @@ class DraftFallsBack(DictStore):
         return found
 
 
-@caught_by("KV-102")
-class DraftTakesTheTarget(DictStore):
-    """Deleting a draft page deletes the target's page of that hash with it."""
-
-    def _removed(self, space: KeySpace, page_hash: str) -> bool:
-        with self._lock:
-            for key, one in list(self._pages.items()):
-                if one.page_hash == page_hash and one.space.model == space.model:
-                    self._drop(key)
-        return True
-
-
 # --- ranks ------------------------------------------------------------------------------------------
 
 
-@caught_by("KV-106")
+@caught_by(
+    "KV-106:a_replicated_pool_is_one_for_all_handles",
+    "KV-106:a_replicated_pool_is_one_for_all_processes",
+)
 class PagesOfAnInstance(Shelf):
     """Every instance keeps its pages under a name of its own, and shares them with none."""
 
@@ -329,24 +190,7 @@ class PagesOfAnInstance(Shelf):
         return super()._path(space, page_hash).with_name(f"{page_hash}-{self._token}")
 
 
-@caught_by("KV-106")
-class PagesOfAProcess(Shelf):
-    """The process id is part of a page's name: replicated pools are stored once a rank."""
-
-    def _path(self, space: KeySpace, page_hash: str) -> Path:
-        return super()._path(space, page_hash).with_name(f"{page_hash}-{os.getpid()}")
-
-
-@caught_by("KV-106")
-class PagesOfARank(Shelf):
-    """The launcher's rank is part of a page's name, whether or not the pool is sharded."""
-
-    def _path(self, space: KeySpace, page_hash: str) -> Path:
-        rank = os.environ.get("RANK", "0")
-        return super()._path(space, page_hash).with_name(f"{page_hash}-{rank}")
-
-
-@caught_by("KV-106")
+@caught_by("KV-106:a_replicated_pool_is_one_for_equal_key_spaces")
 class SpacesByObject(DictStore):
     """Key spaces are told apart as objects: equal ones, made by different ranks, are strangers."""
 
@@ -360,17 +204,41 @@ class SpacesByObject(DictStore):
         return id(space), page_hash
 
 
-@caught_by("KV-106")
-class ReplicatedOnce(Shelf):
-    """Of a replicated pool only the handle that first wrote to it may write."""
+class _Misnamed(DictStore):
+    """A store that makes something else of a model's name."""
 
-    _is_writer = False
+    def _key(self, space: KeySpace, page_hash: str) -> Hashable:
+        return replace(space, model=f"/{self._name(space.model)}"), page_hash
 
-    def _store(
-        self, space: KeySpace, hashes: Sequence[str], contents: Sequence[bytes]
-    ) -> list[bool]:
-        if space.shard.heads is None and not self._is_writer:
-            self._is_writer = not self._names(space)
-            if not self._is_writer:
-                return [True] * len(hashes)
-        return super()._store(space, hashes, contents)
+    def _name(self, model: str) -> str:
+        return model
+
+
+@caught_by("KV-105:no_model_name_aliases_another", seen_in="SGLang 0.5.23, file")
+class SlashesFlattened(_Misnamed):
+    """`/` in a model's name becomes `-`: `a/b-c` and `a-b/c` are one."""
+
+    def _name(self, model: str) -> str:
+        return model.replace("/", "-")
+
+
+@caught_by("KV-105:every_model_name_works", seen_in="SGLang 0.5.23, file")
+class LongNamesFail(DictStore):
+    """A name of more than 255 bytes is an OSError, as file systems have it."""
+
+    def open_space(self, space: KeySpace) -> None:
+        if len(space.model.encode()) > 255:
+            raise OSError(36, "File name too long", space.model)
+        super().open_space(space)
+
+
+@caught_by(
+    "KV-105:model_names_survive_reopening", "KV-105:a_model_name_leads_to_no_other_directory"
+)
+class NamesEscape(Shelf):
+    """The directory of a key space is named by its model: `..` leads out of the store's own."""
+
+    def _folder(self, space: KeySpace) -> Path:
+        folder = self._root.joinpath(*(part[:60] for part in Path(space.model).parts), space.id)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
