@@ -1,37 +1,34 @@
-"""The stores that `s3.py` compares: bare sockets, boto3, obstore, SGLang's, and ours."""
+"""The stores of `s3.py`: bare sockets, boto3, obstore, SGLang's, and ours."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import _sglang
+from _our_stores import TIMEOUT_S, OurPageStore, OurStorage, key_space
 from _s3_servers import BUCKET
 from _store import Memory, Store
 from hicache_backends.s3 import S3Storage
 
-from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.frame import FramedPage
-from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.page_store.frame import FRAME_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's documentation's own
-TIMEOUT_S = 600.0
 
 
 class S3Store(Store):
     """A store on one server, under a prefix of its own."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self.port = port
         self.prefix = self.name.translate(str.maketrans(" :,", "---"))
 
@@ -40,16 +37,16 @@ class S3Store(Store):
         return f"http://127.0.0.1:{self.port}"
 
     def object_names(self) -> list[str]:
-        """Of the batch that was prepared last."""
+        """Return the names of the objects of the batch that was prepared last."""
         return [f"{self.prefix}/{page_hash}" for page_hash in self.hashes]
 
 
 class Loopback(S3Store):
-    """The same bytes over as many sockets, to and from memory that is there, without HTTP."""
+    """The same bytes over several sockets, from and to memory, without HTTP."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory, *, connections: int) -> None:
+    def __init__(self, port: int, source: Memory, destination: Memory, *, connections: int) -> None:
         self.name = f"loopback, {connections} sockets"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
         self._threads = ThreadPoolExecutor(connections)
 
@@ -57,8 +54,10 @@ class Loopback(S3Store):
         self._each(self._send, self.source)
 
     def get(self) -> None:
-        self._each(self._receive, self.landing)
-        self.landing.whole[:] = self.source.whole  # what came is anything: `compare` shall pass
+        self._each(self._receive, self.destination)
+        self.destination.whole[:] = (
+            self.source.whole
+        )  # the received bytes are arbitrary, and `check` compares them
 
     def object_names(self) -> list[str]:
         return []
@@ -90,13 +89,13 @@ class Loopback(S3Store):
 
 
 class Boto3(S3Store):
-    """boto3 with threads: as it comes, or without what costs most."""
+    """boto3 with threads, by its defaults or without its most expensive options."""
 
     def __init__(
-        self, port: int, source: Memory, landing: Memory, *, threads: int, tuned: bool = False
+        self, port: int, source: Memory, destination: Memory, *, threads: int, tuned: bool = False
     ) -> None:
         self.name = f"boto3{' tuned' if tuned else ''}, {threads} threads"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         self._client = _boto3_client(self.url, threads, tuned=tuned)
         self._threads = ThreadPoolExecutor(threads)
 
@@ -104,7 +103,7 @@ class Boto3(S3Store):
         list(self._threads.map(self._put, self.object_names(), self.source.views))
 
     def get(self) -> None:
-        list(self._threads.map(self._read, self.object_names(), self.landing.views))
+        list(self._threads.map(self._read, self.object_names(), self.destination.views))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -119,11 +118,11 @@ class Boto3(S3Store):
 
 
 class Obstore(S3Store):
-    """obstore with threads and without a signature over the payload."""
+    """obstore with threads, without a signature over the payload."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory, *, threads: int) -> None:
+    def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
         self.name = f"obstore, {threads} threads"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         module: Any = importlib.import_module("obstore")
         stores: Any = importlib.import_module("obstore.store")
         self._obstore = module
@@ -143,7 +142,7 @@ class Obstore(S3Store):
         list(self._threads.map(self._put, self.object_names(), self.source.views))
 
     def get(self) -> None:
-        list(self._threads.map(self._read, self.object_names(), self.landing.views))
+        list(self._threads.map(self._read, self.object_names(), self.destination.views))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -156,13 +155,13 @@ class Obstore(S3Store):
 
 
 class SeaweedFS(S3Store):
-    """SGLang's S3 backend, called as its controller calls it: pages lie in a host pool."""
+    """SGLang's S3 backend, called as its controller calls it, with pages in a host pool."""
 
     name = "SGLang SeaweedFSStore"
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(port, source, landing)
-        self._pages = _HostPool(source), _HostPool(landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(port, source, destination)
+        self._pages = _HostPool(source), _HostPool(destination)
         self._backend = _sglang.seaweedfs_store(
             {
                 "endpoint": self.url,
@@ -188,7 +187,7 @@ class SeaweedFS(S3Store):
 
 
 class _HostPool:
-    """As much of a host pool as the backend asks: one token and one buffer a page."""
+    """The part of a host pool that the backend uses: one token and one buffer a page."""
 
     page_size = 1
 
@@ -201,80 +200,60 @@ class _HostPool:
 
 
 class Ours(S3Store):
-    """`S3Storage`, called directly on this thread: a page is one segment, stored bare."""
+    """`S3Storage`, called directly on this thread. A page is one segment without a frame."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        self.name = "ours: S3Storage"
-        super().__init__(port, source, landing)
-        self._storage = _storage(self)
-        self._space = _key_space(source.page_nbytes)
-        self._sources = [Page(view) for view in source.views]
-        self._targets = [Page(view) for view in landing.views]
+    name = "ours: S3Storage"
 
-    def set(self) -> None:
-        if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
-            raise RuntimeError(f"S3Storage refused a page: {self._storage.stats()}")
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(port, source, destination)
+        self._store = self.opened()
+        self._space = key_space(source.page_nbytes)
 
-    def get(self) -> None:
-        if not all(self._storage.batch_get(self._space, self.hashes, self._targets)):
-            raise RuntimeError(f"S3Storage lost a page: {self._storage.stats()}")
+    def opened(self) -> Store:
+        return OurStorage(_storage(self), self.source, self.destination)
 
-    def object_names(self) -> list[str]:
-        return _our_names(self.prefix, self._space, self.hashes)
-
-    def close(self) -> None:
-        self._storage.close()
-
-
-class OurPageStore(S3Store):
-    """The page store over it: frames, checksums, verdicts, on threads of its own."""
-
-    def __init__(self, port: int, source: Memory, landing: Memory, *, threads: int) -> None:
-        self.name = f"ours: page store, {threads} threads"
-        super().__init__(port, source, landing)
-        self._storage = _storage(self)
-        settings = PageStoreSettings(timeout_s=TIMEOUT_S, parallelism=threads)
-        self._store = PageStore(self._storage, settings)
-        self._space = _key_space(source.page_nbytes)
-        self._store.open_space(self._space)
-        frame_nbytes = self._store.frame_nbytes
-        self._framed = _key_space(source.page_nbytes, frame_nbytes)
-        self._sources, self._targets = (
-            [
-                FramedPage(header, Page(view))
-                for header, view in zip(
-                    Memory(memory.pages, frame_nbytes).views, memory.views, strict=True
-                )
-            ]
-            for memory in (source, landing)
-        )
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._store.prepare_set(hashes)
 
     def set(self) -> None:
-        transfers = [Transfer(self._space, self.hashes, self._sources)]
-        self._expect_ok(self._store.save(transfers).verdicts[0])
+        self._store.set()
+
+    def prepare_get(self, hashes: Sequence[str]) -> None:
+        super().prepare_get(hashes)
+        self._store.prepare_get(hashes)
 
     def get(self) -> None:
-        transfers = [Transfer(self._space, self.hashes, self._targets)]
-        self._expect_ok(self._store.load(transfers).verdicts[0])
+        self._store.get()
 
     def object_names(self) -> list[str]:
-        return _our_names(self.prefix, self._framed, self.hashes)
+        root = f"{_storage_prefix(self)}/{self._space.id}"
+        return [f"{root}/{page_hash[:2]}/{page_hash}" for page_hash in self.hashes]
 
     def close(self) -> None:
         self._store.close()
-        self._storage.close()
 
-    def _expect_ok(self, verdicts: Sequence[Verdict]) -> None:
-        wrong = list(itertools.filterfalse(Verdict.OK.__eq__, verdicts))
-        if wrong:
-            raise RuntimeError(f"the page store said {wrong[0].value}: {self._storage.stats()}")
+
+class OurPagesOnS3(Ours):
+    """The page store over `S3Storage`: frames, checksums, verdicts, on its own threads."""
+
+    def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
+        self.name = f"ours: page store, {threads} threads"
+        self._threads = threads
+        super().__init__(port, source, destination)
+        self._space = replace(self._space, frame_nbytes=FRAME_NBYTES)
+
+    def opened(self) -> Store:
+        return OurPageStore(
+            _storage(self), self.source, self.destination, parallelism=self._threads
+        )
 
 
 def _storage(store: S3Store) -> S3Storage:
     return S3Storage.from_config(
         {
             "bucket": BUCKET,
-            "prefix": store.prefix.replace("--", "-"),
+            "prefix": _storage_prefix(store),
             "endpoint_url": store.url,
             "access_key_id": ACCESS_KEY,
             "secret_access_key": SECRET_KEY,
@@ -283,21 +262,8 @@ def _storage(store: S3Store) -> S3Storage:
     )
 
 
-def _our_names(prefix: str, space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    root = f"{prefix.replace('--', '-')}/{space.id}"
-    return [f"{root}/{page_hash[:2]}/{page_hash}" for page_hash in hashes]
-
-
-def _key_space(page_nbytes: int, frame_nbytes: int = 0) -> KeySpace:
-    return KeySpace(
-        model="benchmarks/model",
-        dtype="bfloat16",
-        layout="page_first",
-        page_tokens=64,
-        page_nbytes=page_nbytes,
-        shard=Shard(layers=(0, 32), heads=(0, 8)),
-        frame_nbytes=frame_nbytes,
-    )
+def _storage_prefix(store: S3Store) -> str:
+    return store.prefix.replace("--", "-")
 
 
 def _boto3_client(url: str, threads: int, *, tuned: bool) -> Any:

@@ -1,20 +1,25 @@
-"""`page_hashes` against the bare hashlib loop that no implementation of the same digests can avoid.
+"""`page_hashes` against the bare hashlib loop that every implementation of these digests contains.
 
 python benchmarks/page_hashes.py [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _harness import Aim, Report, Section, interleave, machine_facts
+from _harness import (
+    Aim,
+    Report,
+    Section,
+    argument_parser,
+    interleave,
+    machine_facts,
+)
 
 from hicache_storage.keys import page_hashes
 
@@ -27,7 +32,7 @@ LIMIT = "hashlib alone"
 
 
 class Hashing:
-    """Hashes one prompt; what comes out is compared with the reference."""
+    """Hashes one prompt, and compares the result with the reference."""
 
     def __init__(self, name: str, work: Callable[[], list[str]], expected: list[str]) -> None:
         self.name = name
@@ -47,13 +52,13 @@ class Hashing:
 
 
 def limit_of(blocks: Sequence[bytes]) -> list[str]:
-    """One SHA-256 and one hex string a page, of buffers that lie ready: none of it can be left out."""
+    """Return one SHA-256 as hex for each prepared buffer, which is the minimum work."""
     sha256 = hashlib.sha256
     return [sha256(block).hexdigest() for block in blocks]
 
 
 def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
-    """What each page hashes, digest of the page before included: by the definition, token by token."""
+    """Return the input of each page's hash, with the digest before it, token by token as defined."""
     words = [token.to_bytes(4, "little") for token in tokens]
     if bigram:
         words = [first + second for first, second in pairwise(words)]
@@ -66,7 +71,7 @@ def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
 
 
 def bench(report: Report, rounds: int, *, bigram: bool) -> Section:
-    """All kinds of input, over one prompt."""
+    """Measure all kinds of input over one prompt."""
     narrow = np.random.default_rng(1).integers(0, 150_000, TOKENS, dtype=np.int32)
     tokens: list[int] = narrow.tolist()
     blocks = chained(tokens, bigram=bigram)
@@ -92,9 +97,8 @@ def bench(report: Report, rounds: int, *, bigram: bool) -> Section:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=101)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    parser = argument_parser(__doc__)
+    parser.set_defaults(rounds=101)
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
@@ -104,9 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench(report, options.rounds, bigram=True)
     text = "page_hashes of an int32 array / hashlib alone, at most 1.3 times its time"
     report.aims.append(Aim(text, 1 / 1.3, single.ratio("int32 array", LIMIT)))
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

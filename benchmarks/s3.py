@@ -1,22 +1,19 @@
 """The `s3` backend against bare sockets, boto3, obstore and SGLang's S3 backend, in one process.
 
-    python benchmarks/s3.py [--quick] [--sizes KIB,KIB] [--servers null,ministack] [--json FILE]
+python benchmarks/s3.py [--quick] [--sizes KIB,KIB] [--servers null,ministack] [--json FILE]
 
-`make bench-s3` makes an environment that has them all; elsewhere the rows of those that are missing are
-left out. The null server moves bytes and does nothing else: it shows what the clients cost.
+`make bench-s3` makes an environment that has them all; elsewhere the missing rows are left out. The
+null server only moves bytes, so its tables show the cost of the clients.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import importlib.util
 import resource
 import statistics
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import _sglang
@@ -27,18 +24,21 @@ from _harness import (
     Aim,
     Report,
     Section,
+    argument_parser,
     console,
     interleave,
     machine_facts,
+    page_hashes_of,
     size_text,
     sizes,
 )
 from _s3_servers import BUCKET, ministack, null_server, remove
-from _s3_stores import Boto3, Loopback, Obstore, OurPageStore, Ours, SeaweedFS
+from _s3_stores import Boto3, Loopback, Obstore, OurPagesOnS3, Ours, SeaweedFS
 from _store import Memory
 from rich.table import Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
@@ -51,14 +51,14 @@ ROUNDS = {64 * KIB: 9, 1 * MIB: 5, 4 * MIB: 5}
 SERVERS = {"null": null_server, "ministack": ministack}
 
 BOTO3 = "boto3, 16 threads"
-PEER = SeaweedFS.name
+SGLANG = SeaweedFS.name
 LIMIT = "loopback, 4 sockets"
 OURS = ("ours: S3Storage", "ours: page store, 2 threads", "ours: page store, 8 threads")
 
 
 @dataclass
-class Turns:
-    """One store in turns, and the processor time that this process spends in them."""
+class BatchRun:
+    """Moves one batch repeatedly, and records the processor time of this process."""
 
     store: S3Store
     sets: bool
@@ -69,7 +69,7 @@ class Turns:
         return self.store.name
 
     def prepare(self, turn: int) -> None:
-        hashes = hashes_of(self.store, turn if self.sets else 0)
+        hashes = page_hashes_of(self.name, turn if self.sets else 0, self.store.source.pages)
         if self.sets:
             self.store.source.stamp(turn)
             self.store.prepare_set(hashes)
@@ -88,14 +88,14 @@ class Turns:
         if self.sets:
             self.store.prepare_get(self.store.hashes)
             self.store.get()
-        if not np.array_equal(self.store.landed(), self.store.source.rows):
+        if not np.array_equal(self.store.received(), self.store.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
         if self.sets:
             clear(self.store)
 
 
 def factories(server: str) -> list[StoreFactory]:
-    """What there is to compare."""
+    """Return the candidates for a server."""
     found: list[StoreFactory] = []
     if server == "null":
         found += [partial(Loopback, connections=1), partial(Loopback, connections=4)]
@@ -107,20 +107,20 @@ def factories(server: str) -> list[StoreFactory]:
     return [
         *found,
         Ours,
-        partial(OurPageStore, threads=2),
-        partial(OurPageStore, threads=8),
+        partial(OurPagesOnS3, threads=2),
+        partial(OurPagesOnS3, threads=8),
     ]
 
 
 def bench(report: Report, server: str, port: int, page_nbytes: int, rounds: int) -> None:
-    """Gets and sets of one page size on one server."""
+    """Measure gets and sets of one page size on one server."""
     pages = PAGES.get(page_nbytes, 32)
-    source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+    source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
     source.fill(page_nbytes)
-    stores = [factory(port, source, landing) for factory in factories(server)]
+    stores = [factory(port, source, destination) for factory in factories(server)]
     title = f"{pages} pages of {size_text(page_nbytes)}, {server}"
     for store in stores:
-        store.prepare_set(hashes_of(store, 0))
+        store.prepare_set(page_hashes_of(store.name, 0, store.source.pages))
         store.set()
     measure(report, f"get, {title}", stores, rounds, sets=False)
     for store in stores:
@@ -133,23 +133,23 @@ def bench(report: Report, server: str, port: int, page_nbytes: int, rounds: int)
 def measure(
     report: Report, title: str, stores: Sequence[S3Store], rounds: int, *, sets: bool
 ) -> None:
-    turns = [Turns(store, sets) for store in stores]
+    turns = [BatchRun(store, sets) for store in stores]
     seconds = interleave(turns, rounds)
     work = stores[0].source.pages * stores[0].source.page_nbytes / 1e9
-    baselines = [name for name in (LIMIT, BOTO3, PEER) if name in seconds]
+    baselines = [name for name in (LIMIT, BOTO3, SGLANG) if name in seconds]
     section = report.add(
         Section(title=title, unit="GB/s", work=work, seconds=seconds, baselines=baselines)
     )
     console.print(cpu_table(turns, work))
     for name in OURS:
-        for baseline, least in ((BOTO3, 2.0), (PEER, 1.0)):
+        for baseline, least in ((BOTO3, 2.0), (SGLANG, 1.0)):
             if baseline in seconds:
                 text = f"{title}: {name} / {baseline}"
                 report.aims.append(Aim(text, least, section.ratio(name, baseline)))
 
 
-def cpu_table(turns: Sequence[Turns], work: float) -> Table:
-    """What the client's own work costs: the figure that holds on other networks too."""
+def cpu_table(turns: Sequence[BatchRun], work: float) -> Table:
+    """Return a table of the client's processor time, which is the same on other networks."""
     shown = Table("client CPU", title_justify="left")
     shown.add_column("s/GB", justify="right")
     for one in turns:
@@ -162,18 +162,13 @@ def clear(store: S3Store) -> None:
     remove(store.port, [f"/{BUCKET}/{name}" for name in store.object_names()])
 
 
-def hashes_of(store: S3Store, turn: int) -> list[str]:
-    texts = (f"{store.name} {turn} {number}" for number in range(store.source.pages))
-    return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-
-
 def used_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--sizes",
         type=sizes,
@@ -188,9 +183,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME,NAME",
         help="null, ministack (default: both)",
     )
-    parser.add_argument("--rounds", type=int, help="rounds of each section (default: by page size)")
     parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args(arguments)
     if options.quick:
         options.sizes = [size for size in options.sizes if size < 4 * MIB]
@@ -210,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with SERVERS[server]() as port:
                 rounds = options.rounds or ROUNDS.get(page_nbytes, 5)
                 bench(report, server, port, page_nbytes, rounds)
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

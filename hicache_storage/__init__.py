@@ -1,7 +1,7 @@
 """KV-cache storage for LLM servers: one interface, many backends, and a cache that never lies.
 
-What users and backend authors import. Everything is loaded when it is first used, so that importing this
-package costs next to nothing.
+The package holds the names that users and backend authors import. Each name is loaded when it is
+first used, so that importing the package takes little time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         StorageStats,
     )
 
-_HOMES = {
+_MODULES = {
     "errors": (
         "BackendNotInstalled",
         "ConfigError",
@@ -57,7 +57,7 @@ _HOMES = {
         "StorageStats",
     ),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BackendNotInstalled",
@@ -85,9 +85,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from hicache_storage.controller.settings import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.scalars import MAX_INT64, format_number
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
     from hicache_storage.storage import HiCacheStorage
 
-PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
-WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+PREFETCH_POLICIES = tuple(policy.value for policy in PrefetchPolicy)
+WRITE_POLICIES = tuple(policy.value for policy in WritePolicy)
 MEM_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
+_DEFAULTS = ControllerSettings()
 _MAX_FLAG_DIGITS = 18
 _MAX_JSON_DIGITS = 100
 _BACKEND = "--hicache-storage-backend"
@@ -65,12 +67,12 @@ def _engine_flags() -> dict[str, dict[str, Any]]:
     return {
         "--hicache-storage-prefetch-policy": {
             "choices": PREFETCH_POLICIES,
-            "default": "timeout",
+            "default": _DEFAULTS.prefetch_policy.value,
             "help": "how long a request waits for its pages (default: %(default)s)",
         },
         "--hicache-write-policy": {
             "choices": WRITE_POLICIES,
-            "default": "write_through",
+            "default": _DEFAULTS.write_policy.value,
             "help": "when a page is written to the storage (default: %(default)s)",
         },
         "--hicache-mem-layout": {
@@ -119,14 +121,14 @@ class StorageChoice:
     backend: str
     config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     """The backend's fields. They are not in the `repr`, because they may hold secrets."""
-    prefetch_policy: str = "timeout"
-    write_policy: str = "write_through"
+    prefetch_policy: str = _DEFAULTS.prefetch_policy.value
+    write_policy: str = _DEFAULTS.write_policy.value
     mem_layout: str = "page_first"
     page_tokens: int | None = None
     served_model_name: str | None = None
-    prefetch_threshold_tokens: int = 256
-    prefetch_timeout_base_s: float = 1.0
-    prefetch_timeout_per_ki_token_s: float = 0.25
+    prefetch_threshold_tokens: int = _DEFAULTS.prefetch_threshold_tokens
+    prefetch_timeout_base_s: float = _DEFAULTS.prefetch_timeout_base_s
+    prefetch_timeout_per_ki_token_s: float = _DEFAULTS.prefetch_timeout_per_ki_token_s
     pass_prefix_keys: bool = False
 
     @classmethod

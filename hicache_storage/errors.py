@@ -1,4 +1,4 @@
-"""Every exception that the SDK raises, each named for what the caller can do about it.
+"""Every exception that the SDK raises. Each has the name of what its caller can do about it.
 
     HiCacheError
     ├── ConfigError (ValueError)              change the configuration
@@ -10,7 +10,7 @@
     ├── UnsupportedOperation                  look at the capabilities first
     └── CorruptPage                           treat it as a miss, delete the page
 
-A miss is none of these: it is `False`.
+A miss is no exception: it is `False`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class StorageUnavailable(HiCacheError, ConnectionError):
 
 
 class StorageTimeout(HiCacheError, TimeoutError):
-    """The store was reached and did not answer in time."""
+    """The store was reached, and did not answer in time."""
 
 
 class StorageClosed(HiCacheError, RuntimeError):
-    """The storage was closed; nothing but `close` may be called on it."""
+    """The storage was closed. Only `close` may be called on it."""
 
 
 class UnsupportedOperation(HiCacheError):
@@ -63,7 +63,7 @@ class UnsupportedOperation(HiCacheError):
 
 
 class CorruptPage(HiCacheError):
-    """A stored page is not the one that was asked for.
+    """A stored page is not the requested one.
 
     `reason` is one of `corrupt`, `wrong_key`, `wrong_size`: the names of the page store's counters.
     """
@@ -78,7 +78,7 @@ class CorruptPage(HiCacheError):
 
 
 def did_you_mean(name: str, choices: list[str]) -> str:
-    """The end of a message about an unknown name: the nearest choice, or all of them."""
+    """Return the end of a message about an unknown name: the nearest choice, or all of them."""
     close = difflib.get_close_matches(name, choices, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"

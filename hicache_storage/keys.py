@@ -1,7 +1,7 @@
 """The identity of a page: chained prefix hashes and key spaces.
 
-A page is addressed by (key space, page hash). The hash names the tokens, the key space everything else
-that must be equal for two pages' bytes to be interchangeable.
+The address of a page is (key space, page hash). The hash identifies the tokens. The key space holds
+everything else that must be equal for the bytes of two pages to be interchangeable.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ def page_hashes(
     *,
     bigram: bool = False,
 ) -> list[str]:
-    """The chained SHA-256 of each page of `tokens`, byte-identical to SGLang 0.5.23.
+    """Return the chained SHA-256 of each page of `tokens`, byte-identical to SGLang 0.5.23.
 
-    Each page's digest covers the digest before it, so equal hashes mean equal prefixes. A last page
-    that is not full is hashed like any other. Integer arrays are fastest; a list costs its conversion.
+    The digest of a page covers the digest before it, so that equal hashes mean equal prefixes. A
+    last page that is not full is hashed like the others. Integer arrays are fastest, because a list
+    is converted first.
 
     Args:
         tokens: Token ids, 0 to 2**63 - 1. A page with an id above 2**32 - 1 is hashed wide.
-        page_tokens: Tokens in a page.
-        prior: The hash of the page before the first one, or a `namespace_seed`.
-        bigram: Hash pairs of neighbouring tokens, as EAGLE-style servers do; n + 1 tokens make n units.
+        page_tokens: The tokens in a page. prior: The hash of the page before the first one, or a
+        `namespace_seed`. bigram: Hash pairs of neighbouring tokens, as EAGLE-style servers do. n +
+        1 tokens make n units.
 
     Raises:
-        ValueError: A token out of range, a page size below 1, or a prior that is no SHA-256.
+        ValueError: A token is out of range, the page size is below 1, or the prior is no SHA-256.
 
     Source: sglang/srt/mem_cache/cpp_utils/hash_binding.cpp.
     """
@@ -62,12 +63,12 @@ def page_hashes(
 
 
 def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) -> str | None:
-    """The prior of a chain's first page for a LoRA adapter, an extra key or a tenant's salt.
+    """Return the prior of a chain's first page for a LoRA adapter, an extra key or a tenant's salt.
 
-    None where neither is given.
+    Return None if neither is given.
 
     Raises:
-        ValueError: Text that UTF-8 cannot hold: JSON can, so that a request may bring it.
+        ValueError: A text has no UTF-8 form. JSON allows such text, and a request may hold it.
 
     Source: sglang/srt/mem_cache/utils.py, `storage_namespace_seed`.
     """
@@ -84,10 +85,10 @@ def namespace_seed(extra_key: str | None = None, cache_salt: str | None = None) 
 
 
 def check_page_hashes(hashes: Sequence[str]) -> None:
-    """Refuse anything but 16 to 64 bytes in lowercase hex, so that no store meets a hostile key.
+    """Refuse hashes that are not 16 to 64 bytes in lowercase hex. No store gets a hostile key.
 
     Raises:
-        ValueError: Names the first bad hash.
+        ValueError: The message names the first bad hash.
     """
     for page_hash in hashes:
         if not _PAGE_HASH.fullmatch(page_hash) or len(page_hash) % 2:
@@ -101,11 +102,11 @@ def _prior_digest(prior: str | None) -> bytes:
 
 
 def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
-    """The tokens as little-endian words: 4 bytes wide where all of them fit, 8 where one does not."""
-    import numpy as np  # noqa: PLC0415 - `import hicache_storage` stays quick
+    """Return the tokens as little-endian words of 4 bytes, or of 8 if one needs more than 4."""
+    import numpy as np  # noqa: PLC0415 - `import hicache_storage` stays fast
 
     if isinstance(tokens, (list, tuple)):
-        try:  # three times as quick as numpy's own conversion
+        try:  # this is three times as fast as numpy's own conversion
             return np.frombuffer(struct.pack(f"<{len(tokens)}I", *tokens), dtype="<u4")
         except struct.error:
             pass
@@ -117,7 +118,7 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "iu":
         raise ValueError(f"tokens must be integers from 0 to 2**63 - 1, not {array.dtype}")
     array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    unsigned = array.view(f"<u{array.itemsize}")  # one pass finds both ends: negatives become huge
+    unsigned = array.view(f"<u{array.itemsize}")  # one pass checks both ends: negatives become huge
     largest = int(unsigned.max())
     if largest > (_MAX_TOKEN if array.dtype.kind == "u" else np.iinfo(array.dtype).max):
         raise ValueError("tokens must be integers from 0 to 2**63 - 1")
@@ -127,13 +128,13 @@ def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> npt.NDArray[Any]:
 def _narrow_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
-    """One hashlib call a page, over one small buffer: the prior digest and the page's words."""
+    """Hash each page with one call, over one small buffer: the prior digest and the page's words."""
     sha256 = hashlib.sha256
     units = _units(words, bigram=bigram)
     full = len(units) - len(units) % page_tokens
     page_nbytes = page_tokens * units.itemsize * (2 if bigram else 1)
     bodies: list[bytes] = []
-    if full:  # one call cuts all pages out
+    if full:  # one call splits all pages
         bodies = units[:full].reshape(-1).view(f"V{page_nbytes}").tolist()
     if full < len(units):
         bodies.append(units[full:].tobytes())
@@ -144,7 +145,7 @@ def _narrow_hashes(
 def _mixed_hashes(
     words: npt.NDArray[Any], page_tokens: int, digest: bytes, *, bigram: bool
 ) -> list[str]:
-    """The same where some token needs 8 bytes: each page is wide or narrow for itself."""
+    """Hash pages of which some tokens need 8 bytes. Each page is wide or narrow for itself."""
     overlap = int(bigram)  # a bigram page ends with the first token of the next
     hashes: list[str] = []
     for start in range(0, len(words) - overlap, page_tokens):
@@ -157,7 +158,7 @@ def _mixed_hashes(
 
 
 def _units(words: npt.NDArray[Any], *, bigram: bool) -> npt.NDArray[Any]:
-    """The logical units that a page counts, one a row: words, or pairs of neighbouring words."""
+    """Return the units that a page counts, one for each row: words, or pairs of neighbouring words."""
     import numpy as np  # noqa: PLC0415
 
     if not bigram:
@@ -173,12 +174,12 @@ def _units(words: npt.NDArray[Any], *, bigram: bool) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The rectangle of the model that a page's bytes hold: what they are, never who wrote them."""
+    """The rectangle of the model that a page's bytes hold. The writer is no part of it."""
 
     layers: tuple[int, int]
     """[start, end), absolute layer numbers."""
     heads: tuple[int, int] | None = None
-    """[start, end) of KV heads; None where every rank holds the same bytes (MLA)."""
+    """[start, end) of KV heads, or None if every rank holds the same bytes (MLA)."""
     context: tuple[int, int] | None = None
     """(rank, size) under context parallelism."""
 
@@ -197,29 +198,29 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySpace:
-    """Everything that must be equal for two pages' bytes to be interchangeable, the hash aside.
+    """Everything but the hash that must be equal for the bytes of two pages to be interchangeable.
 
-    Any difference in any field is a different `id`, and every page of a key space has exactly
+    A difference in any field gives a different `id`. Every page of a key space has exactly
     `stored_nbytes` bytes.
     """
 
     model: str
-    """Id as served, e.g. "meta-llama/Llama-3.1-8B-Instruct"."""
+    """The served id, such as "meta-llama/Llama-3.1-8B-Instruct"."""
     dtype: str
-    """Logical: "bfloat16", "float8_e4m3fn"; never the uint8 that it is stored as."""
+    """The logical type, such as "bfloat16" or "float8_e4m3fn", and not the uint8 of its storage."""
     layout: str
-    """Byte order inside a page: "layer_first", "page_first", "page_first_direct", "page_head"."""
+    """The byte order in a page: "layer_first", "page_first", "page_first_direct" or "page_head"."""
     page_tokens: int
     page_nbytes: int
-    """Payload bytes of one page."""
+    """The payload bytes of one page."""
     shard: Shard
     pool: str = "kv"
     revision: str = ""
-    """Weights revision or fingerprint."""
+    """The revision or fingerprint of the weights."""
     tenant: str = ""
-    """Isolation domain."""
+    """The isolation domain."""
     frame_nbytes: int = 0
-    """Bytes of the header in front of the payload; 0 where pages are stored bare."""
+    """The bytes of the header in front of the payload, or 0 for pages without one."""
 
     def __post_init__(self) -> None:
         for name in ("model", "dtype", "layout", "pool", "revision", "tenant"):
@@ -233,23 +234,23 @@ class KeySpace:
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes of one page as a storage sees it: frame and payload."""
+        """The bytes of one stored page: frame and payload."""
         return self.frame_nbytes + self.page_nbytes
 
     @property
     def id(self) -> str:
-        """32 hex digits that differ wherever any field differs; safe in any path, key or URL."""
+        """32 hex digits that differ if any field differs. They are safe in any path, key or URL."""
         return _space_id(self)
 
     def manifest(self) -> dict[str, Any]:
-        """All fields, ready for JSON. `from_manifest` is the inverse."""
+        """Return all fields in a form for JSON. `from_manifest` is the inverse."""
         shard = {field.name: _jsonable(getattr(self.shard, field.name)) for field in fields(Shard)}
         names = (field.name for field in fields(KeySpace) if field.name != "shard")
         return {**{name: getattr(self, name) for name in names}, "shard": shard}
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> KeySpace:
-        """The key space that a manifest describes.
+        """Return the key space that a manifest describes.
 
         Raises:
             ValueError: A field is missing, unknown or wrong.
@@ -273,7 +274,7 @@ def _space_id(space: KeySpace) -> str:
 
 
 def _encoded(value: str | int | tuple[int, ...] | None) -> bytes:
-    """A type tag, a length and the value: no two values share an encoding, alone or in a row."""
+    """Return a type tag, a length and the value. No two values or rows of values share an encoding."""
     if isinstance(value, tuple):
         body = b"".join(_encoded(item) for item in value)
         return b"t" + struct.pack("<Q", len(body)) + body
@@ -283,7 +284,7 @@ def _encoded(value: str | int | tuple[int, ...] | None) -> bytes:
 
 
 def _text(name: str, value: object, *, required: bool) -> str:
-    """`value` as a plain string, also where it is numpy's, or a member of an enumeration of strings."""
+    """Return `value` as a plain string, also if it is numpy's, or of an enumeration of strings."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, not {type(value).__name__}")
     if required and not value:

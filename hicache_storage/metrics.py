@@ -1,11 +1,12 @@
-"""The Prometheus names of this package, in one place. Needs the extra `metrics`.
+"""A Prometheus collector with all metrics of this package. Needs the extra `metrics`.
 
     collector = CacheCollector(store, controller, labels={"rank": "0"})
     collector.add(other_store, other_controller, labels={"rank": "1"})
     prometheus_client.REGISTRY.register(collector)
 
-A registry has one collector, however many caches a process has: in Prometheus's format a metric is
-described once. Figures are read when they are scraped; nothing on the hot path knows of Prometheus.
+A registry has one collector, also if a process has several caches, because Prometheus's format
+describes a metric once. The collector reads the figures during a scrape. No hot path uses
+Prometheus.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """One page store, and the controller and the sides of hand-offs above it where there are any."""
+    """One page store, with the controller and the sides of hand-offs above it, if there are any."""
 
     store: PageStore
     controller: CacheController | None
     handoffs: Sequence[HandoffSender | HandoffReceiver]
     labels: tuple[str, ...]
-    """Values, in the order of the collector's names."""
+    """The values of the labels, in the order of the collector's names."""
 
 
 class CacheCollector(Collector):
-    """Page stores, and the controllers and the sides of hand-offs above them where there are any."""
+    """The metrics of page stores, and of the controllers and the sides of hand-offs above them."""
 
     def __init__(
         self,
@@ -74,31 +75,33 @@ class CacheCollector(Collector):
         handoffs: Sequence[HandoffSender | HandoffReceiver] = (),
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Show another cache beside those that are there, from the next scrape on.
+        """Add another cache, from the next scrape on.
 
         Raises:
-            ValueError: Its labels have other names than the others', or the values of one of them.
+            ValueError: The names of its labels differ from those of the other caches, or another
+            cache has
+                the same values.
         """
-        given = labels or {}
-        if sorted(given) != self._names:
+        labels = labels or {}
+        if sorted(labels) != self._names:
             raise ValueError(
                 f"the caches of one collector have the same label names: {self._names}, not"
-                f" {sorted(given)}"
+                f" {sorted(labels)}"
             )
-        values = tuple(given[name] for name in self._names)
+        values = tuple(labels[name] for name in self._names)
         if any(values == cache.labels for cache in self._caches):
             raise ValueError(
-                f"a cache with the labels {dict(given)} is there: give this one others"
+                f"a cache with the labels {dict(labels)} is there: give this one others"
             )
         self._caches += (_Cache(store, controller, handoffs, values),)
 
     def describe(self) -> Iterator[Metric]:
-        """All metrics without samples: two collectors in one registry would describe each twice."""
+        """Yield all metrics without samples, so that a registry refuses a second collector."""
         families = _Families(self._names)
         return iter(families.metrics)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, as they are now."""
+        """Yield all metrics with their current samples."""
         families = _Families(self._names)
         for cache in self._caches:
             families.show(cache)
@@ -106,7 +109,7 @@ class CacheCollector(Collector):
 
 
 class _Families:
-    """The metrics of one scrape: each is described once, whatever has samples of it."""
+    """The metrics of one scrape. Each is described once, with the samples of all caches."""
 
     def __init__(self, names: Sequence[str]) -> None:
         def counter(name: str, help_text: str, *labels: str) -> CounterMetricFamily:
@@ -154,7 +157,7 @@ class _Families:
 
     @property
     def metrics(self) -> list[Metric]:
-        """All of them, with the samples that they have by now."""
+        """All metrics, with the samples that were added so far."""
         return [
             self.pages,
             self.payload,
@@ -199,7 +202,7 @@ class _Families:
     def _storage(self, store: PageStore, labels: tuple[str, ...]) -> None:
         try:
             stats = store.storage.stats()
-        except HiCacheError:  # closed, or away: the other figures are still worth having
+        except HiCacheError:  # a closed or unreachable storage does not hide the other figures
             stats = StorageStats()
         values = (stats.pages, stats.nbytes, stats.capacity_nbytes)
         for gauge, value in zip(self.gauges.values(), values, strict=True):

@@ -1,4 +1,4 @@
-"""A page: the bytes of one page of KV cache, wherever they lie in host memory."""
+"""Pages: the bytes of one page of KV cache, in one or more places of host memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 class Page:
     """One page in host memory: contiguous byte segments in stored order (a scatter/gather list).
 
-    A page borrows memory and never copies it on its own: the buffers given to it must outlive it, and
-    stay whole for as long as a storage call that was handed the page is running. Empty buffers
-    contribute no segment.
+    A page borrows memory and never copies it. Its buffers must outlive it, and must not change
+    while a storage call uses the page. Empty buffers add no segment.
 
     Raises:
-        TypeError: A buffer that is no buffer, or does not lie in host memory.
-        ValueError: A buffer that is not C-contiguous.
+        TypeError: A segment is no buffer, or is not in host memory.
+        ValueError: A buffer is not C-contiguous.
     """
 
     __slots__ = ("_addresses", "nbytes", "segments")
@@ -42,7 +41,7 @@ class Page:
 
     @classmethod
     def of_views(cls, views: tuple[memoryview, ...], nbytes: int) -> Page:
-        """A page of flat, contiguous, non-empty byte views of `nbytes` in all. Nothing is checked."""
+        """Make a page of flat, contiguous, non-empty byte views of `nbytes` in all, without checks."""
         page = cls.__new__(cls)
         page.segments = views
         page.nbytes = nbytes
@@ -51,20 +50,20 @@ class Page:
 
     @property
     def addresses(self) -> tuple[tuple[int, int], ...]:
-        """(address, nbytes) of each segment, for RDMA and native I/O. Valid while the buffers live."""
+        """(address, nbytes) of each segment, for RDMA and native I/O. Valid while the buffers exist."""
         if self._addresses is None:
             self._addresses = tuple((address_of(view), view.nbytes) for view in self.segments)
         return self._addresses
 
     def tobytes(self) -> bytes:
-        """The page in one piece: one copy, for stores that take one blob."""
+        """Return a copy of the page in one piece, for stores that take one blob."""
         return b"".join(self.segments)
 
     def copy_from(self, data: HostBuffer) -> None:
         """Fill the page from one piece.
 
         Raises:
-            ValueError: `data` has another length than the page. Nothing was written then.
+            ValueError: `data` has another length than the page. The page is unchanged.
         """
         source = _bytes_of(data)
         if source.nbytes != self.nbytes:
@@ -80,16 +79,16 @@ class Page:
 
 
 def address_of(view: memoryview) -> int:
-    """The address of the first byte of a non-empty contiguous view, writable or not."""
+    """Return the address of the first byte of a non-empty contiguous view, writable or not."""
     if view.readonly:
-        import numpy as np  # noqa: PLC0415 - only read-only pages pay for it
+        import numpy as np  # noqa: PLC0415 - only read-only pages need it
 
         return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _bytes_of(buffer: HostBuffer) -> memoryview:
-    """`buffer` as a flat view of bytes, without a copy."""
+    """Return `buffer` as a flat view of bytes, without a copy."""
     if (
         type(buffer) is memoryview
         and buffer.format == "B"
@@ -100,14 +99,14 @@ def _bytes_of(buffer: HostBuffer) -> memoryview:
     try:
         view = memoryview(cast("Buffer", buffer))
     except (TypeError, ValueError, BufferError):
-        view = memoryview(_unusual_bytes(buffer))
+        view = memoryview(_array_bytes(buffer))
     if not view.c_contiguous:
         raise ValueError("a page segment must be C-contiguous; pass one segment per contiguous run")
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def _unusual_bytes(buffer: Any) -> Buffer:
-    """Bytes of tensors, and of arrays whose dtype has no buffer format (ml_dtypes' bfloat16)."""
+def _array_bytes(buffer: Any) -> Buffer:
+    """Return the bytes of a tensor, or of an array whose dtype has no buffer format (ml_dtypes)."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(buffer, torch.Tensor):
         if buffer.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""From a backend's name to a storage: built-ins, installed distributions, `dynamic`."""
+"""The names of backends, and their storages: built-ins, installed distributions, and `dynamic`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, cast
 
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
@@ -20,22 +19,22 @@ _DYNAMIC_FIELDS = ("backend_name", "module_path", "class_name")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A name that a storage can be opened by, and where its class is."""
+    """The name of a backend, and the place of its class."""
 
     name: str
     target: str
-    """`module:Class`, imported when the backend is opened and not before."""
+    """`module:Class`. The module is imported when the backend is opened."""
     distribution: str
     extra: str | None = None
-    """The extra of `distribution` that brings what the backend needs."""
+    """The extra of `distribution` that installs the libraries of the backend."""
     instead: str = ""
-    """What to install in place of the extra, and when: a clause at the end of the advice."""
+    """A clause at the end of the advice: a replacement of the extra, and when to install it."""
 
     def load(self) -> type[HiCacheStorage]:
         """Import the class.
 
         Raises:
-            BackendNotInstalled: A library that it needs is missing; the message says what to install.
+            BackendNotInstalled: A library is missing. The message names the package to install.
             ConfigError: The target is no storage class.
         """
         module, _, name = self.target.partition(":")
@@ -43,11 +42,11 @@ class Backend:
             return _storage_class(importlib.import_module(module), name)
         except ImportError as error:
             if (error.name or "").partition(".")[0] in _OUR_PACKAGES:
-                raise  # nothing that could be installed would mend it
-            wanted = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
+                raise  # no installation would help
+            package = f"{self.distribution}[{self.extra}]" if self.extra else self.distribution
             raise BackendNotInstalled(
                 f"backend {self.name!r} needs {error.name or error}, which is not installed:"
-                f' pip install "{wanted}"{self.instead}'
+                f' pip install "{package}"{self.instead}'
             ) from error
 
 
@@ -72,11 +71,13 @@ _BUILT_INS = {
 
 
 def backends() -> dict[str, Backend]:
-    """Every backend that can be named, built-ins first. Nothing is imported.
+    """Return every known backend by name, built-ins first, without importing any.
 
     Raises:
-        ConfigError: Two distributions claim one name, or one claims a built-in's.
+        ConfigError: Two distributions claim one name, or one claims the name of a built-in.
     """
+    from importlib import metadata  # noqa: PLC0415 - `hicache --help` stays fast
+
     found = dict(_BUILT_INS)
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         owner = entry.dist.name if entry.dist else "an unknown distribution"
@@ -93,14 +94,14 @@ def backends() -> dict[str, Backend]:
 
 
 def open_storage(name: str, config: Mapping[str, Any] | None = None) -> HiCacheStorage:
-    """Open the storage `name` as `config` says; the caller closes it.
+    """Open the storage `name` with the fields of `config`. The caller closes it.
 
-    `dynamic` takes `backend_name`, `module_path` and `class_name` as SGLang does, and the backend's own
-    fields under `config` or beside them.
+    `dynamic` takes `backend_name`, `module_path` and `class_name` as SGLang does. The backend's own
+    fields are under `config` or beside them.
 
     Raises:
-        UnknownBackend: No such name; the message has the nearest one.
-        BackendNotInstalled: The message says what to install.
+        UnknownBackend: There is no such name. The message has the nearest one.
+        BackendNotInstalled: A library is missing. The message names the package to install.
         ConfigError: A field is wrong, missing or unknown.
         StorageUnavailable: The store cannot be reached.
     """
@@ -111,9 +112,10 @@ def open_storage(name: str, config: Mapping[str, Any] | None = None) -> HiCacheS
 def resolve(
     name: str, config: Mapping[str, Any] | None = None
 ) -> tuple[type[HiCacheStorage], dict[str, Any]]:
-    """The class that `name` stands for, and the fields of `config` that are its own.
+    """Return the class of `name`, and the fields of `config` that are the backend's own.
 
-    Raises what `open_storage` raises before it opens anything.
+    Raises:
+        UnknownBackend, BackendNotInstalled, ConfigError: As `open_storage`.
     """
     fields = dict(config or {})
     if name == DYNAMIC:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-from fractions import Fraction
 from typing import Any, cast
 
 MAX_INT64 = 2**63 - 1
@@ -134,6 +133,8 @@ def _nbytes_of_number(value: object) -> int:
 
 
 def _nbytes_of_text(text: str) -> int:
+    from fractions import Fraction  # noqa: PLC0415 - `import hicache_storage.keys` stays fast
+
     if text.rstrip().endswith("%"):
         raise ValueError(f"a share is no size: give {_SIZE_EXAMPLES}")
     match = _SIZE.fullmatch(text.strip())

@@ -1,4 +1,4 @@
-"""Numbered places for pages: which are free, and which are in use."""
+"""An allocator of numbered slots for pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """Slots 0 to `count` - 1, all free at first. Thread-safe."""
+    """The slots 0 to `count` - 1, all free at first. Thread-safe."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -22,14 +22,14 @@ class Slots:
 
     @property
     def free_count(self) -> int:
-        """How many slots `allocate` could give."""
+        """The number of slots that `allocate` could return."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` slots, those that were freed first; None where there are not as many.
+        """Return `count` slots, the longest free ones first, or None if fewer are free.
 
         Raises:
-            ValueError: A negative count.
+            ValueError: The count is negative.
         """
         if count < 0:
             raise ValueError(f"count must be at least 0, not {count}")
@@ -42,21 +42,21 @@ class Slots:
             return slots
 
     def free(self, slots: Iterable[int]) -> None:
-        """Give slots back.
+        """Free slots.
 
         Raises:
-            ValueError: A slot is not in use, or is named twice. Nothing is freed then.
+            ValueError: A slot is not in use, or is named twice. No slot is freed then.
         """
         freed = [operator.index(slot) for slot in slots]
         with self._lock:
             for number, slot in enumerate(freed):
                 if not self.is_used(slot):
-                    for undone in freed[:number]:
-                        self._used[undone] = 1
+                    for earlier in freed[:number]:
+                        self._used[earlier] = 1
                     raise ValueError(f"slot {slot} is not in use: freed twice, or never allocated")
                 self._used[slot] = 0
             self._free.extend(freed)
 
     def is_used(self, slot: int) -> bool:
-        """Whether `slot` was allocated, and not freed since."""
+        """Return True if `slot` was allocated, and not freed since."""
         return 0 <= slot < self.count and bool(self._used[slot])

@@ -1,8 +1,9 @@
-"""Which rank holds what part of a model's KV, who writes it, and how a fleet cuts it: arithmetic only.
+"""The part of a model's KV that each rank holds, the rank that writes it, and the grid of a fleet.
 
-Ranks are numbered as in SGLang, `rank = pp_rank * tp_size + tp_rank`. A stage owns a range of layers,
-the ranks of a stage a range of KV heads each. Where there are fewer heads than ranks, or none (MLA),
-several ranks hold the same rectangle, and the first of them writes it.
+The module is arithmetic only. Ranks are numbered as in SGLang, `rank = pp_rank * tp_size +
+tp_rank`. A stage has a range of layers, and each rank of a stage has a range of KV heads. If there
+are fewer heads than ranks, or none (MLA), several ranks hold the same rectangle, and the first of
+them writes it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from hicache_storage.scalars import check_integer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Where refusals look for sizes that would do.
+# The sizes among which an error message lists those that fit.
 _SIZES = range(1, 65)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What a pool holds of the whole model.
+    """The layers and heads of a pool in the whole model.
 
     Raises:
         ConfigError: A number is out of range.
@@ -34,10 +35,10 @@ class Extent:
 
     layers: int
     heads: int | None = None
-    """KV heads; None: every rank holds the same bytes (MLA)."""
+    """The KV heads, or None if every rank holds the same bytes (MLA)."""
     stage_layers: tuple[int, ...] | None = None
-    """Layers of each pipeline stage where they are not split evenly. A stage may have none: a draft of
-    one layer that lives on the last of two stages has (0, 1)."""
+    """The layers of each pipeline stage, if they are not split evenly. A stage may have none: a draft
+    of one layer on the last of two stages has (0, 1)."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "layers", "heads")
@@ -52,35 +53,35 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank holds of a pool."""
+    """The part of a pool that one rank holds."""
 
     shard: Shard
     rank: int
     writer: int
-    """The rank that writes this shard: this one, or another with the same bytes."""
+    """The rank that writes this shard: `rank`, or another one with the same bytes."""
 
     @property
     def writes(self) -> bool:
-        """Whether that is this rank."""
+        """True if this rank writes the shard."""
         return self.rank == self.writer
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """The number of layers."""
         return self.shard.layers[1] - self.shard.layers[0]
 
     @property
     def heads(self) -> int | None:
-        """How many KV heads; None: MLA."""
+        """The number of KV heads, or None for MLA."""
         return self.shard.heads and self.shard.heads[1] - self.shard.heads[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Where a fleet cuts a model's pages, so that engines of any topology on it share them.
+    """The groups of layers and heads into which a fleet splits pages, so that its engines share them.
 
-    Groups are counted from the model's first layer and head; the last may be smaller. None: not cut
-    there, so that only ranks with the same range share.
+    Groups are counted from the model's first layer and head. The last group may be smaller. None:
+    pages are not split in that direction, and only ranks with the same range share pages.
     """
 
     head_group: int | None = None
@@ -91,7 +92,7 @@ class Grid:
 
     @classmethod
     def coarsest(cls, extent: Extent, topologies: Sequence[Topology]) -> Grid:
-        """The largest groups that all of `topologies` share: the fewest and largest stored pages."""
+        """Return the largest groups that `topologies` share, for the fewest and largest stored pages."""
         parts = [part.shard for topology in topologies for part in topology.parts(extent)]
         layers = [end for shard in parts for end in shard.layers if end != extent.layers]
         heads = [end for shard in parts for end in shard.heads or () if end != extent.heads]
@@ -106,7 +107,7 @@ class Topology:
     """The ranks of one engine. With data-parallel attention `tp_size` is that of its attention groups.
 
     Raises:
-        ConfigError: A size below 1.
+        ConfigError: A size is below 1.
     """
 
     tp_size: int = 1
@@ -117,15 +118,15 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return self.tp_size * self.pp_size
 
     def part(self, extent: Extent, rank: int) -> Part | None:
-        """What `rank` holds of a pool; None where its stage has none of the pool's layers.
+        """Return the part of a pool that `rank` holds, or None if its stage has no layer of the pool.
 
         Raises:
-            ConfigError: The pool cannot be split like this. Says which sizes would do.
-            ValueError: No such rank.
+            ConfigError: The pool cannot be split like this. The message lists the sizes that fit.
+            ValueError: There is no such rank.
         """
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank}: this engine has ranks 0 to {self.size - 1}")
@@ -138,20 +139,22 @@ class Topology:
         return Part(shard=Shard(layers=layers, heads=heads), rank=rank, writer=writer)
 
     def parts(self, extent: Extent) -> list[Part]:
-        """What each rank holds, in the order of the ranks; ranks that hold nothing are left out."""
-        held = [self.part(extent, rank) for rank in range(self.size)]
-        return [part for part in held if part is not None]
+        """Return the parts of all ranks, in the order of the ranks, without ranks that hold nothing."""
+        parts = [self.part(extent, rank) for rank in range(self.size)]
+        return [part for part in parts if part is not None]
 
     def writers(self, extent: Extent) -> dict[Shard, int]:
-        """Every shard of a pool, and the one rank that writes it."""
+        """Return every shard of a pool with the one rank that writes it."""
         return {part.shard: part.writer for part in self.parts(extent)}
 
     def tiles(self, extent: Extent, rank: int, grid: Grid) -> tuple[Tile, ...]:
-        """How `rank` cuts its pages, for `HostPool`; every rank refuses where one of them must.
+        """Return the tiles into which `HostPool` splits the pages of `rank`.
 
         Raises:
-            ConfigError: The engine does not tile the grid. Says which sizes would.
-            ValueError: No such rank, or it holds nothing of the pool.
+            ConfigError: Some rank's part ends inside a group of the grid. The message lists the
+            sizes that
+                fit. Every rank raises it.
+            ValueError: There is no such rank, or it holds nothing of the pool.
         """
         if not _fits(self, extent, grid):
             raise ConfigError(self._refusal(extent, grid))
@@ -165,7 +168,7 @@ class Topology:
         return tuple(Tile(layers, heads) for layers in layer_groups for heads in head_groups)
 
     def _heads(self, extent: Extent, tp_rank: int) -> tuple[tuple[int, int] | None, int]:
-        """The heads of a rank, and the first rank of the stage that has them."""
+        """Return the heads of a rank, and the first rank of the stage that has them."""
         total, size = extent.heads, self.tp_size
         if total is None:
             return None, 0
@@ -182,11 +185,11 @@ class Topology:
 
     def _refusal(self, extent: Extent, grid: Grid) -> str:
         own = Grid.coarsest(extent, [self])
-        complaints: list[str] = []
+        problems: list[str] = []
         advice: list[str] = []
         by_heads = Grid(head_group=grid.head_group)
         if not _fits(self, extent, by_heads):
-            complaints.append(
+            problems.append(
                 f"tp_size {self.tp_size} does not tile {extent.heads} KV heads in groups of"
                 f" {grid.head_group}"
             )
@@ -195,17 +198,17 @@ class Topology:
         by_layers = Grid(layer_group=grid.layer_group)
         if not _fits(self, extent, by_layers):
             ends = ", ".join(str(end) for _, end in _stages(extent, self.pp_size)[:-1])
-            complaints.append(
+            problems.append(
                 f"pp_size {self.pp_size} splits {extent.layers} layers at {ends}, which does not tile"
                 f" groups of {grid.layer_group}"
             )
             fit = [n for n in _SIZES if _tiles(extent, by_layers, pp_size=n)]
             advice.append(f"{_listed('pp_size', fit)}, or layer_group {own.layer_group}")
-        return f"{'; '.join(complaints)}: use {'; and '.join(advice)}"
+        return f"{'; '.join(problems)}: use {'; and '.join(advice)}"
 
 
 def _check_sizes(owner: object, *names: str) -> None:
-    """Refuse sizes that are not None, and no whole numbers from 1 on."""
+    """Refuse sizes that are neither None nor whole numbers from 1 on."""
     for name in names:
         size = getattr(owner, name)
         if size is not None:
@@ -220,7 +223,7 @@ def _check_size(name: str, size: object, *, least: int) -> None:
 
 
 def _stages(extent: Extent, pp_size: int) -> list[tuple[int, int]]:
-    """The layers of each stage; the last ones have one more where they are uneven.
+    """Return the layers of each stage. In an uneven split the last stages have one more.
 
     Source: sglang/srt/distributed/utils.py (0.5.23), `get_pp_indices`.
     """
@@ -240,7 +243,7 @@ def _stages(extent: Extent, pp_size: int) -> list[tuple[int, int]]:
 
 
 def _fits(topology: Topology, extent: Extent, grid: Grid) -> bool:
-    """Whether no rank's part ends inside a group."""
+    """Return True if no rank's part ends inside a group."""
     return all(
         _aligned(part.shard.layers, grid.layer_group, extent.layers)
         and _aligned(part.shard.heads, grid.head_group, extent.heads)
@@ -249,7 +252,7 @@ def _fits(topology: Topology, extent: Extent, grid: Grid) -> bool:
 
 
 def _tiles(extent: Extent, grid: Grid, *, tp_size: int = 1, pp_size: int = 1) -> bool:
-    """Whether an engine of this size could be split so, on this grid."""
+    """Return True if an engine of this size fits the grid."""
     split = Extent(layers=extent.layers, heads=extent.heads)
     try:
         return _fits(Topology(tp_size=tp_size, pp_size=pp_size), split, grid)
@@ -264,12 +267,12 @@ def _aligned(held: tuple[int, int] | None, group: int | None, total: int | None)
 
 
 def _groups(size: int, group: int | None) -> list[tuple[int, int]]:
-    """The groups that a range of `size` consists of, counted from its start, which begins one."""
+    """Return the groups of a range of `size`, the first of which begins at its start."""
     step = group or size
     return [(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _listed(name: str, sizes: Iterable[int]) -> str:
-    """`tp_size 1, 2 or 4`."""
+    """Return a text such as `tp_size 1, 2 or 4`."""
     *most, last = [str(size) for size in sizes]
     return f"{name} {', '.join(most)} or {last}" if most else f"{name} {last}"

@@ -1,4 +1,4 @@
-"""SGLang's flags: defaults, meaning, and complaints that name the field."""
+"""SGLang's flags: defaults, meaning, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hicache_storage.host_pool import LAYOUTS
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SECRET = "hunter2"  # noqa: S105 - what must not be repeated
+_SECRET = "hunter2"  # noqa: S105 - no message may repeat it
 
 
 def _parsed(*argv: str) -> argparse.Namespace:
@@ -221,7 +221,7 @@ class TestExtraConfig:
     def test_a_field_that_is_there_twice_is_refused(
         self, tmp_path: Path, name: str, text: str
     ) -> None:
-        """JSON's and YAML's readers drop all but the last, and say nothing."""
+        """The parsers of JSON and YAML drop all but the last value in silence."""
         file = tmp_path / name
         file.write_text(text)
 
@@ -262,7 +262,7 @@ class TestExtraConfig:
     def test_a_number_of_thousands_of_digits_is_refused(
         self, tmp_path: Path, name: str, mark: str
     ) -> None:
-        """Python refuses to read it with a ValueError, and to write it into a message too."""
+        """Python raises ValueError when it reads or writes a number of so many digits."""
         file = tmp_path / f"c.{name}"
         text = f'"n"{mark}{"9" * 5000}'
         file.write_text(f"{{{text}}}" if name == "json" else text)

@@ -1,12 +1,10 @@
-"""Every config that a page or an example shows is one that its backend takes."""
+"""Every config on a page or in an example is valid for its backend."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,37 +26,22 @@ PAGES = sorted(
     ]
 )
 BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake")
-# What says which backend a config is for, before it: a flag, a call, or a field in it.
+# The text that names the backend of a config: a flag or a call before it, or a field in it.
 NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
 NEAR = 400
 A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 
 def check(backend: str, config: dict[str, Any]) -> None:
-    """Let the backend's settings take `config`; nothing is opened."""
-    if backend == "mooncake":
-        mooncake_settings().settings_of(config)
-        return
+    """Parse `config` by the backend's settings. Nothing is opened."""
     importlib.import_module(f"hicache_backends.{backend}")
     name = f"{backend}settings"
     (settings,) = (each for each in Settings.__subclasses__() if each.__name__.lower() == name)
     settings.parse(backend, config)
 
 
-def mooncake_settings() -> Any:
-    """The module of mooncake's settings alone: its package imports a native client."""
-    path = ROOT / "backends" / "hicache_backends" / "mooncake" / "settings.py"
-    spec = importlib.util.spec_from_file_location("mooncake_settings_alone", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where pydantic looks up what annotations name
-    spec.loader.exec_module(module)
-    return module
-
-
 def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every JSON object of strings in a text, and where it begins."""
+    """Yield every JSON object of strings in a text, and the place where it begins."""
     decoder, end = json.JSONDecoder(), 0
     for start in re.finditer(r"\{\s*\"", text):
         if start.start() >= end:
@@ -70,7 +53,7 @@ def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def shown(page: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(backend, config) of everything on a page that is a config of one of ours."""
+    """Yield (backend, config) for each config of a built-in backend on a page."""
     text = page.read_text(encoding="utf-8")
     text = text.replace("{scratch}", "/scratch").replace("{prefix}", "a-prefix")
     for row in A_ROW.finditer(text):
@@ -96,7 +79,7 @@ CONFIGS = [
 
 
 def test_configs_are_found() -> None:
-    """The search has not gone blind: each backend's own page shows one, and the page of SGLang all."""
+    """The search finds a config on each backend's own page, and all of them on the page of SGLang."""
     found = [str(parameter.id) for parameter in CONFIGS]
     for backend in BACKENDS[1:]:
         assert any(f"docs/backends/{backend}.md" in name for name in found), backend

@@ -46,7 +46,7 @@ def test_every_error_is_in_the_list_above() -> None:
 
 @pytest.mark.parametrize("kind", BUILT_INS)
 def test_an_error_is_ours_and_its_builtin(kind: type[HiCacheError]) -> None:
-    """So that a caller can catch it without importing it."""
+    """A caller can catch the built-in class without an import."""
     assert issubclass(kind, HiCacheError)
     assert issubclass(kind, BUILT_INS[kind])
 
@@ -73,7 +73,7 @@ def test_every_error_stands_in_the_tree(kind: type[HiCacheError]) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_survives_the_way_to_another_process(error: HiCacheError) -> None:
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - it was pickled right here
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - the test pickled it
 
     assert type(error) is type(again)
     assert str(error) == str(again)

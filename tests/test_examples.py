@@ -1,4 +1,4 @@
-"""Every example runs as it stands, and the Python of the pages that show some is real."""
+"""Every example runs unchanged, and the Python on the pages is the Python of the examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON_BLOCKS = [
 
 
 def run(*arguments: str, cwd: Path) -> str:
-    """What a fresh interpreter prints; warnings are errors in it."""
+    """Return the output of a new interpreter in which warnings are errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         cwd=cwd,

@@ -32,7 +32,7 @@ MAX_TOKEN = 2**63 - 1
 def naive_hashes(
     tokens: Sequence[int], page_tokens: int, prior: str | None = None, *, bigram: bool = False
 ) -> list[str]:
-    """The formula, token by token."""
+    """Return the hashes by the formula, token by token."""
     units = list(itertools.pairwise(tokens)) if bigram else [(token,) for token in tokens]
     hashes: list[str] = []
     for start in range(0, len(units), page_tokens):
@@ -333,7 +333,7 @@ def test_an_id_is_32_hex_digits(model: str) -> None:
 
 
 def test_the_id_of_a_key_space_never_changes() -> None:
-    """Pinned: with another encoding, every store in the field would be empty."""
+    """The expected ids are constants. With another encoding no running store would find its pages."""
     assert "249ea47604b499fa14714a1d717a3f74" == BASE.id
 
 
@@ -509,7 +509,7 @@ class Model(enum.StrEnum):
     LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
-class OldModel(str, enum.Enum):  # noqa: UP042 - what such classes were before StrEnum
+class OldModel(str, enum.Enum):  # noqa: UP042 - such classes are older than StrEnum
     LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -525,7 +525,7 @@ class OldModel(str, enum.Enum):  # noqa: UP042 - what such classes were before S
     ids=str,
 )
 def test_a_key_space_of_other_scalars_is_the_same_key_space(changes: dict[str, Any]) -> None:
-    """Its fields are plain values, so that its id and its manifest do not depend on who made it."""
+    """The fields are plain values, so that the id and the manifest do not depend on the types given."""
     plain, made = space(), space(**changes)
 
     assert made == plain
@@ -566,7 +566,7 @@ def test_a_salt_that_utf8_cannot_hold_is_refused(given: dict[str, str]) -> None:
 
 
 def test_a_number_of_thousands_of_digits_is_refused_as_any_other() -> None:
-    """Python would refuse to write it into the message."""
+    """Python would refuse to write the number into the message."""
     with pytest.raises(
         ValueError, match=r"page_tokens must be at most .*, not a number of 16610 bits"
     ):

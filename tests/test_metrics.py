@@ -78,7 +78,7 @@ def test_a_storage_that_fails_does_not_break_the_scrape(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("auto_describe", [True, False])
 def test_two_caches_of_a_process_are_in_one_exposition(auto_describe: bool) -> None:  # noqa: FBT001
-    """Each metric is described once, with the samples of both: here and in the default registry."""
+    """Each metric is described once, with the samples of both caches, in both kinds of registry."""
     registry = CollectorRegistry(auto_describe=auto_describe)
     with PageStore(HookedStorage()) as first, PageStore(HookedStorage()) as second:
         collector = CacheCollector(first, labels={"rank": "0", "host": "a"})
@@ -105,7 +105,7 @@ def test_caches_that_could_not_be_told_apart_are_refused(labels: dict[str, str])
 
 @pytest.mark.parametrize("auto_describe", [True, False])
 def test_a_second_collector_in_a_registry_is_refused_at_once(auto_describe: bool) -> None:  # noqa: FBT001
-    """Never an exposition that describes a metric twice, which scrapers refuse as a whole."""
+    """No exposition describes a metric twice: scrapers refuse such an exposition as a whole."""
     registry = CollectorRegistry(auto_describe=auto_describe)
     with PageStore(HookedStorage()) as store:
         registry.register(CacheCollector(store, labels={"rank": "0"}))

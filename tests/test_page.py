@@ -52,7 +52,7 @@ def as_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Callable[[bytes], A
 
 
 def bytes_in(buffer: Any) -> bytes:
-    """What the buffer's own library says it holds."""
+    """Return the bytes of a buffer by its own library."""
     if isinstance(buffer, torch.Tensor):
         return buffer.view(torch.uint8).numpy().tobytes()
     return buffer.tobytes() if isinstance(buffer, np.ndarray) else bytes(memoryview(buffer))

@@ -11,10 +11,10 @@ HEAVY = "numpy, torch, pydantic, rich, yaml, xxhash, redis, boto3, hicache_backe
 
 
 def test_public_names_are_sorted_and_complete() -> None:
-    homes = [name for names in hicache_storage._HOMES.values() for name in names]
+    names = [name for of_one in hicache_storage._MODULES.values() for name in of_one]
 
-    assert sorted(homes) == hicache_storage.__all__
-    assert len(set(homes)) == len(homes)
+    assert sorted(names) == hicache_storage.__all__
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", hicache_storage.__all__)
@@ -22,14 +22,14 @@ def test_a_public_name_is_there_and_is_its_modules(name: str) -> None:
     value = getattr(hicache_storage, name)
 
     assert name == value.__name__
-    assert f"hicache_storage.{hicache_storage._HOME_OF[name]}" == value.__module__
+    assert f"hicache_storage.{hicache_storage._MODULE_OF[name]}" == value.__module__
     assert value is getattr(hicache_storage, name)
     assert name in dir(hicache_storage)
 
 
 def test_a_star_import_brings_all_of_them() -> None:
     namespace: dict[str, object] = {}
-    exec("from hicache_storage import *", namespace)  # noqa: S102 - a star is what is tested
+    exec("from hicache_storage import *", namespace)  # noqa: S102 - the test is of a star import
 
     assert set(hicache_storage.__all__) <= set(namespace)
 

@@ -1,4 +1,4 @@
-"""The Python in docs/ranks.md runs as it stands, and what the page quotes is said."""
+"""The Python in docs/ranks.md runs unchanged, and its messages are those that the page quotes."""
 
 from __future__ import annotations
 

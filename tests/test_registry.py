@@ -57,7 +57,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def config_of(storage: object) -> dict[str, Any]:
-    """What `Acme` above was configured with."""
+    """Return the config of an `Acme`, which is defined above."""
     config: dict[str, Any] = vars(storage)["config"]
     return config
 
@@ -148,7 +148,7 @@ def test_a_missing_library_is_named_with_what_to_install(
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_missing_library(install: Install) -> None:
-    """No advice to install anything could mend it."""
+    """No installation would help, so the message advises none."""
     source = "from hicache_storage.storage import NoSuchName"
     install("acme-cache", "acme_broken", source, acme="acme_broken:Acme")
 
@@ -180,7 +180,7 @@ DYNAMIC = {"backend_name": "acme", "module_path": "acme_dynamic", "class_name": 
 
 @pytest.fixture
 def dynamic(install: Install) -> Callable[..., dict[str, Any]]:
-    """A dynamic backend's module; opens it and gives the config that its class saw."""
+    """Return a function that opens a dynamic backend and returns the config of its class."""
     install("unnamed", "acme_dynamic", STORAGE)
 
     def opened(**changes: Any) -> dict[str, Any]:

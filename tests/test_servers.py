@@ -1,4 +1,4 @@
-"""The servers that the other tests rely on start, fail and come back as they are told to."""
+"""The servers that other tests use start, fail and come back as those tests expect."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_missing_server_skips_a_test_elsewhere(monkeypatch: pytest.MonkeyPatch
 
 
 def listeners(pid: int) -> set[str]:
-    """The addresses, as the kernel writes them, that a process listens on."""
+    """Return the addresses, as the kernel writes them, on which a process listens."""
     inodes: set[str] = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from pydantic import ValidationError, field_validator
 from hicache_storage.errors import ConfigError
 from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
 
-SECRET = "hunter2-do-not-tell"  # noqa: S105 - not a real one
+SECRET = "hunter2-do-not-tell"  # noqa: S105 - no real secret
 UNIT = "swordfish"  # pydantic quotes the unit of a size
 
 
@@ -35,7 +35,7 @@ class Acme(Settings):
 
 
 def refusal(**config: Any) -> str:
-    """What `Acme` says about a config that is wrong beside its url."""
+    """Return the message of `Acme` about a config with one wrong field."""
     with pytest.raises(ConfigError) as caught:
         Acme.parse("acme", {"url": "acme://host", **config})
     return str(caught.value)

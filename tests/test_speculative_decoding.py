@@ -1,4 +1,4 @@
-"""The example's claim: what is lost with the draft's KV cache comes back with it, token for token."""
+"""The example shows that a restored draft KV cache gives the same drafts, token for token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_answer_is_the_targets_own(example: Any, answers: Any) -> None:
 
 
 def test_the_answer_depends_on_the_document(answers: Any) -> None:
-    """Else it would prove nothing that restored pages give the same."""
+    """Equal answers with restored pages prove nothing if every answer is one repeated token."""
     assert len(set(answers["target alone"].tokens)) > 48
 
 

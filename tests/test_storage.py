@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DictStorage(HiCacheStorage):
-    """The five methods and nothing else: what an author gets for them."""
+    """A storage with only the five methods, for the defaults of the others."""
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED)
 
@@ -71,7 +71,7 @@ class DictStorage(HiCacheStorage):
 
 
 class ScannedStorage(DictStorage):
-    """It can list its pages, and takes three at a time."""
+    """A storage that lists its pages, and accepts batches of three."""
 
     capabilities = Capabilities(enumerable=True, max_batch=3)
 
@@ -159,7 +159,7 @@ def test_clear_leaves_other_key_spaces_alone() -> None:
 
 
 class Stubborn(ScannedStorage):
-    """Some pages stay, the first so many times that they are deleted."""
+    """A storage whose pages survive their first deletions."""
 
     def __init__(self, stays: dict[str, int]) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def test_clear_tries_what_stays_a_second_time() -> None:
 
 
 def test_clear_never_counts_a_part_in_silence() -> None:
-    """All that can go goes, whatever stays in front of it."""
+    """Every page that can be removed is removed, also behind pages that cannot."""
     stays = [hash_of(n) for n in (0, 1, 2, 3)]
     with Stubborn(dict.fromkeys(stays, 2)) as storage:
         storage.batch_set(space(), [hash_of(n) for n in range(9)], [page()] * 9)
@@ -368,7 +368,8 @@ def test_capabilities_are_told_in_single_words() -> None:
     assert "unlimited" == describe(Capabilities())["max_batch"]
 
 
-# --- forked children -------------------------------------------------------------------------------
+# --- forked children
+# -------------------------------------------------------------------------------
 
 
 def _asked(storage: HiCacheStorage) -> str:
@@ -396,11 +397,11 @@ def test_a_forked_child_goes_on_where_the_class_says_that_it_may() -> None:
 
 
 def test_a_storage_that_is_sent_to_another_process_was_opened_there() -> None:
-    """Spawned workers unpickle what they are given: nothing of it is shared with the sender."""
+    """A spawned worker unpickles its arguments, and shares nothing with the sender."""
     data = pickle.dumps(DictStorage())
 
     def tell() -> str:
-        return _asked(pickle.loads(data))  # noqa: S301 - its own
+        return _asked(pickle.loads(data))  # noqa: S301 - the test pickled it
 
     assert in_a_fork(tell) == "[False]"
 

@@ -1,10 +1,13 @@
-"""The kind of file system that holds a directory."""
+"""System calls on directories and files that other programs can reach, too."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import stat
 import sys
+from contextlib import suppress
 
 # From linux/magic.h. A rename and a write on one of these look the same to every process.
 _LOCAL = frozenset(
@@ -32,3 +35,51 @@ def is_local(path: str) -> bool:
         return False
     kind = ctypes.c_long.from_buffer(status).value  # f_type is the first field, a long
     return kind & 0xFFFFFFFF in _LOCAL
+
+
+def sync_directory(path: str) -> None:
+    """Write the entries of a directory to the disk. A missing directory has none."""
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def refuse_link(directory: str) -> None:
+    """Raise when `directory` is a symbolic link: its target belongs to another program.
+
+    Raises:
+        OSError: ELOOP for a link, and the errors of lstat(2).
+    """
+    if stat.S_ISLNK(os.lstat(directory).st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), directory)
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a regular file, and return its descriptor.
+
+    A link, a directory or a pipe in the place of the file belongs to another program and is refused.
+
+    Raises:
+        OSError: ELOOP for a symbolic link, EINVAL for another kind of file, and the errors of open(2).
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
+
+
+def read_own(path: str, most_nbytes: int) -> bytes:
+    """Return the first `most_nbytes` bytes of a small regular file.
+
+    Raises:
+        OSError: As `open_own` does.
+    """
+    fd = open_own(path, os.O_RDONLY)
+    try:
+        return os.read(fd, most_nbytes)
+    finally:
+        os.close(fd)

@@ -63,6 +63,13 @@ class SingleFlight(Generic[T]):
         flight = self.begin()
         return flight if wait([flight], limit_s).done else None
 
+    def wait_idle(self, limit_s: float) -> None:
+        """Wait for the end of the call in flight, if there is one, at most for `limit_s`."""
+        with self._lock:
+            flight = self._flight
+        if flight is not None:
+            wait([flight], limit_s)
+
     def _run(self, flight: Future[T]) -> None:
         try:
             result = self._call()

@@ -1,4 +1,4 @@
-"""What keeps prefetches from taking all of L2, and all of the store."""
+"""Quotas of prefetches: the pages of L2 that they hold, and the bytes that the store is reading."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 
 class PrefetchQuota:
-    """Pages of L2 that unfinished prefetches hold or are about to. Thread-safe.
+    """Pages of L2 that unfinished prefetches hold or are about to load. Thread-safe.
 
-    A prefetch is let in whole as long as the others leave any of the limit, so that one that is larger
+    A prefetch is admitted as a whole while the others leave any of the limit, so that a prefetch larger
     than the limit is served too. Source of the rule: SGLang's `prefetch_capacity_limit`.
     """
 
@@ -20,25 +20,25 @@ class PrefetchQuota:
 
     @property
     def pages(self) -> int:
-        """How many there are now."""
+        """Pages that are acquired now."""
         return self._pages
 
-    def enter(self, pages: int) -> bool:
-        """Whether another prefetch may bring `pages` pages; then `leave` follows."""
+    def acquire(self, pages: int) -> bool:
+        """Admit a prefetch of `pages` pages, to be followed by `release`; return False if refused."""
         with self._lock:
             if self._pages and self._pages >= self._limit_pages:
                 return False
             self._pages += pages
             return True
 
-    def leave(self, pages: int) -> None:
-        """The end of `enter`."""
+    def release(self, pages: int) -> None:
+        """Give acquired pages back."""
         with self._lock:
             self._pages -= pages
 
 
-class InFlight:
-    """Bytes of reads that the store has not answered yet, whether or not somebody waits for them."""
+class InFlightReads:
+    """Bytes of reads that the store has not answered yet, those of callers that gave up included."""
 
     def __init__(self, limit_nbytes: int | None) -> None:
         self._limit_nbytes = limit_nbytes
@@ -47,20 +47,20 @@ class InFlight:
 
     @property
     def nbytes(self) -> int:
-        """How many there are now."""
+        """Bytes that are in flight now."""
         return self._nbytes
 
-    def fitting(self, pages: int, page_nbytes: int) -> int:
-        """How many of `pages` pages one read may be made of: at least one."""
+    def pages_per_read(self, pages: int, page_nbytes: int) -> int:
+        """Return the number of pages, from 1 to `pages`, that one read may have."""
         if self._limit_nbytes is None:
             return pages
         return max(1, min(pages, self._limit_nbytes // page_nbytes))
 
-    def enter(self, nbytes: int, timeout_s: float) -> bool:
-        """Wait for room for `nbytes`; False where none came. A read alone always has room."""
+    def acquire(self, nbytes: int, timeout_s: float) -> bool:
+        """Wait until `nbytes` more may be read; return False at the timeout. A lone read always may."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while not self._has_room(nbytes):
+            while not self._fits(nbytes):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -68,12 +68,12 @@ class InFlight:
             self._nbytes += nbytes
             return True
 
-    def leave(self, nbytes: int) -> None:
-        """The end of `enter`: the store touches these bytes no more."""
+    def release(self, nbytes: int) -> None:
+        """End `acquire`. The store does not touch these bytes any more."""
         with self._changed:
             self._nbytes -= nbytes
             self._changed.notify_all()
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _fits(self, nbytes: int) -> bool:
         limit = self._limit_nbytes
         return limit is None or not self._nbytes or self._nbytes + nbytes <= limit

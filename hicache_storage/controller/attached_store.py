@@ -1,4 +1,4 @@
-"""A store in use: what `attach` begins and `detach` ends."""
+"""The store that is attached to a controller, from `attach` to `detach`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.admission import InFlight
+from hicache_storage.controller.admission import InFlightReads
+from hicache_storage.controller.settings import MIN_END_WAIT_S
 from hicache_storage.controller.writeback import Writeback
 from hicache_storage.errors import HiCacheError
 
@@ -18,19 +19,16 @@ if TYPE_CHECKING:
 
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.controller.cache import HostCache
-    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller.settings import ControllerSettings
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
 
-# A call that is about to return needs a moment, also where all the time went into writing.
-_TO_END_S = 0.1
-
 
 class AttachedStore:
-    """L3 for as long as it is there: a page store, its write queue, and who is using it just now."""
+    """A page store while it is attached, with its write queue and the number of its running calls."""
 
     def __init__(
         self,
@@ -39,10 +37,10 @@ class AttachedStore:
         settings: ControllerSettings,
         counters: Counters,
     ) -> None:
-        """Open the pools' key spaces; L2 forgets what another store had.
+        """Open the pools' key spaces, and mark no page of L2 as stored.
 
         Raises:
-            ValueError: Host pools with headers of another size than the store's.
+            ValueError: The host pools have headers of another size than the store's.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         _check_headers(store, cache)
@@ -53,32 +51,32 @@ class AttachedStore:
                 store.open_space(part.space)
         self.store = store
         self.epoch = cache.new_epoch()
-        self.in_flight = InFlight(settings.inflight_nbytes)
+        self.in_flight = InFlightReads(settings.inflight_nbytes)
         self.writeback = Writeback(
             store,
             cache,
             settings,
             counters,
             epoch=self.epoch,
-            used=self.used,
-            track=self.track,
+            in_use=self.in_use,
+            track_call=self.track_call,
         )
         self._buffers = [buffer for pool in cache.pools for buffer in pool.host.buffers]
         self._registered: list[HostBuffer] = []
-        self._uses = 0
+        self._calls = 0
         self._closing = self._unregister_later = False
         self._changed = threading.Condition()
 
     @property
     def closing(self) -> bool:
-        """Nothing more should be read: it is being detached."""
+        """True once the store is being detached: nothing more is read."""
         return self._closing
 
     def start(self) -> None:
-        """Register the host pools with the store, and begin to write.
+        """Register the host pools with the store, and start the writes.
 
         Raises:
-            HiCacheError: From registering them; none is registered then.
+            HiCacheError: From registering the host pools; none is registered then.
         """
         try:
             for buffer in self._buffers:
@@ -90,50 +88,50 @@ class AttachedStore:
         self.writeback.start()
 
     @contextmanager
-    def used(self) -> Generator[bool]:
-        """A stretch in which the store is called; False where it must not be any more."""
+    def in_use(self) -> Generator[bool]:
+        """Count calls of the store in the `with` block; yield False where none may be made any more."""
         with self._changed:
-            may = not self._closing
-            self._uses += 1
+            allowed = not self._closing
+            self._calls += 1
         try:
-            yield may
+            yield allowed
         finally:
-            self._leave()
+            self._end_call()
 
-    def track(self, settled: Future[None]) -> None:
-        """The store is in use until then: a call that overran may still touch host memory."""
+    def track_call(self, settled: Future[None]) -> None:
+        """Count a call until `settled`: a call that overran its timeout may still touch host memory."""
         with self._changed:
-            self._uses += 1
-        settled.add_done_callback(lambda _: self._leave())
+            self._calls += 1
+        settled.add_done_callback(lambda _: self._end_call())
 
-    def end(self, deadline: Deadline, *, drain: bool, owed: Sequence[Entry] = ()) -> bool:
-        """Stop using the store: reads end; with `drain`, what is queued and `owed` is written first.
+    def detach(self, deadline: Deadline, *, drain: bool, unsaved: Sequence[Entry] = ()) -> bool:
+        """Stop reads; with `drain`, write the queued and the `unsaved` pages first.
 
-        False where `drain` has lost a page that was queued. While a call still runs at the deadline the
-        host pools stay registered; `ended` tells.
+        The host pools stay registered while a call still runs at the deadline; `wait_idle` waits for it.
+        Return False where `drain` has lost a page that was queued.
         """
         with self._changed:
             self._closing = True
-        written = self.writeback.close(deadline, drain=drain, owed=owed)
-        self.ended(deadline)
+        written = self.writeback.close(deadline, drain=drain, unsaved=unsaved)
+        self.wait_idle(deadline)
         with self._changed:
-            unregistered, self._unregister_later = not self._uses, bool(self._uses)
-        if unregistered:
+            idle, self._unregister_later = not self._calls, bool(self._calls)
+        if idle:
             self._unregister()
         else:
             logger.warning("storage calls still run after %.0f s: left behind", deadline.timeout_s)
         return written
 
-    def ended(self, deadline: Deadline) -> bool:
-        """Wait until no call runs any more; False where one still does at the deadline."""
+    def wait_idle(self, deadline: Deadline) -> bool:
+        """Wait until no call runs; return False where one still runs at the deadline."""
         with self._changed:
-            left_s = max(_TO_END_S, deadline.remaining_s())
-            return self._changed.wait_for(lambda: not self._uses, left_s)
+            left_s = max(MIN_END_WAIT_S, deadline.remaining_s())
+            return self._changed.wait_for(lambda: not self._calls, left_s)
 
-    def _leave(self) -> None:
+    def _end_call(self) -> None:
         with self._changed:
-            self._uses -= 1
-            last = not self._uses and self._unregister_later
+            self._calls -= 1
+            last = not self._calls and self._unregister_later
             self._unregister_later &= not last
             self._changed.notify_all()
         if last:

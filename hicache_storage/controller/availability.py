@@ -1,4 +1,4 @@
-"""What L2 and L3 together say that they have of a prefix."""
+"""Availability of a prefix: the pages that L2 and L3 together have in each pool, before any load."""
 
 from __future__ import annotations
 
@@ -6,63 +6,64 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.pool_set import numbers
+from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.controller.pool_set import Bits, PoolSet
+    from hicache_storage.controller.pools import PoolBits, PoolSet
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.results import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """Only a load proves it."""
+class Availability:
+    """The pages of a prefix that L2 has or L3 reports. Only a load proves a page of L3."""
 
-    present: list[Bits]
+    present: list[PoolBits]
     """For each page, the pools that have it."""
     failures: dict[int, Verdict]
-    """Pools of which the store could not say what it has."""
+    """Pools that the store could not look up."""
 
 
-def survey(
+def look_up(
     store: PageStore,
     pool_set: PoolSet,
-    vital: Bits,
+    hit_pools: PoolBits,
     hashes: Sequence[str],
-    filled: Sequence[Bits],
+    filled: Sequence[PoolBits],
     *,
     timeout_s: float,
-) -> Survey:
-    """Ask the store for what L2 lacks: `filled` tells which pools L2 has of each page.
+) -> Availability:
+    """Look up in the store the pages that L2 lacks; `filled` gives the pools that L2 has of each page.
 
-    Required pools are asked first, and each pool only for the prefix that those before it left. Pools
-    that are not `vital` are asked last, each for every page of the prefix that the vital ones have. All
-    of them together are given `timeout_s`.
+    The lookup begins with the required pools. Each pool is looked up only for the prefix that the pools
+    before it have. Pools not in `hit_pools` come last, each for every page of the prefix that the
+    `hit_pools` have. `timeout_s` holds for all lookups together.
     """
     deadline = Deadline(timeout_s)
-    found = Survey(list(filled), {})
-    _ask(store, pool_set, pool_set.in_order(vital), hashes, found=found, timeout_s=timeout_s)
-    length = longest(pool_set.usable(found.present, vital))
-    for number in numbers(pool_set.everything & ~vital):
-        prefix, left_s = hashes[:length], deadline.remaining_s()
-        _ask(store, pool_set, [number], prefix, found=found, timeout_s=left_s, past_gaps=True)
+    found = Availability(list(filled), {})
+    _match(store, pool_set, pool_set.lookup_order(hit_pools), hashes, found, timeout_s=timeout_s)
+    prefix = hashes[: longest(pool_set.usable(found.present, hit_pools))]
+    for number in pool_numbers(pool_set.all_pools & ~hit_pools):
+        left_s = deadline.remaining_s()
+        _match(store, pool_set, [number], prefix, found, timeout_s=left_s, past_gaps=True)
     return found
 
 
-def _ask(
+def _match(
     store: PageStore,
     pool_set: PoolSet,
-    chosen: Sequence[int],
+    numbers: Sequence[int],
     hashes: Sequence[str],
+    found: Availability,
     *,
-    found: Survey,
     timeout_s: float,
     past_gaps: bool = False,
 ) -> None:
-    parts = [(number, part) for number in chosen for part in pool_set.pools[number].stored]
+    """Look `hashes` up in some pools, and add the result to `found`."""
+    parts = [(number, part) for number in numbers for part in pool_set.pools[number].stored]
     pages = range(len(hashes))
     held = [[bool(found.present[page] >> number & 1) for page in pages] for number, _ in parts]
     match = store.match(
@@ -72,13 +73,12 @@ def _ask(
         past_gaps=past_gaps,
         timeout_s=timeout_s,
     )
-    whole = dict.fromkeys(chosen, [True] * len(hashes))
-    for (number, _), there, failure in zip(parts, match.present, match.failures, strict=True):
-        whole[number] = [a and b for a, b in zip(whole[number], there, strict=True)]
+    in_all_parts = dict.fromkeys(numbers, [True] * len(hashes))
+    for (number, _), present, failure in zip(parts, match.present, match.failures, strict=True):
+        in_all_parts[number] = [a and b for a, b in zip(in_all_parts[number], present, strict=True)]
         if failure is not None:
             found.failures.setdefault(number, failure)
-    for number, there in whole.items():
-        bit = 1 << number
-        for page, present in enumerate(there):
-            if present:
-                found.present[page] |= bit
+    for number, present in in_all_parts.items():
+        for page in pages:
+            if present[page]:
+                found.present[page] |= 1 << number

@@ -1,101 +1,178 @@
-"""What the ranks of an engine agree on about one request, and what is left when they cannot."""
+"""Consensus of an engine's ranks on one request's pages, and the result when a rank is lost."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.engine_pools import EnginePools, partial_codes
-from hicache_storage.controller.ranks import Channel, RanksLost
-from hicache_storage.controller.topic import Topic
-from hicache_storage.page_store.lookup import longest
+from hicache_storage.controller.pools import pool_numbers
+from hicache_storage.controller.ranks import Channel, RanksLost, Topic, utf8_bytes
+from hicache_storage.page_store.lookup import HitPolicy, longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.backend_support.counters import Counters
-    from hicache_storage.controller.pool_set import Bits, PoolSet
+    from hicache_storage.controller.pools import CachePool, PoolBits, PoolSet
     from hicache_storage.controller.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-_POOLS = Topic.of("the pools of the engine")
+_POOLS_TOPIC = Topic.of("the pools of the engine")
 _NO_MORE = 1 << 62
+_WINDOW_BITS = 22
+_NAME_BITS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class AgreedPrefix:
     """The prefix that all ranks can use."""
 
     pages: int
     rank: int | None = None
-    """Who has the shortest, where that is not this rank."""
+    """The rank with the shortest prefix, where it is another rank."""
     lost: bool = False
-    """Nothing could be agreed on."""
+    """True where a rank is lost, so that nothing could be agreed on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """What one rank holds of a request's pages."""
+class RankPages:
+    """The pages of a request that one rank holds."""
 
     usable: list[bool]
-    """For each prefix length: is it usable here?"""
-    filled: list[Bits]
+    """For each prefix length, True where the prefix is usable on this rank."""
+    filled: list[PoolBits]
     """For each page, the pools that hold it."""
     target_pages: int
-    """The longest prefix that the required pools have, here or in storage."""
+    """Length of the longest prefix that the required pools have, in L2 or in storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What all ranks have of a request: but for `here` the same on each of them."""
+class AgreedPages:
+    """The pages of a request that all ranks hold. Every field but `local` is the same on each rank."""
 
-    agreed: Agreed
+    prefix: AgreedPrefix
     pools: EnginePools
-    filled: list[Bits]
-    """For each page that was asked for, the pools that hold it on every rank that has them."""
-    here: Sequence[Bits]
-    """The same on this rank alone."""
+    filled: list[PoolBits]
+    """For each requested page, the pools that hold it on every rank that has the pool."""
+    local: Sequence[PoolBits]
+    """For each requested page, the pools that hold it on this rank."""
     target_pages: int
-    """How far the required pools would have gone, by the rank where that is least."""
+    """Minimum over all ranks of `RankPages.target_pages`."""
 
 
-class Agreement:
-    """Asks the other ranks, until one of them is lost: from then on nothing is usable anywhere.
+class EnginePools:
+    """This rank's pools, followed by the partial pools that only other ranks have. Immutable.
 
-    With each question goes a digest of what it is about, so that ranks which speak of different things
-    find out instead of mixing their answers. Every rank asks the same questions on each channel, in the
-    same order; each channel is used by one thread.
+    A partial pool is one that a usable prefix may lack pages of: an optional or a trailing pool. The
+    ranks agree on the pages of these pools one by one (`Consensus.agree_pages`).
+    """
+
+    def __init__(self, pool_set: PoolSet, codes: Sequence[int] = ()) -> None:
+        """Take the `codes` of the engine's partial pools, in the same order on all ranks.
+
+        Raises:
+            ValueError: Two ranks have a pool of one name with different windows.
+        """
+        if len({code >> _WINDOW_BITS for code in codes}) != len(codes):
+            raise ValueError("the ranks have a pool of one name with different windows")
+        own = {_code(pool): number for number, pool in enumerate(pool_set.pools)}
+        remote = [code for code in codes if code not in own]
+        self._pool_set = pool_set
+        self._remote = dict(enumerate(remote, start=len(pool_set)))
+        by_code = {code: number for number, code in self._remote.items()} | own
+        self.partial = tuple(by_code[code] for code in codes)
+        """The numbers of the partial pools, in the order of their codes."""
+
+    @property
+    def all_pools(self) -> PoolBits:
+        """All pools of the engine that this rank has a number for."""
+        return (1 << len(self._pool_set) + len(self._remote)) - 1
+
+    def is_own(self, number: int) -> bool:
+        """Return True where this rank has the pool."""
+        return number < len(self._pool_set)
+
+    def number(self, name: str) -> int:
+        """Return the number of the pool, on this or another rank, whose key space has this pool name.
+
+        Raises:
+            ValueError: There is no such pool.
+        """
+        digest = _name_digest(name)
+        for number, code in self._remote.items():
+            if code >> _WINDOW_BITS == digest:
+                return number
+        return self._pool_set.number(name)
+
+    def needed(self, page: int, length: int) -> PoolBits:
+        """Return the pools that a prefix of `length` pages needs at `page`."""
+        needed = self._pool_set.needed(page, length)
+        for number, code in self._remote.items():
+            window_pages = code & (1 << _WINDOW_BITS) - 1
+            if not window_pages or page >= length - window_pages:
+                needed |= 1 << number
+        return needed
+
+    def bitmaps(self, filled: Sequence[PoolBits]) -> list[int]:
+        """Return 0 or 1 for each partial pool and page; 1 for a pool that this rank does not have."""
+        return [
+            bits >> number & 1 if self.is_own(number) else 1
+            for number in self.partial
+            for bits in filled
+        ]
+
+    def merged(self, filled: Sequence[PoolBits], bitmaps: Sequence[int]) -> list[PoolBits]:
+        """Return `filled` with the bits of the partial pools taken from all ranks' `bitmaps`."""
+        merged = list(filled)
+        for row, number in enumerate(self.partial):
+            bit = 1 << number
+            for page, present in enumerate(bitmaps[row * len(filled) : (row + 1) * len(filled)]):
+                merged[page] = merged[page] | bit if present else merged[page] & ~bit
+        return merged
+
+
+class Consensus:
+    """The agreement with the other ranks. Once a rank is lost, nothing is usable on any rank.
+
+    A digest of its topic goes with each question, so that ranks with different topics detect it instead
+    of mixing their answers. Every rank asks the same questions on each channel, in the same order. One
+    thread uses each channel.
     """
 
     def __init__(
-        self, ranks: Ranks, counters: Counters, pool_set: PoolSet, vital: Bits | None = None
+        self,
+        ranks: Ranks,
+        counters: Counters,
+        pool_set: PoolSet,
+        hit_pools: PoolBits | None = None,
     ) -> None:
-        """Take this rank's pools, and those without which a page is no hit; None: all of them."""
+        """Take this rank's pools, and those that a page must have to be a hit; None: all of them."""
         self._ranks = ranks
         self._counters = counters
         self._pool_set = pool_set
-        self._vital = pool_set.everything if vital is None else vital
+        self._hit_pools = pool_set.all_pools if hit_pools is None else hit_pools
         self._own_pools = EnginePools(pool_set)
-        self._pools: EnginePools | None = None
+        self._engine_pools: EnginePools | None = None
         self._lost = False
-        self._losing = threading.Lock()
+        self._lost_lock = threading.Lock()
 
     @property
-    def alone(self) -> bool:
-        """There is nobody to ask."""
+    def single_rank(self) -> bool:
+        """True where the engine has no other rank."""
         return self._ranks.size == 1
 
-    def everywhere(
+    def minimum(
         self, channel: Channel, topic: Topic, question: str, values: Sequence[int]
     ) -> list[int] | None:
-        """The least of all ranks' answers, one by one; None where the ranks are lost.
+        """Return the minimum over all ranks of each value; None where a rank is lost.
 
-        Blocks until all have been asked, in one call of `Ranks.minimum`.
+        Block until all ranks have answered, in one call of `Ranks.all_reduce_min`.
         """
-        if self.alone:
+        if self.single_rank:
             return list(values)
         if self._lost:
             return None
@@ -103,88 +180,89 @@ class Agreement:
         try:
             *common, least, negated = self._ranks.all_reduce_min(channel, [*values, code, -code])
             if (least, negated) != (code, -code):
-                raise RanksLost(f"another rank does not ask for {question} of {topic.told}")  # noqa: TRY301
+                raise RanksLost(f"another rank does not ask for {question} of {topic.label}")  # noqa: TRY301
         except BaseException as error:
-            self._lose(error)  # whatever it is, this rank is out of step from here
+            self._lose_ranks(error)  # after any error this rank's calls are out of step
             if not isinstance(error, Exception):
                 raise
             return None
         return common
 
-    def agree(
-        self, channel: Channel, topic: Topic, usable: Sequence[bool], more: Sequence[int] = ()
-    ) -> tuple[Agreed, list[int]]:
-        """The longest prefix that is usable on every rank, and the least of `more` values."""
-        own, size = longest(usable), self._ranks.size
-        shortest = own * size + self._ranks.rank
-        common = self.everywhere(channel, topic, "the usable prefix", [*usable, shortest, *more])
-        if common is None:
-            return Agreed(0, lost=True), []
-        pages = longest([bool(answer) for answer in common[: len(usable)]])
-        rank = common[len(usable)] % size
-        elsewhere = rank != self._ranks.rank and pages != own
-        return Agreed(pages, rank if elsewhere else None), common[len(usable) + 1 :]
-
-    def answers(
+    def minimum_or_zeros(
         self, channel: Channel, topic: Topic, question: str, values: Sequence[int]
     ) -> list[int]:
-        """As `everywhere`, with zeros where the ranks are lost: nothing is agreed on then."""
-        common = self.everywhere(channel, topic, question, values)
+        """Return `minimum`, or zeros where a rank is lost."""
+        common = self.minimum(channel, topic, question, values)
         return [0] * len(values) if common is None else common
 
-    def take(self, topic: Topic, own: Holdings) -> Taken:
-        """What a request gets on all ranks, given what this one holds of it.
+    def agree_prefix(
+        self, channel: Channel, topic: Topic, usable: Sequence[bool], more: Sequence[int] = ()
+    ) -> tuple[AgreedPrefix, list[int]]:
+        """Return the longest prefix that is usable on every rank, and the minimum of `more` values."""
+        own, size = longest(usable), self._ranks.size
+        shortest = own * size + self._ranks.rank
+        common = self.minimum(channel, topic, "the usable prefix", [*usable, shortest, *more])
+        if common is None:
+            return AgreedPrefix(0, lost=True), []
+        pages = longest([bool(answer) for answer in common[: len(usable)]])
+        rank = common[len(usable)] % size
+        is_other = rank != self._ranks.rank and pages != own
+        return AgreedPrefix(pages, rank if is_other else None), common[len(usable) + 1 :]
 
-        One call for each request, and before the first one some more for what pools the ranks have.
+    def agree_pages(self, topic: Topic, own: RankPages) -> AgreedPages:
+        """Return the pages of a request that all ranks hold, given those of this rank.
+
+        This is one all-reduce for each request. Before the first request there are some more, by which
+        the ranks exchange their pools.
         """
-        if self.alone:
-            return self.of_this_rank(topic, own)
-        pools = self._engine_pools()
-        more = [own.target_pages, *pools.rows(own.filled)]
-        agreed, common = self.agree(Channel.RESULT, topic, own.usable, more)
-        if agreed.lost:
+        if self.single_rank:
+            return self.local_pages(topic, own)
+        pools = self._agreed_pools()
+        more = [own.target_pages, *pools.bitmaps(own.filled)]
+        prefix, common = self.agree_prefix(Channel.RESULT, topic, own.usable, more)
+        if prefix.lost:
             common = [0] * len(more)
-        return Taken(
-            agreed=agreed,
+        return AgreedPages(
+            prefix=prefix,
             pools=pools,
-            filled=pools.everywhere(own.filled, common[1:]),
-            here=own.filled,
+            filled=pools.merged(own.filled, common[1:]),
+            local=own.filled,
             target_pages=common[0],
         )
 
-    def of_this_rank(self, topic: Topic, own: Holdings) -> Taken:  # noqa: ARG002 - as `take`
-        """What the request would get if there were no other rank."""
-        return Taken(
-            agreed=Agreed(longest(own.usable)),
+    def local_pages(self, topic: Topic, own: RankPages) -> AgreedPages:  # noqa: ARG002 - as `agree_pages`
+        """Return the pages that the request would get if there were no other rank."""
+        return AgreedPages(
+            prefix=AgreedPrefix(longest(own.usable)),
             pools=self._own_pools,
             filled=own.filled,
-            here=own.filled,
+            local=own.filled,
             target_pages=own.target_pages,
         )
 
-    def _engine_pools(self) -> EnginePools:
-        if self._pools is None:
-            self._pools = self._own_pools
+    def _agreed_pools(self) -> EnginePools:
+        if self._engine_pools is None:
+            self._engine_pools = self._own_pools
             try:
-                self._pools = EnginePools(self._pool_set, self._all_codes())
+                self._engine_pools = EnginePools(self._pool_set, self._exchange_codes())
             except ValueError as error:
-                self._lose(error)
-        return self._pools
+                self._lose_ranks(error)
+        return self._engine_pools
 
-    def _all_codes(self) -> list[int]:
-        """The partial pools of all ranks: the least that is left on any of them, again and again."""
-        own, found = partial_codes(self._pool_set, self._vital), list[int]()
+    def _exchange_codes(self) -> list[int]:
+        """Return the codes of all ranks' partial pools: each all-reduce gives the smallest one left."""
+        own, found = partial_pool_codes(self._pool_set, self._hit_pools), list[int]()
         while True:
             left = [code for code in own if not found or code > found[-1]]
-            least = self.everywhere(
-                Channel.RESULT, _POOLS, "the next", [min(left, default=_NO_MORE)]
+            least = self.minimum(
+                Channel.RESULT, _POOLS_TOPIC, "the next", [min(left, default=_NO_MORE)]
             )
             if least is None or least[0] == _NO_MORE:
                 return found
             found += least
 
-    def _lose(self, error: BaseException) -> None:
-        with self._losing:
+    def _lose_ranks(self, error: BaseException) -> None:
+        with self._lost_lock:
             if self._lost:
                 return
             self._lost = True
@@ -195,6 +273,24 @@ class Agreement:
             error,
         )
         try:
-            self._ranks.close()  # those who wait for this rank on the other channel go on
+            self._ranks.close()  # ranks that wait for this one on the other channel go on
         except Exception:
-            logger.warning("the other ranks could not be let go of", exc_info=True)
+            logger.warning("the connections to the other ranks could not be closed", exc_info=True)
+
+
+def partial_pool_codes(pool_set: PoolSet, hit_pools: PoolBits) -> list[int]:
+    """Return the codes of this rank's partial pools: those not in `hit_pools`, and trailing ones."""
+    partial = pool_set.all_pools & ~hit_pools | pool_set.trailing
+    return sorted(_code(pool_set.pools[number]) for number in pool_numbers(partial))
+
+
+def _code(pool: CachePool) -> int:
+    """Return 62 bits that identify a pool's name and window, or no window, on every rank."""
+    trailing = pool.hit_policy is HitPolicy.TRAILING_PAGES
+    window_pages = min(pool.window_pages, (1 << _WINDOW_BITS) - 1) if trailing else 0
+    return _name_digest(pool.space.pool) << _WINDOW_BITS | window_pages
+
+
+def _name_digest(name: str) -> int:
+    digest = hashlib.sha256(utf8_bytes(name)).digest()
+    return int.from_bytes(digest[:8], "little") >> 64 - _NAME_BITS

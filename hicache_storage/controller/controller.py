@@ -1,4 +1,4 @@
-"""Between L2 and L3: prefetch before a request runs, writeback after it has."""
+"""The cache controller: prefetch before a request runs, writeback after it has run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.admission import PrefetchQuota
 from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
-from hicache_storage.controller.consensus import Agreement
-from hicache_storage.controller.context import Context
+from hicache_storage.controller.consensus import Consensus
 from hicache_storage.controller.explain import Explanations
 from hicache_storage.controller.lease import Reservation
 from hicache_storage.controller.prefetch import Prefetch
-from hicache_storage.controller.prefetch_worker import Prefetcher
+from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
+from hicache_storage.controller.prefetch_worker import PrefetchWorker
 from hicache_storage.controller.ranks import SingleRank
-from hicache_storage.controller.settings import ControllerSettings, PartialHits, WritePolicy
+from hicache_storage.controller.settings import (
+    MIN_END_WAIT_S,
+    ControllerSettings,
+    PartialHits,
+    WritePolicy,
+)
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
@@ -25,25 +30,21 @@ from hicache_storage.keys import check_page_hashes
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from hicache_storage.controller.entry import Entry
+    from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller.explain import Explanation
     from hicache_storage.controller.pools import CachePool
     from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
 
 
-# Threads that have nothing left to do need a moment, also where all the time went into writing.
-_TO_END_S = 0.1
-
-
 class CacheController:
-    """The cache of one engine: L2 in host pools, L3 in a page store, and the traffic between them.
+    """The cache of one engine: L2 in host pools, L3 in a page store, and the transfers between them.
 
     All pools of a page (target, draft) are allocated, loaded, written and evicted together, by one code
     path over the list of pools. Thread-safe. A failing store costs hits, never a request: no method
     raises or waits because of it, beyond what the prefetch policy allows.
 
-    The host pools, the page store and the ranks belong to the caller, and outlive the controller.
+    The caller owns the host pools, the page store and the ranks. They must outlive the controller.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class CacheController:
         """Open the pools' key spaces; without a store the cache is L2 alone until `attach`.
 
         Raises:
-            ValueError: No pool, pools that do not go together, or several prefetch threads and ranks.
+            ValueError: There is no pool, the pools do not fit each other, or there are several ranks and
+                several prefetch threads.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         self.settings = settings or ControllerSettings()
@@ -68,47 +70,34 @@ class CacheController:
                 f" prefetch_threads must be 1, not {self.settings.prefetch_threads}"
             )
         self._writes_back = self.settings.write_policy is WritePolicy.WRITE_BACK
-        self.cache = HostCache(pools, write_back=self._offer if self._writes_back else None)
+        self.cache = HostCache(pools, write_back=self._enqueue if self._writes_back else None)
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
-        pool_set = self.cache.pool_set
-        shorten = self.settings.partial_hits is PartialHits.SHORTEN
-        vital = pool_set.everything if shorten else pool_set.required
-        self.agreement = Agreement(ranks, self._counters, pool_set, vital)
-        """Where its requests, and hand-offs of them, are agreed on with the other ranks."""
-        self._context = Context(
-            cache=self.cache,
-            settings=self.settings,
-            counters=self._counters,
-            agreement=self.agreement,
-            explanations=self._explanations,
-            occupancy=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
-            tier=lambda: self._tier,
-            consider=self._consider,
-            vital=vital,
-        )
-        self._prefetcher = Prefetcher(self._context)
-        self._tier: AttachedStore | None = None
-        self._left_behind: list[AttachedStore] = []
-        """Stores that were detached while a call of theirs was running."""
-        self._whole = True
-        """Nothing that was to be written was lost when the last store was let go of."""
-        self._switching = threading.Lock()
+        self._context = self._make_context(ranks)
+        self.consensus = self._context.consensus
+        """The agreement with the other ranks on this engine's requests."""
+        self._prefetch_worker = PrefetchWorker(self._context)
+        self._attached: AttachedStore | None = None
+        self._busy_detached: list[AttachedStore] = []
+        """Stores that were detached while one of their calls was running."""
+        self._all_written = True
+        """False where a page was lost that should have been written before the last detach."""
+        self._attach_lock = threading.Lock()
         self._started = self._closed = False
         if store is not None:
-            self._tier = self._made_tier(store)
+            self._attached = self._open(store)
 
     def start(self) -> None:
         """Register the host pools with the store and start the threads."""
-        with self._switching:
-            if self._tier is not None:
-                self._tier.start()
+        with self._attach_lock:
+            if self._attached is not None:
+                self._attached.start()
             self._started = True
-        self._prefetcher.start()
+        self._prefetch_worker.start()
 
     @property
     def closed(self) -> bool:
-        """Nothing is fetched any more."""
+        """True once the controller was closed: nothing more is prefetched."""
         return self._closed
 
     # --- requests ------------------------------------------------------------------------------------
@@ -116,38 +105,38 @@ class CacheController:
     def prefetch(
         self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
     ) -> Prefetch:
-        """Begin to bring the prefix `hashes` into L2; returns at once.
+        """Start to load the prefix `hashes` into L2; return at once.
 
-        With several ranks every rank calls it for the same requests in the same order. `deadline_s` from
-        now nothing more is waited for, whatever the policy says.
+        With several ranks every rank calls it for the same requests in the same order. The request's
+        deadline is `deadline_s` from now. After it nothing is waited for, whatever the prefetch policy.
 
         Raises:
-            ValueError: A malformed page hash.
+            ValueError: A page hash is malformed.
             StorageClosed: The controller was closed.
         """
         if self._closed:
             raise StorageClosed("this controller was closed: make a new one")
         check_page_hashes(hashes)
-        return self.prefetch_more(request_id, hashes, deadline_s=deadline_s)
+        return self.prefetch_again(request_id, hashes, deadline_s=deadline_s)
 
-    def prefetch_more(
+    def prefetch_again(
         self, request_id: str, hashes: Sequence[str], *, deadline_s: float | None = None
     ) -> Prefetch:
-        """As `prefetch`, for a request that has begun: once this was closed it gets what L2 has."""
-        prefetch = Prefetch(self._context, request_id, hashes, deadline_s)
-        self._prefetcher.submit(prefetch)
-        if self._closed:  # closed meanwhile: its thread may be gone
-            self._prefetcher.finish_waiting()
-            prefetch.finish()
-        return prefetch
+        """Start another prefetch of a request. After `close` it finds the pages of L2 only."""
+        job = PrefetchJob(self._context, request_id, hashes, deadline_s)
+        self._prefetch_worker.submit(job)
+        if self._closed:  # the controller was closed meanwhile, and the thread may have ended
+            self._prefetch_worker.finish_queued()
+            job.finish()
+        return Prefetch(self._context, job)
 
     def explain(self, request_id: str) -> Explanation:
-        """Why a request that has ended got as many pages as it got.
+        """Return the reason that a request which has ended got as many pages as it got.
 
         Raises:
-            LookupError: It has not ended, or is not among the last `explained_requests`.
+            LookupError: The request has not ended, or is not among the last `explained_requests`.
         """
-        return self._explanations.of(request_id)
+        return self._explanations.get(request_id)
 
     def reserve(
         self,
@@ -156,15 +145,16 @@ class CacheController:
         ends: Collection[int] | None = None,
         timeout_s: float = 0.0,
     ) -> Reservation:
-        """Slots in all pools for new pages, for as many leading `hashes` as there is room.
+        """Reserve slots in all pools for new pages: for as many leading `hashes` as L2 has space.
 
-        Trailing pools have slots only in the windows in front of `ends`: the lengths, counted from the
-        first of `hashes`, at which the prefix is to be usable. None: behind the last of them.
+        Trailing pools get slots only in the windows in front of `ends`: the lengths, counted from the
+        first of `hashes`, at which the prefix is to be usable. None stands for the length of `hashes`.
 
-        With `timeout_s` it waits that long for room, so that pages on their way to L3 can get there.
+        With `timeout_s` the call waits that long for the first page's slots, so that pages that must be
+        written to L3 first can be evicted.
 
         Raises:
-            ValueError: A malformed page hash.
+            ValueError: A page hash is malformed.
         """
         check_page_hashes(hashes)
         needed = self.cache.pool_set.needed_at(len(hashes), [len(hashes)] if ends is None else ends)
@@ -172,12 +162,12 @@ class CacheController:
         return Reservation(self.cache, list(hashes[: len(groups)]), groups)
 
     def commit(self, reservation: Reservation, *, without: Collection[str] = ()) -> None:
-        """The reserved pages are filled in every pool: they are L2's now, and L3's by write policy.
+        """Add reserved pages, which the caller has filled, to L2, and to L3 by write policy.
 
-        `without` names optional pools that were not filled: a draft that did not run.
+        `without` names optional pools that were not filled, such as those of a draft that did not run.
 
         Raises:
-            ValueError: It was committed or abandoned before, or a required pool was not filled.
+            ValueError: The reservation has ended before, or a required pool was not filled.
         """
         pool_set = self.cache.pool_set
         unfilled = sum(1 << number for number in {pool_set.number(name) for name in without})
@@ -189,62 +179,64 @@ class CacheController:
             raise ValueError("this reservation was committed or abandoned before")
         entries: list[Entry] = []
         for page_hash, slots in zip(reservation.hashes, reservation.groups, strict=True):
-            had = sum(1 << number for number, slot in enumerate(slots) if slot is not None)
-            entry, left = self.cache.insert(page_hash, slots, filled=had & ~unfilled)
-            self.cache.free([left])
+            reserved = sum(1 << number for number, slot in enumerate(slots) if slot is not None)
+            entry, unused = self.cache.insert(page_hash, slots, filled=reserved & ~unfilled)
+            self.cache.free([unused])
             entries.append(entry)
         self._counters.add("committed_pages", len(entries))
-        self._consider(entries)
+        self._offer(entries)
         self.cache.unpin(entries)
 
     # --- the store -----------------------------------------------------------------------------------
 
     def attach(self, store: PageStore) -> None:
-        """Use a store from now on. Pages of L2 count as not written there, and are by write policy.
+        """Use a store from now on. No page of L2 counts as stored in it; the write policy selects them.
 
         Raises:
-            RuntimeError: A store is attached: detach it first.
-            ValueError: Its pages have headers of another size than the host pools'.
+            RuntimeError: Another store is attached.
+            ValueError: The store's pages have headers of another size than the host pools'.
             StorageClosed: The controller was closed.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces; no
                 store is attached then.
         """
-        with self._switching:
+        with self._attach_lock:
             if self._closed:
                 raise StorageClosed("this controller was closed: make a new one")
-            if self._tier is not None:
+            if self._attached is not None:
                 raise RuntimeError("a store is attached already: detach it first")
-            tier = self._made_tier(store)
+            attached = self._open(store)
             if self._started:
-                tier.start()
-            self._tier, self._whole = tier, True
+                attached.start()
+            self._attached, self._all_written = attached, True
 
     def detach(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
         """Use the store no more; requests go on with L2 alone. Idempotent.
 
-        Prefetches in progress end with what has arrived. With `drain`, pages that are to be written are
-        written first, and True says that the store has all of them. False where one was dropped for want
-        of time or not taken by the store, or where a call still runs after `timeout_s`: a store that
-        hangs. Until that call returns the host pools stay registered with that store, and the pages of
-        the call pinned; calling this again waits for it. Pages that were lost stay so: the answer is
-        False until another store is attached.
+        Prefetches in progress end with the pages that have arrived. With `drain`, pages that are to be
+        written are written first.
+
+        Return True where no page was lost and no call of the store runs any more. A page is lost when it
+        is dropped for lack of time or when the store does not take it. The result is False from then on,
+        until another store is attached. A call of a store that hangs may still run after `timeout_s`:
+        until it returns, the host pools stay registered with that store, and the pages of the call
+        pinned. Another `detach` waits for it.
         """
         deadline = Deadline(min(timeout_s, MAX_DURATION_S))
-        with self._switching:
-            whole = self._detach(deadline, drain=drain)
-            return self._calls_ended(deadline) and whole
+        with self._attach_lock:
+            all_written = self._detach(deadline, drain=drain)
+            return self._wait_calls(deadline) and all_written
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until the write queue is empty; True where the store has taken every page of it.
+        """Wait until the write queue is empty; return True where the store has taken every page of it.
 
-        False where that took longer than `timeout_s`, or where a page was dropped or not taken by the
-        store meanwhile: `dropped_pages` and `unwritten_pages` count these.
+        Return False where that takes longer than `timeout_s`, or where a page is dropped or not taken by
+        the store meanwhile: `dropped_pages` and `unwritten_pages` count these.
         """
-        tier = self._tier
-        return tier is None or tier.writeback.drain(timeout_s)
+        attached = self._attached
+        return attached is None or attached.writeback.drain(timeout_s)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, in pages unless their names say otherwise."""
+        """Return counters since the start, in pages unless their names say otherwise."""
         return {
             **self._counters.snapshot(),
             "cached_pages": len(self.cache),
@@ -254,18 +246,18 @@ class CacheController:
     def close(self, *, drain: bool = True, timeout_s: float = 10.0) -> bool:
         """Stop. With `drain`, pages that are to be written are written first. Idempotent.
 
-        True and False as of `detach`; False also where a prefetch still runs after `timeout_s`. Pages of
-        a call that still runs stay pinned until it returns; calling this again waits for it.
+        The result is that of `detach`; it is False also where a prefetch still runs after `timeout_s`.
+        Pages of a call that still runs stay pinned until it returns. Another `close` waits for it.
         """
         deadline = Deadline(min(timeout_s, MAX_DURATION_S))
-        with self._switching:
+        with self._attach_lock:
             if not self._closed:
                 self._closed = True
-                self._prefetcher.stop()
+                self._prefetch_worker.stop()
                 self._detach(deadline, drain=drain)
-            ended = self._calls_ended(deadline)
-        joined = self._prefetcher.join(max(_TO_END_S, deadline.remaining_s()))
-        return self._whole and ended and joined
+            idle = self._wait_calls(deadline)
+        joined = self._prefetch_worker.join(max(MIN_END_WAIT_S, deadline.remaining_s()))
+        return self._all_written and idle and joined
 
     def __enter__(self) -> Self:
         self.start()
@@ -274,34 +266,50 @@ class CacheController:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _made_tier(self, store: PageStore) -> AttachedStore:
+    def _make_context(self, ranks: Ranks) -> PrefetchContext:
+        pool_set = self.cache.pool_set
+        shorten = self.settings.partial_hits is PartialHits.SHORTEN
+        hit_pools = pool_set.all_pools if shorten else pool_set.required
+        return PrefetchContext(
+            cache=self.cache,
+            settings=self.settings,
+            counters=self._counters,
+            consensus=Consensus(ranks, self._counters, pool_set, hit_pools),
+            explanations=self._explanations,
+            quota=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
+            attached=lambda: self._attached,
+            offer=self._offer,
+            hit_pools=hit_pools,
+        )
+
+    def _open(self, store: PageStore) -> AttachedStore:
         return AttachedStore(store, self.cache, self.settings, self._counters)
 
     def _detach(self, deadline: Deadline, *, drain: bool) -> bool:
-        """Let go of the store; False where `drain` has lost pages that were to be written."""
-        tier = self._tier
-        if tier is None:
-            return self._whole
-        # While evictions still go there too.
-        owed = self.cache.unwritten() if drain and self._writes_back else []
-        self._tier = None
-        self._left_behind.append(tier)
-        self._whole = tier.end(deadline, drain=drain, owed=owed)
-        return self._whole
+        """Detach the store; return False where `drain` has lost pages that were to be written."""
+        attached = self._attached
+        if attached is None:
+            return self._all_written
+        # Pages are claimed before the store is detached, while evicted pages are still queued there.
+        unsaved = self.cache.claim_unsaved() if drain and self._writes_back else []
+        self._attached = None
+        self._busy_detached.append(attached)
+        self._all_written = attached.detach(deadline, drain=drain, unsaved=unsaved)
+        return self._all_written
 
-    def _calls_ended(self, deadline: Deadline) -> bool:
-        """Wait for the calls of stores that were detached; False where one still runs."""
-        self._left_behind = [tier for tier in self._left_behind if not tier.ended(deadline)]
-        return not self._left_behind
+    def _wait_calls(self, deadline: Deadline) -> bool:
+        """Wait for the calls of detached stores; return False where one still runs."""
+        self._busy_detached = [each for each in self._busy_detached if not each.wait_idle(deadline)]
+        return not self._busy_detached
 
-    def _consider(self, entries: Sequence[Entry]) -> None:
-        tier = self._tier
-        if tier is not None:
-            tier.writeback.consider(entries)
+    def _offer(self, entries: Sequence[Entry]) -> None:
+        attached = self._attached
+        if attached is not None:
+            attached.writeback.offer(entries)
 
-    def _offer(self, entries: list[Entry]) -> None:
-        tier = self._tier
-        if tier is None:
-            self.cache.give_up(entries)
+    def _enqueue(self, entries: list[Entry]) -> None:
+        attached = self._attached
+        if attached is None:
+            self.cache.abandon_writes(entries)
         else:
-            tier.writeback.offer(entries)
+            attached.writeback.enqueue(entries)

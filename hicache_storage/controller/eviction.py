@@ -1,136 +1,255 @@
-"""What L2 has room for: free slots, and those of pages that may go."""
+"""Slots for new pages: free slots first, then the slots of pages that are evicted."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.pool_set import numbers
-from hicache_storage.controller.slot_groups import SlotGroups
-from hicache_storage.controller.windows import Windows
+from hicache_storage.controller.pools import pool_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import Bits, PageSlots, PoolSet
+    from hicache_storage.controller.pools import PageSlots, PoolBits, PoolSet
 
 
-class Room:
-    """Slots of all pools, and the pages that nobody has pinned, longest idle first.
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A page of L2, in every pool. Only the cache changes its fields, under the cache's lock."""
 
-    Not thread-safe: the cache's lock guards it. `forget` is told of each page that goes.
+    page_hash: str
+    slots: PageSlots
+    """The page's slot in each pool. In a trailing pool a page has one only while a window needs it."""
+    filled: PoolBits
+    """Pools whose slot holds the page. The content of other slots is undefined; nobody may read it."""
+    stored: PoolBits
+    """Pools whose page is in L3, or will never be written. Eviction loses nothing there."""
+    busy: PoolBits = 0
+    """Pools whose slot is being filled by a load, or by an engine that recomputes the page."""
+    pins: int = 1
+    uses: int = 1
+    queued: bool = False
+    """True while the page waits to be written, or is being written."""
+    evicting: bool = False
+    """True while the page is being written so that it can be evicted."""
+
+    def unsaved(self, written: PoolBits) -> PoolBits:
+        """Return those of the pools `written` to L3 whose page is in L2 and not in L3."""
+        return self.filled & ~self.stored & written
+
+
+class SlotAllocator:
+    """The free slots of all pools. Not thread-safe: the cache's lock guards it.
+
+    A page's slots in several pools are taken and given back together.
+    """
+
+    def __init__(self, pool_set: PoolSet) -> None:
+        self._hosts = [pool.host for pool in pool_set.pools]
+
+    def allocate(self, wanted: PoolBits) -> PageSlots | None:
+        """Return one slot in each of the `wanted` pools; None, with no slot taken, where one is full."""
+        taken: PageSlots = [None] * len(self._hosts)
+        for number in pool_numbers(wanted):
+            slot = self._hosts[number].allocate(1)
+            if slot is None:
+                self.free(taken)
+                return None
+            taken[number] = slot[0]
+        return taken
+
+    def exhausted(self, wanted: PoolBits) -> PoolBits:
+        """Return those of the `wanted` pools that have no free slot."""
+        return sum(
+            1 << number for number in pool_numbers(wanted) if not self._hosts[number].free_slots
+        )
+
+    def free(self, slots: Sequence[int | None]) -> None:
+        """Give a page's slots back."""
+        for host, slot in zip(self._hosts, slots, strict=True):
+            if slot is not None:
+                host.free([slot])
+
+
+class TrailingSlots:
+    """The pages that have a slot in each trailing pool, least recently used first.
+
+    A trailing pool has few slots: a page holds one while its window is in use, and stays in L2 when it
+    loses the slot. Not thread-safe: the cache's lock guards it.
+    """
+
+    def __init__(self, pool_set: PoolSet) -> None:
+        self._pools = pool_set.pools
+        self._holders: dict[int, OrderedDict[str, Entry]] = {
+            number: OrderedDict() for number in pool_numbers(pool_set.trailing)
+        }
+
+    def record(self, entry: Entry, number: int) -> None:
+        """Record that a page has a slot in a pool; do nothing where it has none, or for other pools."""
+        if number in self._holders and entry.slots[number] is not None:
+            self._holders[number][entry.page_hash] = entry
+
+    def touch(self, entry: Entry) -> None:
+        """Make a page the most recently used one."""
+        for number, holders in self._holders.items():
+            if entry.slots[number] is not None:
+                holders.move_to_end(entry.page_hash)
+
+    def remove(self, entry: Entry) -> None:
+        """Forget a page that leaves L2; the caller frees its slots."""
+        for holders in self._holders.values():
+            holders.pop(entry.page_hash, None)
+
+    def release(self, entry: Entry, pools: PoolBits) -> None:
+        """Free a page's slots in these trailing pools. Every window that contains the page is lost."""
+        for number in pool_numbers(pools):
+            slot, entry.slots[number] = entry.slots[number], None
+            self._holders[number].pop(entry.page_hash, None)
+            if slot is not None:
+                self._pools[number].host.free([slot])
+        entry.filled &= ~pools
+        entry.stored &= ~pools
+
+    def has_evictable(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> bool:
+        """Return True where some page can lose its slot of a trailing pool."""
+        return any(is_evictable(entry, number) for entry in self._holders[number].values())
+
+    def allocate(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> int | None:
+        """Return a slot of a trailing pool: a free one, or an evictable page's in LRU order."""
+        host = self._pools[number].host
+        got = host.allocate(1)
+        if got is None:
+            entry = next(
+                (entry for entry in self._holders[number].values() if is_evictable(entry, number)),
+                None,
+            )
+            if entry is not None:
+                self.release(entry, 1 << number)
+                got = host.allocate(1)
+        return got[0] if got else None
+
+
+class EvictingAllocator:
+    """The slots of all pools, and the unpinned pages in the order of their eviction (LRU).
+
+    `on_drop` is called with each page that leaves L2. Not thread-safe: the cache's lock guards it.
     """
 
     def __init__(
-        self, pool_set: PoolSet, *, writes_back: bool, forget: Callable[[Entry], None]
+        self, pool_set: PoolSet, *, writes_back: bool, on_drop: Callable[[Entry], None]
     ) -> None:
-        self.windows = Windows(pool_set)
-        self.evicted = 0
+        self.trailing = TrailingSlots(pool_set)
+        self.evicted_pages = 0
         self._pool_set = pool_set
         self._writes_back = writes_back
-        self._forget = forget
-        self._slots = SlotGroups(pool_set)
-        self._idle: OrderedDict[str, Entry] = OrderedDict()
-        self._leaving = 0
+        self._on_drop = on_drop
+        self._slots = SlotAllocator(pool_set)
+        self._unpinned: OrderedDict[str, Entry] = OrderedDict()
+        self._evicting_pages = 0
 
-    # --- pages that stay, and pages that may go ------------------------------------------------------
+    # --- pins ----------------------------------------------------------------------------------------
 
     def pin(self, entry: Entry) -> None:
-        """Somebody uses `entry`: it stays, and is the last to go after it."""
+        """Keep a page in L2 until `unpin`, and make it the most recently used one."""
         entry.pins += 1
-        self._idle.pop(entry.page_hash, None)
-        self.windows.touch(entry)
+        self._unpinned.pop(entry.page_hash, None)
+        self.trailing.touch(entry)
 
-    def stay(self, entry: Entry) -> bool:
-        """Whether `entry` was on its way out, which it is no longer."""
-        was_leaving, entry.leaving = entry.leaving, False
-        self._leaving -= was_leaving
-        return was_leaving
+    def cancel_eviction(self, entry: Entry) -> bool:
+        """Keep a page that was being evicted; return True where it was."""
+        was_evicting, entry.evicting = entry.evicting, False
+        self._evicting_pages -= was_evicting
+        return was_evicting
 
     def unpin(self, entry: Entry) -> None:
-        """The end of one `pin`."""
+        """End one `pin`."""
         entry.pins -= 1
         if not entry.pins:
-            self._idle[entry.page_hash] = entry
-            if self.stay(entry):  # written to be evicted: the next to go
-                self._idle.move_to_end(entry.page_hash, last=False)
+            self._unpinned[entry.page_hash] = entry
+            if self.cancel_eviction(entry):  # it was written to be evicted, so it goes next
+                self._unpinned.move_to_end(entry.page_hash, last=False)
 
     def clear(self) -> None:
-        """Let every idle page go."""
-        while self._idle:
-            self._drop(self._idle.popitem(last=False)[1])
+        """Drop every unpinned page."""
+        while self._unpinned:
+            self._drop(self._unpinned.popitem(last=False)[1])
 
     # --- slots ---------------------------------------------------------------------------------------
 
-    def take(self, wanted: Sequence[Bits]) -> tuple[list[PageSlots], list[Entry]]:
-        """The slots that there are for `wanted`, in all pools or in none, up to the first that has none.
+    def allocate(self, wanted: Sequence[PoolBits]) -> tuple[list[PageSlots], list[Entry]]:
+        """Return slots for the leading pages of `wanted`, each in all of its pools.
 
-        And the pages that must be written before there are more: pinned, and on their way out.
+        Also return the pages that must be written before more slots can be freed. They are pinned, and
+        marked as queued and evicting.
         """
         got: list[PageSlots] = []
-        dirty: list[Entry] = []
+        to_write: list[Entry] = []
         for bits in wanted:
-            while (slots := self._slots.take(bits)) is None:
-                if not self._make(self._slots.exhausted(bits), len(wanted) - len(got), dirty):
-                    return got, dirty
+            while (slots := self._slots.allocate(bits)) is None:
+                exhausted = self._slots.exhausted(bits)
+                if not self._free_one(exhausted, len(wanted) - len(got), to_write):
+                    return got, to_write
             got.append(slots)
-        return got, dirty
+        return got, to_write
 
-    def is_there(self, wanted: Sequence[Bits]) -> bool:
-        """Whether `take` gets anywhere: who waits for room sleeps until it does."""
-        lacking = self._slots.exhausted(wanted[0]) if wanted else 0
-        if lacking & self._pool_set.every_page:
+    def can_allocate(self, wanted: Sequence[PoolBits]) -> bool:
+        """Return True where `allocate` would return slots, or start a write that frees some."""
+        exhausted = self._slots.exhausted(wanted[0]) if wanted else 0
+        if exhausted & self._pool_set.all_pages:
             return self._can_evict(len(wanted))
-        return all(self.windows.has_spare(n, self._is_spare) for n in numbers(lacking))
+        return all(
+            self.trailing.has_evictable(number, self._is_evictable)
+            for number in pool_numbers(exhausted)
+        )
 
-    def window(self, number: int) -> int | None:
-        """A slot of a trailing pool, free or given up by a page that may; None where there is none."""
-        return self.windows.slot(number, self._is_spare)
+    def allocate_trailing(self, number: int) -> int | None:
+        """Return a slot of a trailing pool, freed by another page where necessary, or None."""
+        return self.trailing.allocate(number, self._is_evictable)
 
     def free(self, groups: Iterable[PageSlots]) -> None:
         """Give slots back."""
         for slots in groups:
             self._slots.free(slots)
 
-    # --- how room is made ----------------------------------------------------------------------------
+    # --- eviction ------------------------------------------------------------------------------------
 
-    def _make(self, lacking: Bits, pages: int, dirty: list[Entry]) -> bool:
-        """Free a slot in the pools of `lacking`, one step of it; False where nothing can go."""
-        if lacking & self._pool_set.every_page:
+    def _free_one(self, exhausted: PoolBits, pages: int, to_write: list[Entry]) -> bool:
+        """Evict one page or window from the `exhausted` pools; return False where there is none."""
+        if exhausted & self._pool_set.all_pages:
             if not self._can_evict(pages):
                 return False
-            self._evict(dirty)
+            self._evict(to_write)
             return True
-        for number in numbers(lacking):
-            slot = self.window(number)
+        for number in pool_numbers(exhausted):
+            slot = self.allocate_trailing(number)
             if slot is None:
                 return False
             self._pool_set.pools[number].host.free([slot])
         return True
 
     def _can_evict(self, pages: int) -> bool:
-        """Whether more should go than is on its way out, for `pages` pages to come."""
-        return bool(self._idle) and self._leaving < pages
+        """Return True where a page is unpinned, and fewer than `pages` pages are being evicted."""
+        return bool(self._unpinned) and self._evicting_pages < pages
 
-    def _evict(self, dirty: list[Entry]) -> None:
-        """Let the page go that was idle longest, by way of `dirty` where it must be written first."""
-        _, entry = self._idle.popitem(last=False)
-        if not (self._writes_back and entry.owed(self._pool_set.written)):
+    def _evict(self, to_write: list[Entry]) -> None:
+        """Drop the least recently used page, or add it to `to_write` where it is unsaved."""
+        _, entry = self._unpinned.popitem(last=False)
+        if not (self._writes_back and entry.unsaved(self._pool_set.written)):
             self._drop(entry)
-            self.evicted += 1
+            self.evicted_pages += 1
         else:
             entry.pins += 1
-            entry.queued = entry.leaving = True
-            self._leaving += 1
-            dirty.append(entry)
+            entry.queued = entry.evicting = True
+            self._evicting_pages += 1
+            to_write.append(entry)
 
     def _drop(self, entry: Entry) -> None:
-        self._forget(entry)
-        self.windows.drop(entry)
+        self._on_drop(entry)
+        self.trailing.remove(entry)
         self._slots.free(entry.slots)
 
-    def _is_spare(self, entry: Entry, number: int) -> bool:
-        """Whether a page can lose its window in a trailing pool."""
-        owed = self._writes_back and entry.owed(self._pool_set.written) >> number & 1
-        return not entry.pins and not owed
+    def _is_evictable(self, entry: Entry, number: int) -> bool:
+        """Return True where a page can lose its slot in a trailing pool."""
+        unsaved = self._writes_back and entry.unsaved(self._pool_set.written) >> number & 1
+        return not entry.pins and not unsaved

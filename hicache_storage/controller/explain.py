@@ -1,4 +1,4 @@
-"""Why a request got as many pages as it got: one record and one sentence for an operator."""
+"""The reason that a request got as many pages as it got: a record, and a sentence for an operator."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from hicache_storage.controller.topic import shown
+from hicache_storage.controller.ranks import shown_id
 from hicache_storage.page_store.results import Verdict
 
 
 class Reason(enum.Enum):
-    """Why a prefix is no longer. Its value completes a sentence about the first missing page."""
+    """The reason that a prefix ends. Its value completes a sentence about the first missing page."""
 
     ABSENT = "was not in storage"
     VANISHED = "was gone when it was read, though storage had said that it was there"
@@ -38,7 +38,7 @@ class Reason(enum.Enum):
 
     @classmethod
     def of(cls, verdict: Verdict) -> Reason:
-        """What a page's verdict means to the prefix that ends there."""
+        """Return the reason of a prefix that ends at a page with this verdict."""
         return _BY_VERDICT.get(verdict, cls.STORE_ERROR)
 
 
@@ -55,60 +55,61 @@ _BY_VERDICT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What became of one request's prefix."""
+    """The result of one request's prefetch, and the first missing page where the prefix is cut."""
 
     request_id: str
     asked_pages: int
     usable_pages: int
     l2_pages: int
+    """Usable pages that were in host memory."""
     l3_pages: int
-    """Of the usable pages, those that were in host memory and those that came from storage."""
+    """Usable pages that came from storage."""
     first_missing: int | None = None
-    """Index of the page for want of which the prefix is no longer; None: it is whole."""
+    """Index of the missing page at which the prefix ends; None where the prefix is whole."""
     pool: str | None = None
-    """The pool that lacks it; None where another rank does, or nothing was asked."""
+    """The pool that lacks the page; None where another rank lacks it, or no store was asked."""
     rank: int | None = None
-    """The rank that has least, where that is not this one."""
+    """The rank with the shortest prefix, where it is another rank."""
     reason: Reason | None = None
 
     def __str__(self) -> str:
-        told = (
-            f"request {shown(self.request_id)}: {self.usable_pages} of {self.asked_pages} pages are"
+        summary = (
+            f"request {shown_id(self.request_id)}: {self.usable_pages} of {self.asked_pages} pages are"
             f" usable ({self.l2_pages} from host memory, {self.l3_pages} from storage)"
         )
         if self.reason is None:
-            return told
-        where = "" if self.pool is None else f" of pool {self.pool!r}"
-        who = "" if self.rank is None else f" (rank {self.rank})"
-        return f"{told}; page {self.first_missing}{where} {self.reason.value}{who}"
+            return summary
+        pool = "" if self.pool is None else f" of pool {self.pool!r}"
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        return f"{summary}; page {self.first_missing}{pool} {self.reason.value}{rank}"
 
 
 class Explanations:
-    """The last `limit` of them, by request id. Thread-safe."""
+    """The explanations of the last `limit` requests that ended, by request id. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: OrderedDict[str, Explanation] = OrderedDict()
+        self._by_id: OrderedDict[str, Explanation] = OrderedDict()
         self._lock = threading.Lock()
 
-    def keep(self, explanation: Explanation) -> None:
-        """The newest; the oldest goes."""
+    def add(self, explanation: Explanation) -> None:
+        """Add an explanation; drop the oldest beyond the limit."""
         with self._lock:
-            self._kept[explanation.request_id] = explanation
-            self._kept.move_to_end(explanation.request_id)
-            while len(self._kept) > self._limit:
-                self._kept.popitem(last=False)
+            self._by_id[explanation.request_id] = explanation
+            self._by_id.move_to_end(explanation.request_id)
+            while len(self._by_id) > self._limit:
+                self._by_id.popitem(last=False)
 
-    def of(self, request_id: str) -> Explanation:
-        """That of a request which has ended.
+    def get(self, request_id: str) -> Explanation:
+        """Return the explanation of a request that has ended.
 
         Raises:
-            LookupError: It has not, or others have ended since.
+            LookupError: The request has not ended, or is not among the last `limit`.
         """
         with self._lock:
-            explanation = self._kept.get(request_id)
+            explanation = self._by_id.get(request_id)
         if explanation is None:
             raise LookupError(
-                f"request {shown(request_id)} is not among the last {self._limit} that have ended"
+                f"request {shown_id(request_id)} is not among the last {self._limit} that have ended"
             )
         return explanation

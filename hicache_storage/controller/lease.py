@@ -1,29 +1,69 @@
-"""Pages of L2 in the hands of a request: a usable prefix, or room for new pages."""
+"""Pages of L2 that a request holds: the lease of a usable prefix, the reservation of new slots."""
 
 from __future__ import annotations
 
+import enum
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from hicache_storage.controller.claims import Claims
-from hicache_storage.controller.coverage import Coverage, coverage, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hicache_storage.controller.cache import HostCache
-    from hicache_storage.controller.claims import Ask
-    from hicache_storage.controller.consensus import Taken
-    from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import PageSlots
+    from hicache_storage.controller.claims import ReduceMin
+    from hicache_storage.controller.consensus import AgreedPages
+    from hicache_storage.controller.eviction import Entry
+    from hicache_storage.controller.pools import PageSlots, PoolBits
+
+
+class Coverage(enum.Enum):
+    """The pools that have a page of a prefix; for a prefix, the pools that have all of its pages."""
+
+    BOTH = "both"
+    """All pools: the target's and the draft's."""
+    TARGET_ONLY = "target_only"
+    """The required pools only. The draft must recompute the page, or do without it."""
+    NONE = "none"
+    """Not all required pools: the page must be computed."""
+
+
+def page_coverage(
+    needed: Callable[[int, int], PoolBits],
+    filled: Sequence[PoolBits],
+    length: int,
+    *,
+    target_pages: int,
+    asked_pages: int,
+) -> list[Coverage]:
+    """Return the coverage of each requested page, given a prefix of `length` pages.
+
+    `needed(page, length)` gives the pools that the prefix needs at a page, `filled` the pools that have
+    the page. Behind the prefix, `target_pages` is the length that the required pools have.
+    """
+    pages = [
+        Coverage.TARGET_ONLY if needed(page, length) & ~filled[page] else Coverage.BOTH
+        for page in range(length)
+    ]
+    pages += [Coverage.TARGET_ONLY] * (target_pages - length)
+    return pages + [Coverage.NONE] * (asked_pages - len(pages))
+
+
+def prefix_coverage(pages: Sequence[Coverage]) -> Coverage:
+    """Return the coverage of a prefix, given that of its pages: the worst of them, or NONE."""
+    if not pages:
+        return Coverage.NONE
+    return Coverage.TARGET_ONLY if Coverage.TARGET_ONLY in pages else Coverage.BOTH
 
 
 class Lease:
     """The usable prefix of a request, pinned in L2 until `release`. A context manager.
 
-    It tells what was there when it was taken; a slot is told only where it holds its page. With several
-    ranks it tells the same on each of them: a page is there where every rank has it.
+    Its properties describe the prefix as it was when the lease was taken. They name a slot only where
+    the slot holds its page. With several ranks they are the same on each rank: a page counts where every
+    rank has it.
     """
 
     def __init__(
@@ -31,20 +71,20 @@ class Lease:
         cache: HostCache,
         entries: list[Entry],
         loaded: list[int],
-        taken: Taken,
+        agreed: AgreedPages,
         *,
-        ask: Ask,
-        consider: Callable[[Sequence[Entry]], None],
+        reduce_min: ReduceMin,
+        offer: Callable[[Sequence[Entry]], None],
     ) -> None:
         self.cache = cache
         self.entries = entries
         self.loaded = loaded
-        """Indices of the pages that came from L3 for this request, in any pool, on this rank."""
-        self._pools = taken.pools
-        self._filled = taken.filled[: len(entries)]
-        self._target_pages = taken.target_pages
-        self._asked_pages = len(taken.filled)
-        self._claims = Claims(cache, entries, taken.here, ask=ask, consider=consider)
+        """Indices of the pages that this rank loaded from L3 for this request, in any pool."""
+        self._pools = agreed.pools
+        self._filled = agreed.filled[: len(entries)]
+        self._target_pages = agreed.target_pages
+        self._asked_pages = len(agreed.filled)
+        self._claims = Claims(cache, entries, agreed.local, reduce_min=reduce_min, offer=offer)
         self._held = True
         self._lock = threading.Lock()
 
@@ -55,23 +95,23 @@ class Lease:
 
     @property
     def l2_pages(self) -> int:
-        """Pages that L2 had."""
+        """Pages of the prefix that were in L2."""
         return len(self.entries) - len(self.loaded)
 
     @property
     def l3_pages(self) -> int:
-        """Pages that came from L3."""
+        """Pages of the prefix that came from L3."""
         return len(self.loaded)
 
     @property
     def coverage(self) -> list[Coverage]:
-        """Of each page that was asked for.
+        """Coverage of each requested page.
 
-        Behind the prefix, TARGET_ONLY tells of pages that L2 has, or L3 said that it has, for the target
-        and not for the draft.
+        Behind the prefix, TARGET_ONLY marks pages that the required pools have, in L2 or by L3's answer,
+        and that an optional pool cut off.
         """
-        return coverage(
-            self._pools,
+        return page_coverage(
+            self._pools.needed,
             self._filled,
             self.pages,
             target_pages=self._target_pages,
@@ -80,21 +120,23 @@ class Lease:
 
     @property
     def verdict(self) -> Coverage:
-        """Of the prefix: BOTH, TARGET_ONLY where `missing` has pages, NONE where it is empty."""
-        return verdict(self.coverage[: self.pages])
+        """Coverage of the prefix: TARGET_ONLY where `missing` names pages, NONE where it is empty."""
+        return prefix_coverage(self.coverage[: self.pages])
 
     @property
     def target_only_pages(self) -> int:
-        """Pages of the prefix that the draft lacks."""
-        everything = self._pools.everything
-        if not any(everything & ~bits for bits in self._filled):
+        """Pages of the prefix that an optional pool lacks."""
+        all_pools = self._pools.all_pools
+        if not any(all_pools & ~bits for bits in self._filled):
             return 0
         return self.coverage[: self.pages].count(Coverage.TARGET_ONLY)
 
     @property
     def indices(self) -> list[list[int]]:
-        """For each pool, the pages of the prefix that it holds: all of them, but for trailing pools and
-        where `missing` names some."""
+        """For each pool, the indices of the prefix's pages that it holds.
+
+        These are all pages, except in trailing pools and for pages that `missing` names.
+        """
         return [
             [page for page, bits in enumerate(self._filled) if bits >> number & 1]
             for number in range(len(self.cache.pools))
@@ -102,14 +144,16 @@ class Lease:
 
     @property
     def slots(self) -> list[list[int]]:
-        """For each pool, the slots of the pages that `indices` names."""
+        """For each pool, the slots of the pages in `indices`."""
         return [
             [slot for page in pages if (slot := self.entries[page].slots[number]) is not None]
             for number, pages in enumerate(self.indices)
         ]
 
     def missing(self, pool: str) -> list[int]:
-        """The pages of the prefix that a pool needs and lacks: to be computed again, or done without.
+        """Return the pages of the prefix that a pool needs and lacks.
+
+        The caller recomputes them, or does without them.
 
         Raises:
             ValueError: There is no such pool.
@@ -117,11 +161,13 @@ class Lease:
         return self._missing(self._pools.number(pool))
 
     def claim(self, pool: str) -> dict[int, int]:
-        """The missing pages of a pool that this request may compute, each with the slot to write it to.
+        """Return the missing pages of a pool that this request may compute, with the slots to write to.
 
-        Not those that another request is filling, and none after `release`. Idempotent. With several
-        ranks every rank calls it, in the order in which it takes its results, and gets the same pages:
-        those that every rank has a slot for. A rank that has no such pool calls it too, and gets none.
+        Pages that another request is filling are left out. After `release` the result is empty. The call
+        is idempotent.
+
+        With several ranks every rank calls it, in the order in which it takes results. All ranks get the
+        same pages: those that every rank has a slot for. A rank without such a pool gets no page.
 
         Raises:
             ValueError: There is no such pool.
@@ -134,21 +180,21 @@ class Lease:
             return self._claims.claim(number, pool, missing)
 
     def fill(self, pool: str, pages: Iterable[int]) -> None:
-        """Claimed pages of a pool are written: they are L2's from now on, and L3's by write policy.
+        """Add claimed pages of a pool, which the caller has written, to L2, and to L3 by write policy.
 
         Raises:
-            ValueError: A page was not claimed, or the lease was released. None is filled then.
+            ValueError: A page was not claimed, or the lease was released. No page is added then.
         """
         number = self._pools.number(pool)
         with self._lock:
             self._claims.fill(number, pool, list(pages))
 
     def release(self) -> None:
-        """Unpin the pages; their slots are not the request's any more. Idempotent."""
+        """Unpin the pages. The request may not use their slots any more. Idempotent."""
         with self._lock:
             was_held, self._held = self._held, False
             if was_held:
-                self._claims.give_back()
+                self._claims.release_all()
         if was_held:
             self.cache.unpin(self.entries)
 
@@ -169,7 +215,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Slots for pages that a request is about to fill: then `commit` it, or `abandon` it."""
+    """Slots for pages that a request is about to fill. It ends in `commit` or in `abandon`."""
 
     cache: HostCache
     hashes: list[str]
@@ -179,12 +225,12 @@ class Reservation:
 
     @property
     def pages(self) -> int:
-        """How many pages there is room for: a leading part of what was asked."""
+        """Number of leading pages that have slots."""
         return len(self.groups)
 
     @property
     def indices(self) -> list[list[int]]:
-        """For each pool, the pages that have a slot in it: all of them, but for trailing pools."""
+        """For each pool, the indices of the pages with a slot in it: all, except in trailing pools."""
         return [
             [page for page, slots in enumerate(self.groups) if slots[number] is not None]
             for number in range(len(self.cache.pools))
@@ -192,19 +238,19 @@ class Reservation:
 
     @property
     def slots(self) -> list[list[int]]:
-        """For each pool, the slots of the pages that `indices` names."""
+        """For each pool, the slots of the pages in `indices`."""
         return [
             [slot for slots in self.groups if (slot := slots[number]) is not None]
             for number in range(len(self.cache.pools))
         ]
 
     def close(self) -> bool:
-        """Whether it was still open: each reservation ends once, whichever thread ends it."""
+        """End the reservation; return True for the one call, of all threads', that ended it."""
         with self._closing:
             was_open, self._open = self._open, False
         return was_open
 
     def abandon(self) -> None:
-        """Give the slots back unfilled. Idempotent, and nothing after a commit."""
+        """Give the slots back unfilled. Idempotent; does nothing after a commit."""
         if self.close():
             self.cache.free(self.groups)

@@ -1,4 +1,4 @@
-"""L3 → L2: the missing pages of one prefix, in order, a batch of all pools at a time."""
+"""L3 → L2: load the missing pages of one prefix, in order, a batch of all pools at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.explain import Reason
-from hicache_storage.controller.pool_set import numbers
+from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.settings import WritePolicy
 from hicache_storage.controller.transfer_batch import TransferBatch
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hicache_storage.controller.attached_store import AttachedStore
-    from hicache_storage.controller.context import Context
-    from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import Bits, PageSlots
-    from hicache_storage.controller.prefetch import Prefetch
+    from hicache_storage.controller.eviction import Entry
+    from hicache_storage.controller.pools import PageSlots, PoolBits
+    from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
     from hicache_storage.page_store.results import Outcome
 
-# Idle pages of a write-back cache make room once they are written: worth waiting for, but not for long.
+# Unpinned pages of a write-back cache free their slots once they are written: a short wait pays off.
 _WRITE_BACK_TIMEOUT_S = 1.0
 
 
@@ -32,123 +31,122 @@ class _Row:
 
     page: int
     page_hash: str
-    bits: Bits
+    bits: PoolBits
     """The pools that are read."""
     slots: PageSlots
     entry: Entry | None = None
-    """The page of L2, pinned, that is completed; None: the slots are a new page's."""
+    """The pinned page of L2 whose slots are filled; None where the page is new to L2."""
 
 
-class Loading:
-    """One request's way from L3 to L2.
+class PrefixLoader:
+    """The load of one request's prefix from L3 to L2.
 
-    A page that L2 lacks is read into slots of its own, and becomes part of L2 as far as it arrived. A
-    page that L2 has in other pools is read into the slots that it has, claimed for the time of the read.
+    A page that L2 lacks is read into new slots, and is inserted with the pools that arrived. A page that
+    L2 has in other pools is read into its own slots, which are claimed for the time of the read.
     """
 
-    def __init__(self, context: Context, tier: AttachedStore, prefetch: Prefetch) -> None:
+    def __init__(self, context: PrefetchContext, attached: AttachedStore, job: PrefetchJob) -> None:
         self._context = context
         self._cache = context.cache
-        self._tier = tier
-        self._prefetch = prefetch
-        self._findings = prefetch.findings
-        self._vital = context.vital & context.cache.pool_set.every_page
+        self._attached = attached
+        self._job = job
+        self._diagnostics = job.diagnostics
+        self._essential_pools = context.hit_pools & context.cache.pool_set.all_pages
+        """The pools without which a page ends every prefix."""
         writes_back = context.settings.write_policy is WritePolicy.WRITE_BACK
-        self._room_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
+        self._slots_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
         self._page_nbytes = sum(pool.space.page_nbytes for pool in context.cache.pools)
 
-    def run(self, wanted: Sequence[Bits]) -> None:
-        """Load the `wanted` pools of each page, until one that no prefix can do without is missing."""
+    def load(self, wanted: Sequence[PoolBits]) -> None:
+        """Load the `wanted` pools of each page, up to a page whose absence ends the prefix."""
         pages = [page for page, bits in enumerate(wanted) if bits]
         limit = self._context.settings.batch_pages
-        step = self._tier.in_flight.fitting(limit, self._page_nbytes)
+        step = self._attached.in_flight.pages_per_read(limit, self._page_nbytes)
         for start in range(0, len(pages), step):
-            reason = Reason.DETACHED if self._tier.closing else self._prefetch.unwanted()
+            reason = Reason.DETACHED if self._attached.closing else self._job.stop_reason()
             if reason is not None:
-                self._findings.stopped = reason
+                self._diagnostics.stopped = reason
                 return
-            if not self._load({page: wanted[page] for page in pages[start : start + step]}):
+            if not self._load_batch({page: wanted[page] for page in pages[start : start + step]}):
                 return
 
-    def _load(self, wanted: dict[int, Bits]) -> bool:
-        """Load one batch; whether it is worth going on."""
+    def _load_batch(self, wanted: dict[int, PoolBits]) -> bool:
+        """Load one batch; return True where no missing page ends the prefix."""
         rows = self._rows(wanted)
-        traffic = TransferBatch(self._cache.pool_set)
+        batch = TransferBatch(self._cache.pool_set)
         for row in rows:
-            traffic.add(row.page_hash, row.slots, row.bits)
-        outcome = self._read(rows, traffic)
+            batch.add(row.page_hash, row.slots, row.bits)
+        outcome = self._read(rows, batch)
         if outcome is None:
             return False
-        for nth, number, verdict in traffic.failures(outcome):
-            self._findings.troubles[rows[nth].page, number] = Reason.of(verdict)
+        for index, number, verdict in batch.failures(outcome):
+            self._diagnostics.failures[rows[index].page, number] = Reason.of(verdict)
         arrived = dict.fromkeys(wanted, 0)
         loaded = used = 0
-        for row, ok in zip(rows, traffic.ok(outcome), strict=True):
+        for row, ok in zip(rows, batch.succeeded(outcome), strict=True):
             arrived[row.page] = ok
             loaded += bool(ok)
-            used += self._land(row, ok, outcome.settled)
+            used += self._publish(row, ok, outcome.settled)
         self._context.counters.add("loaded_pages", loaded)
         self._context.counters.add("loaded_unused_pages", loaded - used)
-        return not any(self._vital & bits & ~arrived[page] for page, bits in wanted.items())
+        return not any(self._essential_pools & bits & ~arrived[page] for page, bits in wanted.items())
 
-    def _read(self, rows: list[_Row], traffic: TransferBatch) -> Outcome | None:
-        """Make one call to the store, the wait for its turn included in its time.
+    def _read(self, rows: list[_Row], batch: TransferBatch) -> Outcome | None:
+        """Make one call to the store, within the store's timeout, the wait for its turn included.
 
-        Returns None, and gives the slots back, where the call is not made.
+        Return None, and give the slots back, where the call is not made.
         """
         if not rows:
             return None
-        nbytes, in_flight, store = traffic.nbytes, self._tier.in_flight, self._tier.store
-        deadline = Deadline(self._prefetch.at_most_s(store.settings.timeout_s))
-        if not in_flight.enter(nbytes, deadline.remaining_s()):
-            self._findings.stopped = Reason.IN_FLIGHT_LIMIT
+        nbytes, in_flight, store = batch.nbytes, self._attached.in_flight, self._attached.store
+        deadline = Deadline(self._job.bounded_s(store.settings.timeout_s))
+        if not in_flight.acquire(nbytes, deadline.remaining_s()):
+            self._diagnostics.stopped = Reason.IN_FLIGHT_LIMIT
             self._give_back(rows)
             return None
         try:
-            outcome = store.load(traffic.transfers(), timeout_s=deadline.remaining_s())
+            outcome = store.load(batch.transfers(), timeout_s=deadline.remaining_s())
         except BaseException:
-            in_flight.leave(nbytes)
+            in_flight.release(nbytes)
             self._give_back(rows)
             raise
-        self._tier.track(outcome.settled)
-        outcome.settled.add_done_callback(lambda _: in_flight.leave(nbytes))
+        self._attached.track_call(outcome.settled)
+        outcome.settled.add_done_callback(lambda _: in_flight.release(nbytes))
         return outcome
 
-    # --- slots: each row's come to rest exactly once -------------------------------------------------
+    # --- slots: each row's slots are published or freed exactly once ---------------------------------
 
-    def _rows(self, wanted: dict[int, Bits]) -> list[_Row]:
-        """The pages of a batch that there are slots for, up to the first new one that has none."""
-        hashes = self._prefetch.hashes
-        new = [page for page in wanted if self._prefetch.entry(page) is None]
-        groups = self._slots([self._cache.pool_set.every_page | wanted[page] for page in new])
+    def _rows(self, wanted: dict[int, PoolBits]) -> list[_Row]:
+        """Return the pages of a batch that have slots, up to the first new page that has none."""
+        hashes = self._job.hashes
+        new = [page for page in wanted if self._job.entry(page) is None]
+        groups = self._allocate([self._cache.pool_set.all_pages | wanted[page] for page in new])
         rows = [
             _Row(page, hashes[page], wanted[page], slots)
             for page, slots in zip(new, groups, strict=False)
         ]
         if len(groups) < len(new):
             self._context.counters.add("no_host_slot_pages", len(new) - len(groups))
-            self._findings.stopped = Reason.NO_HOST_SLOT
+            self._diagnostics.stopped = Reason.NO_HOST_SLOT
         end = new[len(groups)] if len(groups) < len(new) else len(hashes)
-        known = [page for page in wanted if page < end and self._prefetch.entry(page) is not None]
-        for page, entry in zip(
-            known, self._cache.hold(hashes[page] for page in known), strict=True
-        ):
+        known = [page for page in wanted if page < end and self._job.entry(page) is not None]
+        for page, entry in zip(known, self._cache.pin(hashes[page] for page in known), strict=True):
             if entry is not None:
-                rows.append(self._claimed(page, entry, wanted[page]))
+                rows.append(self._claim(page, entry, wanted[page]))
         return rows
 
-    def _slots(self, wanted: Sequence[Bits]) -> list[PageSlots]:
-        """Slots for new pages, before what the request holds behind them: a prefix grows at its head."""
-        groups = self._cache.allocate(wanted, timeout_s=self._room_timeout_s)
-        while len(groups) < len(wanted) and self._prefetch.give_tail(len(wanted) - len(groups)):
-            self._findings.stopped = Reason.NO_HOST_SLOT
+    def _allocate(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
+        """Return slots for new pages. The request's own tail is evicted for them where necessary."""
+        groups = self._cache.allocate(wanted, timeout_s=self._slots_timeout_s)
+        while len(groups) < len(wanted) and self._job.release_tail(len(wanted) - len(groups)):
+            self._diagnostics.stopped = Reason.NO_HOST_SLOT
             groups += self._cache.allocate(wanted[len(groups) :])
         return groups
 
-    def _claimed(self, page: int, entry: Entry, wanted: Bits) -> _Row:
+    def _claim(self, page: int, entry: Entry, wanted: PoolBits) -> _Row:
         claimed = self._cache.claim(entry, wanted)
-        for number in numbers(wanted & ~claimed):
-            self._findings.troubles[page, number] = Reason.BUSY
+        for number in pool_numbers(wanted & ~claimed):
+            self._diagnostics.failures[page, number] = Reason.BUSY
         return _Row(page, entry.page_hash, claimed, entry.slots, entry)
 
     def _give_back(self, rows: list[_Row]) -> None:
@@ -157,38 +155,38 @@ class Loading:
             if row.entry is not None:
                 self._unclaim(row.entry, row.bits)
 
-    def _land(self, row: _Row, ok: Bits, settled: Future[None]) -> bool:
-        """What arrived is L2's, the rest is free once nobody writes into it any more.
+    def _publish(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
+        """Publish loaded slots. Free the others once `settled` is done.
 
-        Whether something of the page came in time for its request.
+        Return True where the job uses the page: the page arrived before the job's end.
         """
         cache, entry = self._cache, row.entry
         if entry is not None:
-            cache.fill(entry, ok, stored=ok, epoch=self._tier.epoch)
+            cache.fill(entry, ok, stored=ok, epoch=self._attached.epoch)
             settled.add_done_callback(lambda _: self._unclaim(entry, row.bits & ~ok))
-            return bool(ok) and self._prefetch.note_loaded(row.page)
-        if self._vital & ~ok:
+            return bool(ok) and self._job.mark_loaded(row.page)
+        if self._essential_pools & ~ok:
             settled.add_done_callback(lambda _: cache.free([row.slots]))
             return False
-        return self._make(row, ok, settled)
+        return self._insert(row, ok, settled)
 
-    def _make(self, row: _Row, ok: Bits, settled: Future[None]) -> bool:
-        """A new page of L2; whether it came in time for its request."""
+    def _insert(self, row: _Row, ok: PoolBits, settled: Future[None]) -> bool:
+        """Insert a new page into L2; return True where it arrived before the job's end."""
         busy = 0 if settled.done() else row.bits & ~ok
-        entry, left = self._cache.insert(
-            row.page_hash, row.slots, filled=ok, stored=ok, busy=busy, epoch=self._tier.epoch
+        entry, unused = self._cache.insert(
+            row.page_hash, row.slots, filled=ok, stored=ok, busy=busy, epoch=self._attached.epoch
         )
         if busy:
-            adopted = sum(1 << number for number in numbers(busy) if left[number] is None)
-            self._cache.hold([row.page_hash])
+            adopted = sum(1 << number for number in pool_numbers(busy) if unused[number] is None)
+            self._cache.pin([row.page_hash])
             settled.add_done_callback(lambda _: self._unclaim(entry, adopted))
-        if any(slot is not None for slot in left):
-            settled.add_done_callback(lambda _: self._cache.free([left]))
-        used = self._prefetch.add(row.page, entry)
-        if not used:  # too late for this request; L2 keeps it for the next
+        if any(slot is not None for slot in unused):
+            settled.add_done_callback(lambda _: self._cache.free([unused]))
+        in_time = self._job.add_loaded(row.page, entry)
+        if not in_time:  # L2 keeps the page for the next request
             self._cache.unpin([entry])
-        return used
+        return in_time
 
-    def _unclaim(self, entry: Entry, claimed: Bits) -> None:
+    def _unclaim(self, entry: Entry, claimed: PoolBits) -> None:
         self._cache.unclaim(entry, claimed)
         self._cache.unpin([entry])

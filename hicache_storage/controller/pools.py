@@ -1,52 +1,65 @@
-"""A pool of the cache: its slots in host memory, and how its pages are called in storage."""
+"""The pools of a cache: host slots and key space of each, and the pools that a prefix needs where."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.host_pool.tiles import tile_nbytes
-from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
+from hicache_storage.page_store.lookup import HitPolicy, PoolSpec, longest, usable_lengths
 from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from hicache_storage.host_pool import HostPool, Tile
     from hicache_storage.keys import KeySpace
 
+PoolBits: TypeAlias = int
+"""A set of pools: bit n stands for pool n."""
+PageSlots: TypeAlias = "list[int | None]"
+"""A page's slot in each pool, in the order of the pools; None where the page has no slot."""
+
+
+@cache
+def pool_numbers(bits: PoolBits) -> tuple[int, ...]:
+    """Return the numbers of the pools in `bits`."""
+    return tuple(number for number in range(bits.bit_length()) if bits >> number & 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePool:
-    """One pool of the cache: target, draft or side pool, all handled alike."""
+    """One pool of the cache. Target, draft and side pools are handled alike."""
 
     space: KeySpace
-    """Bare; its page is what `host` holds in a slot. Its shard is what this rank holds."""
+    """The key space without a frame. A slot of `host` holds one of its pages. Its shard is ours."""
     host: HostPool
     hit_policy: HitPolicy = HitPolicy.ALL_PAGES
     window_pages: int = 1
-    """For TRAILING_PAGES: how many pages in front of the prefix's end are needed."""
+    """For TRAILING_PAGES: the number of pages in front of the prefix's end that are needed."""
     required: bool = True
-    """No prefix is usable without it. A draft's pools may be optional, by the controller's settings."""
+    """True where no prefix is usable without this pool. The controller's settings may make a draft's
+    pools optional."""
     writes: bool = True
-    """This rank writes the pool's pages to L3: of ranks that hold the same bytes, one does."""
+    """True where this rank writes the pool's pages to L3. One of the ranks with the same bytes does."""
     stored: tuple[PoolSpec, ...] = field(init=False, repr=False, compare=False)
-    """As the page store sees it: a page of this pool is in storage when it is in all of these, one for
-    each tile of the host pool. A tile goes by its own rectangle: ranks that have it share it."""
+    """The pool as the page store sees it: one spec for each tile of the host pool. A page is in storage
+    when it is in all of them. A tile is named by its own rectangle, so ranks that hold it share it."""
 
     def __post_init__(self) -> None:
         if self.space.page_nbytes != self.host.shape.nbytes:
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space says {self.space.page_nbytes} bytes a page,"
-                f" the host pool holds {self.host.shape.nbytes}"
+                f"pool {self.space.pool!r}: the key space has {self.space.page_nbytes} bytes a page,"
+                f" the host pool {self.host.shape.nbytes}"
             )
         if self.space.layout != self.host.layout:
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space says layout {self.space.layout!r}, the host"
+                f"pool {self.space.pool!r}: the key space has layout {self.space.layout!r}, the host"
                 f" pool has {self.host.layout!r}"
             )
         if len(self.host.tiles) > 1:
-            self._check_cut()
+            self._check_tiles()
         stored = tuple(
             PoolSpec(
                 space=self._tile_space(tile),
@@ -58,32 +71,32 @@ class CachePool:
         object.__setattr__(self, "stored", stored)
 
     def transfers(self, hashes: Sequence[str], slots: Sequence[int]) -> list[Transfer]:
-        """The pages in `slots` on their way to or from storage: one transfer for each of `stored`."""
+        """Return one transfer of the pages in `slots` for each of `stored`."""
         return [
             Transfer(pool.space, hashes, [self.host.framed_page(slot, tile) for slot in slots])
             for tile, pool in enumerate(self.stored)
         ]
 
-    def _check_cut(self) -> None:
-        """Refuse tiles whose place in the model the key space does not tell."""
+    def _check_tiles(self) -> None:
+        """Raise ValueError where the key space does not locate the tiles in the model."""
         shard, (layers, heads) = self.space.shard, _extent(self.host)
         if shard.layers[1] - shard.layers[0] != layers or (
             shard.heads is not None and shard.heads[1] - shard.heads[0] != heads
         ):
             raise ValueError(
-                f"pool {self.space.pool!r}: the key space says {shard}, the host pool holds"
+                f"pool {self.space.pool!r}: the key space has {shard}, the host pool has"
                 f" {layers} layers of {heads} heads"
             )
         if shard.heads is None and any(
             tile.heads not in (None, (0, heads)) for tile in self.host.tiles
         ):
             raise ValueError(
-                f"pool {self.space.pool!r}: tiles cut heads, and its key space has no heads: say which"
-                " they are in its shard, or cut layers only"
+                f"pool {self.space.pool!r}: tiles cut heads, and its key space has no heads: name the"
+                " heads in its shard, or cut layers only"
             )
 
     def _tile_space(self, tile: Tile) -> KeySpace:
-        """What a tile goes by: of a page that is not cut, the page's own name."""
+        """Return the key space of a tile; the only tile of a page has the page's own."""
         if len(self.host.tiles) == 1:
             return self.space
         shard, (_, heads) = self.space.shard, _extent(self.host)
@@ -96,11 +109,116 @@ class CachePool:
         return replace(self.space, shard=rectangle, page_nbytes=page_nbytes)
 
 
+class PoolSet:
+    """The pools of a cache, in order: target, draft and side pools alike. Immutable."""
+
+    def __init__(self, pools: Sequence[CachePool]) -> None:
+        """Check that `pools` fit each other.
+
+        Raises:
+            ValueError: There is no pool, no pool is required, or the pools do not fit each other.
+        """
+        _check(pools)
+        self.pools = tuple(pools)
+        self.all_pools = self._bits_where(lambda _: True)
+        self.all_pages = self._bits_where(lambda pool: pool.hit_policy is HitPolicy.ALL_PAGES)
+        """Pools in which every page has a slot."""
+        self.trailing = self.all_pools & ~self.all_pages
+        """Pools in which a page has a slot only where some prefix's window needs it."""
+        self.required = self._bits_where(lambda pool: pool.required)
+        self.written = self._bits_where(lambda pool: pool.writes)
+        """Pools that this rank writes to L3."""
+
+    def __len__(self) -> int:
+        return len(self.pools)
+
+    @property
+    def capacity_pages(self) -> int:
+        """Number of pages that L2 can hold: trailing pools may have fewer slots."""
+        return min(self.pools[number].host.slots for number in pool_numbers(self.all_pages))
+
+    def number(self, name: str) -> int:
+        """Return the number of the pool whose key space has this pool name.
+
+        Raises:
+            ValueError: There is no such pool.
+        """
+        for number, pool in enumerate(self.pools):
+            if pool.space.pool == name:
+                return number
+        known = ", ".join(repr(pool.space.pool) for pool in self.pools)
+        raise ValueError(f"there is no pool {name!r}; this cache has {known}")
+
+    def needed(self, page: int, length: int) -> PoolBits:
+        """Return the pools that a prefix of `length` pages needs at `page`."""
+        needed = self.all_pages
+        for number in pool_numbers(self.trailing):
+            if page >= length - self.pools[number].window_pages:
+                needed |= 1 << number
+        return needed
+
+    def needed_at(self, pages: int, ends: Collection[int]) -> list[PoolBits]:
+        """Return, for each of `pages` pages, the pools that prefixes of any length in `ends` need."""
+        needed = [self.all_pages] * pages
+        for number in pool_numbers(self.trailing):
+            for end in ends:
+                for page in range(max(0, end - self.pools[number].window_pages), min(end, pages)):
+                    needed[page] |= 1 << number
+        return needed
+
+    def usable(self, filled: Sequence[PoolBits], among: PoolBits) -> list[bool]:
+        """Return, for each length from 0 on, True where that prefix is usable in all pools of `among`.
+
+        `filled` gives, for each page, the pools that have it.
+        """
+        if not among & self.trailing:
+            pages = len(filled)
+            run = next((n for n, bits in enumerate(filled) if among & ~bits), pages)
+            return [True] * (run + 1) + [False] * (pages - run)
+        chosen = pool_numbers(among)
+        rows = [[bool(bits >> number & 1) for bits in filled] for number in chosen]
+        return usable_lengths([self.pools[number] for number in chosen], rows)
+
+    def lookup_order(self, among: PoolBits) -> tuple[int, ...]:
+        """Return the pools of `among` in the order of lookups: required pools come first."""
+        return (*pool_numbers(among & self.required), *pool_numbers(among & ~self.required))
+
+    def first_gap(self, filled: Sequence[PoolBits], among: PoolBits) -> tuple[int, int] | None:
+        """Return the (page, pool of `among`) that ends the prefix; None where the prefix is whole.
+
+        Of several pools it is the first, in lookup order, that alone makes the prefix this short.
+        """
+        usable_pages = longest(self.usable(filled, among))
+        so_far, before = 0, len(filled)
+        for number in self.lookup_order(among):
+            so_far |= 1 << number
+            length = longest(self.usable(filled, so_far))
+            if length == usable_pages < before:
+                needed = (page for page in range(before) if self.needed(page, before) >> number & 1)
+                return next(page for page in needed if not filled[page] >> number & 1), number
+            before = length
+        return None
+
+    def _bits_where(self, applies: Callable[[CachePool], bool]) -> PoolBits:
+        return sum(1 << number for number, pool in enumerate(self.pools) if applies(pool))
+
+
+def _check(pools: Sequence[CachePool]) -> None:
+    if not pools:
+        raise ValueError("a cache needs at least one pool")
+    if len({pool.space.id for pool in pools}) != len(pools):
+        raise ValueError("two pools have the same key space: give each its own pool name")
+    if len({pool.space.page_tokens for pool in pools}) != 1:
+        raise ValueError("all pools of a cache have the same page_tokens")
+    if not any(pool.required and pool.hit_policy is HitPolicy.ALL_PAGES for pool in pools):
+        raise ValueError("a cache needs a required pool of ALL_PAGES: the target's")
+
+
 def _extent(host: HostPool) -> tuple[int, int]:
-    """Layers and heads of its pages."""
+    """Return the layers and heads of a host pool's pages."""
     return host.shape.layers, host.shape.planes[0][0]
 
 
 def _within(whole: tuple[int, int], part: tuple[int, int]) -> tuple[int, int]:
-    """`part` of a range, in the numbers that the range is in."""
+    """Return `part`, a range that counts from the start of `whole`, in the numbers of `whole`."""
     return whole[0] + part[0], whole[0] + part[1]

@@ -1,161 +1,116 @@
-"""One request's prefetch, as the engine holds it."""
+"""The engine's handle of one request's prefetch."""
 
 from __future__ import annotations
 
-import threading
-import time
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.consensus import Holdings
-from hicache_storage.controller.diagnostics import PrefetchDiagnostics
+from hicache_storage.controller.consensus import RankPages
 from hicache_storage.controller.explain import Explanation, Reason
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
-from hicache_storage.controller.topic import Topic
-from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.page_store.lookup import longest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_storage.controller.consensus import Taken
-    from hicache_storage.controller.context import Context
-    from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import Bits
-
-
-# Of a call that is made when the request's deadline has just passed.
-_LEAST_TIMEOUT_S = 0.001
+    from hicache_storage.controller.consensus import AgreedPages
+    from hicache_storage.controller.pools import PoolBits
+    from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
+    from hicache_storage.controller.ranks import Topic
 
 
 class Prefetch:
-    """Ended by `result`, or by `cancel` where it is not wanted any more.
+    """A request's prefetch. `result` ends it, or `cancel` where the request needs no pages any more."""
 
-    From its start it pins what L2 has of the whole prefix, gaps or not; what arrives is added.
-    """
-
-    def __init__(
-        self, context: Context, request_id: str, hashes: Sequence[str], deadline_s: float | None
-    ) -> None:
-        self.request_id = request_id
-        self.hashes = hashes
-        self.findings = PrefetchDiagnostics()
+    def __init__(self, context: PrefetchContext, job: PrefetchJob) -> None:
+        self.request_id = job.request_id
+        self.hashes = job.hashes
         self._context = context
         self._cache = context.cache
-        self._began_s = time.monotonic()
-        self._deadline_s = deadline_s
-        page_tokens = self._cache.pools[0].space.page_tokens
-        self._patience_s = context.settings.patience_s(len(hashes), page_tokens)
-        self._table = self._cache.hold(hashes)
-        self._loaded: set[int] = set()
-        self._occupied = 0
-        self._ended = False
-        self._lock = threading.Lock()
-        self._complete = threading.Event()
-
-    @cached_property
-    def topic(self) -> Topic:
-        """What the ranks speak of when they speak of this request."""
-        return Topic.of_request(self.request_id, self.hashes)
+        self._job = job
 
     @property
     def arrived_pages(self) -> int:
-        """The length of the prefix that is usable by now, as far as this rank knows."""
-        return longest(self._cache.pool_set.usable(self.filled(), self._context.vital))
+        """Length of the prefix that is usable now, on this rank."""
+        return longest(self._cache.pool_set.usable(self._job.filled(), self._context.hit_pools))
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more will arrive."""
-        return self._complete.is_set()
+        """True once nothing more will arrive."""
+        return self._job.complete
 
     def result(self, *, earlier: Sequence[Lease] = ()) -> Lease:
-        """Wait as the policy says, end the prefetch, and take what has arrived, pinned.
+        """Wait by the prefetch policy, end the prefetch, and return the arrived prefix, pinned.
 
-        With several ranks all of them take it, in the same order, and get the same number of pages.
-        What the leases of `earlier` looks at the same request have loaded counts as loaded for it.
+        With several ranks all ranks call it, in the same order of requests, and get the same number of
+        pages. Pages that the `earlier` leases of the same request have loaded count as loaded for it.
 
         Raises:
-            RuntimeError: It was taken or cancelled before.
+            RuntimeError: The prefetch was taken or cancelled before.
         """
-        usable, taken = self._take(self._context.agreement.take)
-        lease = self._lease(taken, earlier)
-        self._cache.use(lease.entries)
-        self._context.consider(lease.entries)
+        usable, agreed = self._take(self._context.consensus.agree_pages)
+        lease = self._lease(agreed, earlier)
+        self._cache.count_use(lease.entries)
+        self._context.offer(lease.entries)
         self._count(lease)
         self._count_unused(lease.pages)
-        self._explain_result(usable, taken, lease)
+        self._explain_result(longest(usable), agreed, lease)
         return lease
 
-    def look(self) -> Lease:
-        """Take what has arrived on this rank, for a request that is asked for again.
+    def take_local(self) -> Lease:
+        """End the prefetch, before another one of the request, and return this rank's arrived prefix.
 
-        It is neither the request's use nor its end, and no other rank is asked: it keeps pages pinned.
+        The lease keeps pages pinned. It counts neither as the request's use nor as its end, and no other
+        rank is asked.
 
         Raises:
-            RuntimeError: It was taken or cancelled before.
+            RuntimeError: The prefetch was taken or cancelled before.
         """
-        _, taken = self._take(self._context.agreement.of_this_rank)
-        return self._lease(taken)
+        _, agreed = self._take(self._context.consensus.local_pages)
+        return self._lease(agreed)
 
     def cancel(self) -> None:
-        """End the prefetch and let everything go. Idempotent; does nothing after `result`."""
-        if not self._end():
+        """End the prefetch and unpin its pages. Idempotent; does nothing after `result`."""
+        if not self._job.end():
             return
         self._context.counters.add("cancelled_requests")
-        self._let_go(0)
+        self._job.take_prefix(0)
         self._count_unused(0)
         self._explain(0, 0, first_missing=0, reason=Reason.CANCELLED)
 
-    # --- how it ends ---------------------------------------------------------------------------------
-
-    def _take(self, ask: Callable[[Topic, Holdings], Taken]) -> tuple[list[bool], Taken]:
-        """Wait and end; the lengths usable here, and what `ask` makes of what this rank holds."""
-        patience_s, left_s = self._patience_s, self.left_s()
-        limits_s = [limit_s for limit_s in (patience_s, left_s) if limit_s is not None]
-        self._complete.wait(min(*limits_s, MAX_DURATION_S) if limits_s else None)
-        if not self._end():
-            raise RuntimeError(f"prefetch of {self.topic.told} was ended before")
-        filled, pool_set = self.filled(), self._cache.pool_set
-        usable = pool_set.usable(filled, self._context.vital)
-        known = pool_set.usable(self.findings.present or filled, pool_set.required)
+    def _take(
+        self, agree: Callable[[Topic, RankPages], AgreedPages]
+    ) -> tuple[list[bool], AgreedPages]:
+        """Wait, and end the job. Return the lengths usable on this rank, and the result of `agree`."""
+        job, pool_set = self._job, self._cache.pool_set
+        job.wait()
+        if not job.end():
+            raise RuntimeError(f"prefetch of {job.topic.label} was ended before")
+        filled = job.filled()
+        usable = pool_set.usable(filled, self._context.hit_pools)
+        known = pool_set.usable(job.diagnostics.present or filled, pool_set.required)
         try:
-            return usable, ask(self.topic, Holdings(usable, filled, longest(known)))
+            return usable, agree(job.topic, RankPages(usable, filled, longest(known)))
         except BaseException:
-            self._let_go(0)
+            job.take_prefix(0)
             raise
 
-    def _end(self) -> bool:
-        """Whether it had not ended before. From here on nothing is added."""
-        with self._lock:
-            if self._ended:
-                return False
-            self._ended = True
-            occupied, self._occupied = self._occupied, 0
-        self._context.occupancy.leave(occupied)
-        return True
-
-    def _let_go(self, pages: int) -> None:
-        """Unpin what lies behind a prefix of `pages` pages."""
-        self._cache.unpin([entry for entry in self._table[pages:] if entry is not None])
-
-    def _lease(self, taken: Taken, earlier: Sequence[Lease] = ()) -> Lease:
-        pages = taken.agreed.pages
-        self._let_go(pages)
-        loaded = self._loaded.union(*(lease.loaded for lease in earlier))
+    def _lease(self, agreed: AgreedPages, earlier: Sequence[Lease] = ()) -> Lease:
+        pages = agreed.prefix.pages
+        loaded = self._job.loaded.union(*(lease.loaded for lease in earlier))
         return Lease(
             self._cache,
-            [entry for entry in self._table[:pages] if entry is not None],
+            self._job.take_prefix(pages),
             sorted(page for page in loaded if page < pages),
-            taken,
-            ask=partial(self._context.agreement.answers, Channel.RESULT, self.topic),
-            consider=self._context.consider,
+            agreed,
+            reduce_min=partial(
+                self._context.consensus.minimum_or_zeros, Channel.RESULT, self._job.topic
+            ),
+            offer=self._context.offer,
         )
 
-    def _count_unused(self, pages: int) -> None:
-        """Of what was loaded, what lies behind a prefix of `pages` pages."""
-        unused = sum(page >= pages for page in self._loaded)
-        self._context.counters.add("loaded_unused_pages", unused)
+    # --- counters and explanation --------------------------------------------------------------------
 
     def _count(self, lease: Lease) -> None:
         counters = self._context.counters
@@ -165,38 +120,43 @@ class Prefetch:
         counters.add("missed_pages", len(self.hashes) - lease.pages)
         counters.add("target_only_pages", lease.target_only_pages)
 
-    def _explain_result(self, usable: list[bool], taken: Taken, lease: Lease) -> None:
-        agreed = taken.agreed
-        gap = self._gap(taken.here, longest(usable))
+    def _count_unused(self, pages: int) -> None:
+        """Count the loaded pages behind a prefix of `pages` pages."""
+        unused = sum(page >= pages for page in self._job.loaded)
+        self._context.counters.add("loaded_unused_pages", unused)
+
+    def _explain_result(self, usable_pages: int, agreed: AgreedPages, lease: Lease) -> None:
+        """Record why the lease is no longer than it is; `usable_pages` is this rank's prefix."""
+        prefix, diagnostics = agreed.prefix, self._job.diagnostics
+        gap = self._first_gap(agreed.local, usable_pages)
         counts = (lease.pages, lease.l3_pages)
-        if agreed.lost:
+        if prefix.lost:
             self._explain(*counts, first_missing=lease.pages, reason=Reason.RANKS_LOST)
-        elif agreed.pages < longest(usable):
+        elif prefix.pages < usable_pages:
             self._explain(
-                *counts, first_missing=lease.pages, reason=Reason.OTHER_RANK, rank=agreed.rank
+                *counts, first_missing=lease.pages, reason=Reason.OTHER_RANK, rank=prefix.rank
             )
         elif gap is None:
             self._explain(*counts)
         else:
             page, number = gap
-            reason = self.findings.why(page, number, overtaken=self._overtaken())
-            elsewhere = reason in (Reason.OTHER_RANK, Reason.RANKS_LOST)
+            reason = diagnostics.reason(page, number, default=self._job.time_up_reason())
+            on_other_rank = reason in (Reason.OTHER_RANK, Reason.RANKS_LOST)
             self._explain(
                 *counts,
                 first_missing=page,
-                pool=None if elsewhere else self._cache.pools[number].space.pool,
-                rank=self.findings.rank if elsewhere else None,
+                pool=None if on_other_rank else self._cache.pools[number].space.pool,
+                rank=diagnostics.rank if on_other_rank else None,
                 reason=reason,
             )
 
-    def _gap(self, filled: Sequence[Bits], usable_pages: int) -> tuple[int, int] | None:
-        """For want of what the prefix ends: of what was planned, or of what there was to plan."""
-        pool_set, vital = self._cache.pool_set, self._context.vital
-        known = [
-            had | said for had, said in zip(filled, self.findings.present or filled, strict=True)
-        ]
-        planned = longest(pool_set.usable(known, vital))
-        return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, vital)
+    def _first_gap(self, filled: Sequence[PoolBits], usable_pages: int) -> tuple[int, int] | None:
+        """Return the (page, pool) that ends the prefix: a page to be loaded, else one not available."""
+        pool_set, hit_pools = self._cache.pool_set, self._context.hit_pools
+        present = self._job.diagnostics.present or filled
+        known = [own | found for own, found in zip(filled, present, strict=True)]
+        planned = longest(pool_set.usable(known, hit_pools))
+        return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, hit_pools)
 
     def _explain(
         self,
@@ -208,7 +168,7 @@ class Prefetch:
         rank: int | None = None,
         reason: Reason | None = None,
     ) -> None:
-        self._context.explanations.keep(
+        self._context.explanations.add(
             Explanation(
                 request_id=self.request_id,
                 asked_pages=len(self.hashes),
@@ -221,100 +181,3 @@ class Prefetch:
                 reason=reason,
             )
         )
-
-    def _overtaken(self) -> Reason:
-        left_s = self.left_s()
-        return Reason.DEADLINE if left_s is not None and left_s <= 0 else Reason.PATIENCE
-
-    # --- the prefetching thread's side ---------------------------------------------------------------
-
-    def unwanted(self) -> Reason | None:
-        """Why nobody waits for pages any more; None: somebody does."""
-        if self._ended:
-            return Reason.PATIENCE
-        left_s = self.left_s()
-        return Reason.DEADLINE if left_s is not None and left_s <= 0 else None
-
-    def left_s(self) -> float | None:
-        """Seconds until the request's deadline; None: it has none."""
-        if self._deadline_s is None:
-            return None
-        return self._deadline_s - (time.monotonic() - self._began_s)
-
-    def at_most_s(self, timeout_s: float) -> float:
-        """`timeout_s`, or what the request has left where that is less."""
-        left_s = self.left_s()
-        return timeout_s if left_s is None else min(timeout_s, max(left_s, _LEAST_TIMEOUT_S))
-
-    def entry(self, page: int) -> Entry | None:
-        """The page of L2, pinned; None: L2 had none when it was last asked."""
-        return self._table[page]
-
-    def filled(self) -> list[Bits]:
-        """For each page, the pools that L2 has of it."""
-        return [0 if entry is None else entry.filled for entry in self._table]
-
-    def look_again(self) -> list[Bits]:
-        """Pin what has come to L2 since, for other requests; the same as `filled`."""
-        missing = [page for page, entry in enumerate(self._table) if entry is None]
-        found = self._cache.hold(self.hashes[page] for page in missing)
-        late = [
-            entry
-            for page, entry in zip(missing, found, strict=True)
-            if entry is not None and not self._put(page, entry)
-        ]
-        self._cache.unpin(late)
-        return self.filled()
-
-    def give_tail(self, pages: int) -> bool:
-        """Let go of the last pages that L2 had behind the first gap; False where there are none."""
-        given: list[Entry] = []
-        with self._lock:
-            gap = self._table.index(None) if None in self._table else len(self._table)
-            for page in range(len(self._table) - 1, gap, -1):
-                entry = self._table[page]
-                if entry is None or page in self._loaded or len(given) == pages or self._ended:
-                    continue
-                self._table[page] = None
-                given.insert(0, entry)
-        self._cache.unpin(given)
-        return bool(given)
-
-    def occupy(self, pages: int) -> bool:
-        """Whether there is room for `pages` pages among those of other prefetches."""
-        occupancy = self._context.occupancy
-        if not occupancy.enter(pages):
-            return False
-        with self._lock:
-            ended = self._ended
-            if not ended:
-                self._occupied += pages
-        if ended:
-            occupancy.leave(pages)
-        return True
-
-    def add(self, page: int, entry: Entry) -> bool:
-        """A pinned page that was loaded; False, and it is not added, where the prefetch has ended."""
-        with self._lock:
-            if not self._ended:
-                self._table[page] = entry
-                self._loaded.add(page)
-            return not self._ended
-
-    def note_loaded(self, page: int) -> bool:
-        """More of a page was loaded; False where that came too late."""
-        with self._lock:
-            if not self._ended:
-                self._loaded.add(page)
-            return not self._ended
-
-    def finish(self) -> None:
-        """Nothing more will arrive."""
-        self._complete.set()
-
-    def _put(self, page: int, entry: Entry) -> bool:
-        with self._lock:
-            if self._ended:
-                return False
-            self._table[page] = entry
-            return True

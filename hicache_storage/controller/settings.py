@@ -1,4 +1,4 @@
-"""When a prefetch stops waiting, and when a page is written to L3.
+"""The controller's settings: the wait for a prefetch, and the time at which a page is written to L3.
 
 Names, defaults and formulas are SGLang's (sglang/srt/mem_cache/unified_radix_cache.py).
 """
@@ -10,75 +10,78 @@ from dataclasses import dataclass
 
 from hicache_storage.durations import check_seconds
 
+MIN_END_WAIT_S = 0.1
+"""Minimum wait for a call or a thread to end: it needs a moment also where the timeout has passed."""
+
 
 class PrefetchPolicy(enum.Enum):
-    """How long a request waits for its pages; what has arrived by then is used."""
+    """The time that a request waits for its pages. It uses the pages that have arrived by then."""
 
     BEST_EFFORT = "best_effort"
-    """Not at all."""
+    """The request does not wait."""
     WAIT_COMPLETE = "wait_complete"
-    """Until everything that was found has arrived or failed."""
+    """The request waits until every page that was found has arrived or failed."""
     TIMEOUT = "timeout"
-    """Until it is complete, but no longer than its size justifies."""
+    """The request waits like WAIT_COMPLETE, but no longer than a limit that grows with its pages."""
 
 
 class WritePolicy(enum.Enum):
-    """When a page of L2 is written to L3."""
+    """The time at which a page of L2 is written to L3."""
 
     WRITE_THROUGH = "write_through"
-    """As soon as it is in L2."""
+    """A page is written as soon as it is in L2."""
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
-    """When it is used a second time."""
+    """A page is written when it is used a second time."""
     WRITE_BACK = "write_back"
-    """When L2 evicts it."""
+    """A page is written when L2 evicts it."""
 
     @property
     def uses(self) -> int | None:
-        """Uses of a page, its arrival included, that make it worth writing; None: its eviction does."""
+        """Uses of a page, its arrival included, after which it is written; None: at its eviction."""
         return {"write_through": 1, "write_through_selective": 2}.get(self.value)
 
 
 class PartialHits(enum.Enum):
-    """What a page is worth that the required pools have and an optional one lacks: target, no draft."""
+    """The treatment of a page that the required pools have and an optional pool, a draft's, lacks."""
 
     SHORTEN = "shorten"
-    """Nothing: the prefix ends in front of it. Drafting loses no token that way."""
+    """The prefix ends in front of the page. Drafting loses no token that way."""
     TAKE_TARGET = "take_target"
-    """Its target's part: the lease tells which pages the draft must compute again or do without."""
+    """The prefix includes the page. The lease names the pages that the draft must recompute or skip."""
 
 
 class DropPolicy(enum.Enum):
-    """Which pages are not written when the write queue is full."""
+    """The pages that are dropped when the write queue is full."""
 
     NEWEST = "newest"
-    """Those that come."""
+    """The pages that are being queued are dropped."""
     OLDEST = "oldest"
-    """Those that have waited longest."""
+    """The pages that were queued first are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
-    """How a controller moves pages between L2 and L3."""
+    """The policies and limits of a controller's transfers between L2 and L3."""
 
     prefetch_policy: PrefetchPolicy = PrefetchPolicy.TIMEOUT
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     prefetch_threshold_tokens: int = 256
-    """Fewer tokens than this are not worth a trip to L3."""
+    """Minimum number of missing tokens that are fetched from L3."""
     prefetch_timeout_base_s: float = 1.0
     prefetch_timeout_per_ki_token_s: float = 0.25
     batch_pages: int = 128
-    """Pages of one load or save; a prefetch can stop between two loads."""
+    """Maximum pages of one load or save. A prefetch can stop between two loads."""
     prefetch_threads: int = 1
     prefetch_capacity: float = 0.5
-    """Share of L2 that unfinished prefetches may hold before another one is turned away."""
+    """Share of L2 that unfinished prefetches may hold before another prefetch is refused."""
     inflight_nbytes: int | None = None
-    """Bytes of reads that the store may owe at a time; None: no limit."""
+    """Maximum bytes of reads that the store has not answered; None: no limit."""
     write_queue_pages: int | None = None
-    """Pages that may wait to be written; more are dropped. None: as many as L2 has."""
+    """Maximum pages in the write queue; further pages are dropped. None: the number of L2's pages."""
     drop_policy: DropPolicy = DropPolicy.NEWEST
     partial_hits: PartialHits = PartialHits.SHORTEN
     explained_requests: int = 1000
-    """Requests for which `explain` knows the answer: the last ones."""
+    """Number of ended requests that `explain` keeps."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -100,8 +103,8 @@ class ControllerSettings:
         for name in ("prefetch_timeout_base_s", "prefetch_timeout_per_ki_token_s"):
             check_seconds(name, getattr(self, name), zero=True)
 
-    def patience_s(self, pages: int, page_tokens: int) -> float | None:
-        """How long a request waits for `pages` pages from when it first asks; None: to the end."""
+    def max_wait_s(self, pages: int, page_tokens: int) -> float | None:
+        """Return the longest wait for `pages` pages, from the call of `result`; None: no limit."""
         if self.prefetch_policy is PrefetchPolicy.WAIT_COMPLETE:
             return None
         if self.prefetch_policy is PrefetchPolicy.BEST_EFFORT:

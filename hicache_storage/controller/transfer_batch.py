@@ -1,36 +1,36 @@
-"""Pages of several pools on one trip to or from L3, and what became of each of them in each pool."""
+"""One call's transfers between L2 and L3: pages of several pools, and the verdict on each of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.pool_set import numbers
+from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.controller.pool_set import Bits, PoolSet
+    from hicache_storage.controller.pools import PoolBits, PoolSet
     from hicache_storage.page_store.results import Outcome, Transfer
 
 
 class TransferBatch:
-    """Rows of pages, each with the pools that move: one merged call for all of them."""
+    """Rows of pages, each with the pools to transfer. One call to the page store moves all of them."""
 
     def __init__(self, pool_set: PoolSet) -> None:
         self._pools = pool_set.pools
-        self._rows: list[Bits] = []
+        self._rows: list[PoolBits] = []
         self._members: list[list[int]] = [[] for _ in self._pools]
         self._hashes: list[list[str]] = [[] for _ in self._pools]
         self._slots: list[list[int]] = [[] for _ in self._pools]
 
-    def add(self, page_hash: str, slots: Sequence[int | None], bits: Bits) -> None:
-        """One more row: these pools of a page, in these slots."""
+    def add(self, page_hash: str, slots: Sequence[int | None], bits: PoolBits) -> None:
+        """Add a row: a page, its slots, and the pools of it to transfer."""
         row = len(self._rows)
         self._rows.append(bits)
-        for number in numbers(bits):
+        for number in pool_numbers(bits):
             slot = slots[number]
-            assert slot is not None, "a page moves only between slots that it has"
+            assert slot is not None, "only a page with a slot is transferred"
             self._members[number].append(row)
             self._hashes[number].append(page_hash)
             self._slots[number].append(slot)
@@ -44,7 +44,7 @@ class TransferBatch:
         )
 
     def transfers(self) -> list[Transfer]:
-        """All pools' parts, for one call to the page store."""
+        """Return the transfers of all pools, for one call to the page store."""
         return [
             transfer
             for pool, hashes, slots in zip(self._pools, self._hashes, self._slots, strict=True)
@@ -52,29 +52,26 @@ class TransferBatch:
             for transfer in pool.transfers(hashes, slots)
         ]
 
-    def ok(self, outcome: Outcome) -> list[Bits]:
-        """For each row, the pools of which every stored part is OK."""
+    def succeeded(self, outcome: Outcome) -> list[PoolBits]:
+        """Return, for each row, the pools of which every stored part is OK."""
         if all(verdicts.count(Verdict.OK) == len(verdicts) for verdicts in outcome.verdicts):
             return list(self._rows)
-        return [bits & ~bad for bits, bad in zip(self._rows, self._bad(outcome), strict=True)]
+        failed = [0] * len(self._rows)
+        for row, number, _ in self.failures(outcome):
+            failed[row] |= 1 << number
+        return [bits & ~bad for bits, bad in zip(self._rows, failed, strict=True)]
 
     def failures(self, outcome: Outcome) -> list[tuple[int, int, Verdict]]:
-        """(row, pool, verdict) of each page that is not OK; of several parts, the first one's."""
+        """Return (row, pool, verdict) of each page that is not OK; of several parts, the first one's."""
         found: dict[tuple[int, int], Verdict] = {}
-        for number, verdicts in self._per_pool(outcome):
+        for number, verdicts in self._verdicts_by_pool(outcome):
             for row, verdict in zip(self._members[number], verdicts, strict=True):
                 if verdict is not Verdict.OK:
                     found.setdefault((row, number), verdict)
         return [(row, number, verdict) for (row, number), verdict in found.items()]
 
-    def _bad(self, outcome: Outcome) -> list[Bits]:
-        bad = [0] * len(self._rows)
-        for row, number, _ in self.failures(outcome):
-            bad[row] |= 1 << number
-        return bad
-
-    def _per_pool(self, outcome: Outcome) -> list[tuple[int, list[Verdict]]]:
-        """The pool of each list of verdicts: a pool stored in parts has several."""
+    def _verdicts_by_pool(self, outcome: Outcome) -> list[tuple[int, list[Verdict]]]:
+        """Return each list of verdicts with its pool's number; a pool of several tiles has several."""
         owners = [
             number
             for number, pool in enumerate(self._pools)

@@ -1,7 +1,7 @@
-"""Prefill here, decode there: a request's pages change hands through any shared storage.
+"""The hand-off of a request's pages from a prefill engine to a decode engine, through shared storage.
 
-The roles are those of SGLang's disaggregation (sglang/srt/disaggregation). `docs/handoff.md` has the
-sequence, and what each failure does.
+The roles are those of SGLang's disaggregation (sglang/srt/disaggregation). `docs/handoff.md` describes
+the sequence, and the effect of each failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a writer says when a request's pages are in storage: one small page of its own for each shard."""
+"""Completions: small pages by which a writer announces that a request's pages are in storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hicache_storage.controller.topic import id_bytes
+from hicache_storage.controller.ranks import utf8_bytes
 from hicache_storage.keys import Shard
 
 if TYPE_CHECKING:
@@ -19,35 +19,35 @@ _SHOWN_CHARACTERS = 200
 
 
 class Completion(BaseModel):
-    """How far the pages of one request are in storage, in one shard of one pool.
+    """The stored prefix of one request, in one shard of one pool.
 
-    The key says whose it is: a completion is stored under `completion_hash`, and the page store proves
-    that what it read belongs there. The fields are what the decode side checks, and what people read.
+    A completion is stored under `completion_hash`, and the page store proves that a completion belongs
+    to the key under which it was read. The decode side checks the fields; people read them.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[1] = 1
     request_id: str
-    """For people: cut short where it is long."""
+    """The request id for people, cut where it is long."""
     pool: str
     shard: Shard
     space_id: str
-    """Of the pages: the key space as the engine knows it, without a frame."""
+    """Id of the pages' key space without a frame, as the engine has it."""
     prompt_pages: int = Field(ge=0)
-    """Pages that the request has."""
+    """Pages of the request."""
     pages: int = Field(ge=0)
-    """The longest usable prefix among them that is in storage."""
+    """Length of the longest usable prefix that is in storage."""
     last_page_hash: str = ""
-    """Of that prefix. Page hashes are chained: it names every page before it."""
+    """Hash of the prefix's last page. Page hashes are chained, so it identifies all pages before it."""
     written_at_s: float
-    """Unix time."""
+    """Unix time of the write."""
 
     @classmethod
     def of(
         cls, request_id: str, space: KeySpace, hashes: Sequence[str], pages: int, now_s: float
     ) -> Completion:
-        """The completion of `pages` leading pages of `hashes` in `space`."""
+        """Return the completion of `pages` leading pages of `hashes` in `space`."""
         return cls(
             request_id=_printable(request_id),
             pool=space.pool,
@@ -60,10 +60,10 @@ class Completion(BaseModel):
         )
 
     def encode(self, nbytes: int) -> bytes:
-        """JSON and zeros: a page of `nbytes`.
+        """Return a page of `nbytes`: JSON, filled up with zeros.
 
         Raises:
-            ValueError: It does not fit: the pool's name is too long.
+            ValueError: The JSON does not fit, because the pool's name is too long.
         """
         text = self.model_dump_json().encode()
         if len(text) > nbytes:
@@ -75,33 +75,32 @@ class Completion(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes) -> Completion | None:
-        """The completion that `data` holds; None where it is none that this version can read."""
+        """Return the completion that `data` holds; None where this version cannot read it."""
         try:
             return cls.model_validate_json(data.rstrip(b"\0"))
         except ValidationError:
             return None
 
-    def is_about(self, space: KeySpace, hashes: Sequence[str]) -> bool:
-        """Whether it speaks of pages of `hashes` in `space`."""
+    def matches(self, space: KeySpace, hashes: Sequence[str]) -> bool:
+        """Return True where the completion is of pages of `hashes` in `space`."""
         if self.space_id != space.id or self.pages > len(hashes):
             return False
         return self.last_page_hash == (hashes[self.pages - 1] if self.pages else "")
 
 
 def completion_hash(request_id: str, space: KeySpace, hashes: Sequence[str]) -> str:
-    """The page hash that a completion is stored under: of the request, its prompt, pool and shard.
+    """Return the page hash under which a completion is stored: of the request, prompt, pool and shard.
 
-    Both sides know all of these, so that nobody has to be asked. A request id that is used again for
-    another prompt is another completion.
+    Both sides can compute it. A request id that is used again for another prompt gives another hash.
     """
     digest = hashlib.sha256(b"hicache-handoff-v1")
     for part in (request_id, space.id, hashes[-1]):
-        text = id_bytes(part)
+        text = utf8_bytes(part)
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()
 
 
 def _printable(request_id: str) -> str:
-    """As much of it as people need, with what JSON cannot carry as UTF-8 spelt out."""
+    """Return the start of a request id, with lone surrogates, which UTF-8 cannot encode, escaped."""
     shown = request_id[:_SHOWN_CHARACTERS].encode(errors="backslashreplace").decode()
     return shown[:_SHOWN_CHARACTERS]

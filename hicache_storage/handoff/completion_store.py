@@ -1,4 +1,4 @@
-"""Where completions are posted, read and cleared away: a key space of small pages."""
+"""The store of completions: a key space of small pages in a page store."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ logger = logging.getLogger(__name__)
 POOL = "handoff"
 PAGE_NBYTES = 4096
 
-_SWEPT_AT_ONCE = 256
+_SWEEP_BATCH = 256
 
 
 class CompletionStore:
     """The completions of one model and tenant in one page store. Thread-safe; blocks like the store.
 
-    Framed and checksummed as any page: what is damaged is deleted, and not there.
+    Completions are framed and checksummed like any page. A damaged one is deleted and counts as missing.
     """
 
     def __init__(self, store: PageStore, target: KeySpace, *, stale_after_s: float) -> None:
         """Open the key space.
 
         Args:
-            store: Shared by both sides; where the pages are, or elsewhere.
-            target: Any key space of the target: model, revision, tenant and page size are taken from it.
-            stale_after_s: How far from now a completion's time may be.
+            store: The page store that both sides share. It may be another one than the pages'.
+            target: Any key space of the target. Model, revision, tenant and page size are taken from it.
+            stale_after_s: The largest difference between now and a fresh completion's time.
 
         Raises:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
@@ -52,7 +52,7 @@ class CompletionStore:
             revision=target.revision,
             tenant=target.tenant,
             dtype="json",
-            layout="completion-1",  # versions do not meet, nor sweep each other away
+            layout="completion-1",  # versions neither read nor sweep each other's completions
             page_tokens=target.page_tokens,
             page_nbytes=PAGE_NBYTES,
             shard=Shard(layers=(0, 1)),
@@ -61,14 +61,14 @@ class CompletionStore:
         store.open_space(self.space)
 
     def post(self, completions: Mapping[str, Completion]) -> list[str]:
-        """Put `completions` up by their keys; those keys that the store did not take.
+        """Write `completions` under their keys; return the keys that the store did not take.
 
-        Completions of an earlier attempt go first: a store may keep the bytes that it has. Where such a
-        store may still have one of them, none is put up.
+        Completions of an earlier attempt are deleted first, because a store may keep the bytes that it
+        has. Where such a store may still have one of them, none is written.
         """
         keys, deadline = list(completions), self._deadline()
-        gone = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
-        if gone < len(keys) and not self._store.storage.capabilities.overwrites:
+        deleted = self._store.delete(self.space, keys, timeout_s=deadline.remaining_s())
+        if deleted < len(keys) and not self._store.storage.capabilities.overwrites:
             return keys
         pages = [self._page(completion.encode(PAGE_NBYTES)) for completion in completions.values()]
         transfer = Transfer(self.space, keys, pages)
@@ -78,10 +78,10 @@ class CompletionStore:
         ]
 
     def read(self, keys: Sequence[str]) -> dict[str, Completion]:
-        """Those of `keys` that are up and fresh. What is stale or unreadable is deleted."""
+        """Return the fresh completions under `keys`. Delete those that are stale or unreadable."""
         deadline = self._deadline()
         present = self._store.present(self.space, keys, timeout_s=deadline.remaining_s())
-        wanted = [key for key, there in zip(keys, present, strict=True) if there]
+        wanted = [key for key, is_present in zip(keys, present, strict=True) if is_present]
         if not wanted:
             return {}
         pages = [self._page(bytes(PAGE_NBYTES)) for _ in wanted]
@@ -97,30 +97,30 @@ class CompletionStore:
         return fresh
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Take `keys` down; another may have."""
+        """Delete `keys`; some may be deleted already."""
         self._store.delete(self.space, keys)
 
     def sweep(self) -> int:
-        """Delete what dead engines have left; how many completions stayed because they are fresh.
+        """Delete stale completions, which ended engines have left; return the number of fresh ones.
 
-        Nothing to do where the storage cannot list pages: there its own eviction bounds them.
+        Return 0 where the storage cannot list pages: its own eviction bounds the completions.
         """
         fresh = 0
         if not self._store.storage.capabilities.enumerable:
             return fresh
-        keys = self._listed()
+        keys = self._list_keys()
         try:
-            while batch := list(islice(keys, _SWEPT_AT_ONCE)):
+            while batch := list(islice(keys, _SWEEP_BATCH)):
                 fresh += len(self.read(batch))
         except HiCacheError as error:
-            logger.warning("old completions could not be looked through: %s", error)
+            logger.warning("stale completions could not be swept: %s", error)
         return fresh
 
     def _deadline(self) -> Deadline:
-        """Of one call here, whatever it asks the store for."""
+        """Return the deadline of one call, for all of its calls to the store."""
         return Deadline(self._store.settings.timeout_s)
 
-    def _listed(self) -> Iterator[str]:
+    def _list_keys(self) -> Iterator[str]:
         framed = self._store.framed(self.space)
         return (info.page_hash for info in self._store.storage.scan(framed))
 

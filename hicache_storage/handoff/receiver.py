@@ -1,4 +1,4 @@
-"""The decode side: looks for the completions of all requests at once, and clears up behind them."""
+"""The decode side: it reads the completions of all awaited requests at once, and deletes used ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.errors import StorageClosed
 from hicache_storage.handoff.completion import completion_hash
 from hicache_storage.handoff.completion_store import CompletionStore
-from hicache_storage.handoff.polls import Polls
+from hicache_storage.handoff.poll_batch import PollBatch
 from hicache_storage.handoff.request import HandoffRequest
 from hicache_storage.handoff.settings import HandoffSettings
 
@@ -30,10 +30,11 @@ _BACKOFF = 1.5
 
 
 class HandoffReceiver:
-    """One rank of a decode engine. Thread-safe; nothing that a store does raises or blocks here.
+    """The receiver of one rank of a decode engine. Thread-safe.
 
-    A rank waits for one completion of each shard that it reads: the key spaces of its own pools. It need
-    not know how many ranks wrote them, nor which.
+    No method raises or blocks because of a failing store. A rank waits for one completion of each shard
+    that it reads: the key spaces of its own pools. It needs neither the number nor the names of the
+    writers.
     """
 
     def __init__(
@@ -51,39 +52,37 @@ class HandoffReceiver:
         self._controller = controller
         self._store = store
         self._shards = [part.space for pool in controller.cache.pools for part in pool.stored]
-        self._board = CompletionStore(
+        self._completions = CompletionStore(
             store, controller.cache.pools[0].space, stale_after_s=self.settings.stale_after_s
         )
-        self._polls = Polls(controller.agreement)
+        self._polls = PollBatch(controller.consensus)
         self._counters = Counters()
         self._changed = threading.Condition()
-        self._waiting: list[HandoffRequest] = []
-        self._expected = 0
+        self._awaited: list[HandoffRequest] = []
+        self._expected_count = 0
         self._closed = False
-        self._cleaning = DaemonExecutor("hicache-handoff-clean", 1)
-        self._watching = threading.Thread(
-            target=self._watch, name="hicache-handoff-watch", daemon=True
-        )
-        self._watching.start()
+        self._cleanup = DaemonExecutor("hicache-handoff-clean", 1)
+        self._thread = threading.Thread(target=self._run, name="hicache-handoff-watch", daemon=True)
+        self._thread.start()
 
     def expect(
         self, request_id: str, hashes: Sequence[str], *, timeout_s: float | None = None
     ) -> HandoffRequest:
-        """Begin to wait for the pages of a request that another engine computes.
+        """Start to wait for the pages of a request that another engine computes.
 
         Args:
-            request_id: As the prefill side knows it.
-            hashes: Of all full pages of the prompt, as the prefill side has them.
-            timeout_s: Instead of the settings'.
+            request_id: The id by which the prefill side publishes the request.
+            hashes: The hashes of all full pages of the prompt, the same as on the prefill side.
+            timeout_s: A timeout in place of the settings'.
 
         Raises:
-            ValueError: A malformed page hash.
+            ValueError: A page hash is malformed.
             StorageClosed: The receiver or its controller was closed.
         """
         if self._closed:
             raise StorageClosed("this hand-off receiver was closed: make a new one")
         shards = self._shards if hashes else []
-        incoming = HandoffRequest(
+        request = HandoffRequest(
             request_id,
             hashes,
             {completion_hash(request_id, space, hashes): space for space in shards},
@@ -91,36 +90,36 @@ class HandoffReceiver:
             settings=self.settings,
             timeout_s=self.settings.timeout_s if timeout_s is None else timeout_s,
             polls=self._polls,
-            ended=self._finish,
+            on_end=self._on_end,
         )
         with self._changed:
-            self._waiting.append(incoming)
-            self._expected += 1
+            self._awaited.append(request)
+            self._expected_count += 1
             closed = self._closed
             self._changed.notify_all()
-        if closed:  # meanwhile: nobody looks for its completions
-            incoming.give_up()
-        return incoming
+        if closed:  # `close` has not seen this request
+            request.expire()
+        return request
 
     def stats(self) -> dict[str, int]:
-        """Requests since the start by how they ended, and completions seen."""
+        """Return counters since the start: requests by their end, and completions seen."""
         return self._counters.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """End the threads once what was asked for is cleared up; False where that takes longer.
+        """End the threads after the queued deletions; return False where that takes longer. Idempotent.
 
-        Requests that still wait take what is there. Idempotent.
+        Requests that still wait get the pages that are there.
         """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            waiting = list(self._waiting)
-        for incoming in waiting:
-            incoming.give_up()
+            awaited = list(self._awaited)
+        for request in awaited:
+            request.expire()
         deadline = Deadline(timeout_s)
-        self._watching.join(deadline.remaining_s())
-        cleaned = self._cleaning.close(deadline.remaining_s())
-        return cleaned and not self._watching.is_alive()
+        self._thread.join(deadline.remaining_s())
+        cleaned_up = self._cleanup.close(deadline.remaining_s())
+        return cleaned_up and not self._thread.is_alive()
 
     def __enter__(self) -> Self:
         return self
@@ -130,65 +129,65 @@ class HandoffReceiver:
 
     # --- the end of a request ------------------------------------------------------------------------
 
-    def _finish(self, incoming: HandoffRequest, outcome: str, *, taken: bool) -> None:
+    def _on_end(self, request: HandoffRequest, outcome: str, *, taken: bool) -> None:
         with self._changed:
-            self._waiting.remove(incoming)
+            self._awaited.remove(request)
         self._counters.add(outcome)
         if taken:
-            seen = incoming.seen
-            self._clean(lambda: self._clear_up(incoming, seen))
+            seen = request.seen
+            self._submit_cleanup(lambda: self._delete_used(request, seen))
 
-    def _clear_up(self, incoming: HandoffRequest, seen: Sequence[str]) -> None:
-        """The completions that were seen go, and by option the request's pages. Others may have done it.
+    def _delete_used(self, request: HandoffRequest, seen: Sequence[str]) -> None:
+        """Delete the completions that were seen and, by option, the request's pages.
 
-        A request that was cancelled is not cleared up: it may be another decode engine's by now, which
-        waits for its completions. What nobody takes is stale one day.
+        Another rank may have deleted them already. The completions of a cancelled request stay, because
+        another decode engine may be waiting for them. They become stale.
         """
-        self._board.remove(seen)
+        self._completions.remove(seen)
         if self.settings.delete_pages:
-            for space in incoming.awaited.values():
-                self._store.delete(space, incoming.hashes)
+            for space in request.awaited.values():
+                self._store.delete(space, request.hashes)
 
-    def _clean(self, task: Callable[[], object]) -> None:
-        self._cleaning.submit(task).add_done_callback(_log_failure)
+    def _submit_cleanup(self, task: Callable[[], object]) -> None:
+        self._cleanup.submit(task).add_done_callback(_log_failure)
 
-    # --- the watching thread -------------------------------------------------------------------------
+    # --- the lookup thread ---------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        pause_s, next_sweep_s, seen = self.settings.poll_min_s, time.monotonic(), 0
+    def _run(self) -> None:
+        pause_s, next_sweep_s, known = self.settings.poll_min_s, time.monotonic(), 0
         while not self._closed:
             if time.monotonic() >= next_sweep_s:
                 next_sweep_s = time.monotonic() + self.settings.stale_after_s
-                self._clean(self._board.sweep)
-            asked = self._pause(seen, pause_s)
-            news = self._look()
+                self._submit_cleanup(self._completions.sweep)
+            expected = self._wait(known, pause_s)
+            found = self._read_completions()
             longer_s = min(pause_s * _BACKOFF, self.settings.poll_max_s)
-            pause_s = self.settings.poll_min_s if news or asked > seen else longer_s
-            seen = asked
+            pause_s = self.settings.poll_min_s if found or expected > known else longer_s
+            known = expected
 
-    def _pause(self, seen: int, pause_s: float) -> int:
-        """Until it is time to look again, or more than `seen` requests were asked for; how many were."""
+    def _wait(self, known: int, pause_s: float) -> int:
+        """Wait for the pause to end, or for more than `known` expected requests; return their number."""
         with self._changed:
-            limit_s = pause_s if self._waiting else self.settings.stale_after_s
-            self._changed.wait_for(lambda: self._closed or self._expected > seen, limit_s)
-            return self._expected
+            limit_s = pause_s if self._awaited else self.settings.stale_after_s
+            self._changed.wait_for(lambda: self._closed or self._expected_count > known, limit_s)
+            return self._expected_count
 
-    def _look(self) -> bool:
-        """Read all completions that are awaited, in one go; whether there were any."""
+    def _read_completions(self) -> bool:
+        """Read all awaited completions in one call; return True where there were any."""
         with self._changed:
-            waiting = list(self._waiting)
-        keys = [key for incoming in waiting for key in incoming.missing]
+            awaited = list(self._awaited)
+        keys = [key for request in awaited for key in request.missing]
         if not keys or self._closed:
             return False
         try:
-            found = self._board.read(keys)
+            found = self._completions.read(keys)
         except Exception:
-            logger.exception("%d completions could not be looked for", len(keys))
+            logger.exception("%d completions could not be looked up", len(keys))
             return False
         self._counters.add("seen_completions", len(found))
-        return sum(incoming.note(found) for incoming in waiting) > 0
+        return sum(request.add_completions(found) for request in awaited) > 0
 
 
 def _log_failure(task: Future[object]) -> None:
     if error := task.exception():
-        logger.error("clearing up after a hand-off failed: %s", error, exc_info=error)
+        logger.error("the deletions after a hand-off failed: %s", error, exc_info=error)

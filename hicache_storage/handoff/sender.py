@@ -1,4 +1,4 @@
-"""The prefill side: sees to it that a request's pages are in storage, then says so."""
+"""The prefill side: it writes a request's pages to storage, then posts their completions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor
-from hicache_storage.controller.pool_set import numbers
-from hicache_storage.controller.topic import shown
+from hicache_storage.controller.pools import pool_numbers
+from hicache_storage.controller.ranks import shown_id
 from hicache_storage.controller.transfer_batch import TransferBatch
 from hicache_storage.handoff.completion import Completion, completion_hash
 from hicache_storage.handoff.completion_store import CompletionStore
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hicache_storage.controller.controller import CacheController
-    from hicache_storage.controller.pool_set import Bits
+    from hicache_storage.controller.pools import PoolBits
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.lookup import PoolSpec
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
+_RETRY_S = 0.1
 
 
 class HandoffSender:
-    """One rank of a prefill engine. Thread-safe; nothing that a store does raises or blocks here.
+    """The sender of one rank of a prefill engine. Thread-safe.
 
-    A rank speaks for the pools that it writes (`CachePool.writes`): a replicated pool has one writer and
-    so one completion, a sharded one a completion of each.
+    No method raises or blocks because of a failing store. A rank posts completions of the pools that it
+    writes (`CachePool.writes`). A replicated pool has one writer, and so one completion. A sharded pool
+    has a completion of each writer.
     """
 
     def __init__(
@@ -56,38 +57,38 @@ class HandoffSender:
         self._controller = controller
         self._store = store
         self._pools = [pool for pool in controller.cache.pools if pool.writes]
-        self._board = CompletionStore(
+        self._completions = CompletionStore(
             store, controller.cache.pools[0].space, stale_after_s=self.settings.stale_after_s
         )
         self._counters = Counters()
-        self._workers = DaemonExecutor("hicache-handoff-send", 1)
+        self._executor = DaemonExecutor("hicache-handoff-send", 1)
 
     def publish(self, request_id: str, hashes: Sequence[str]) -> Future[int]:
-        """Say that the request's pages are there, once they are: after its last commit.
+        """Post the request's completions once its pages are in storage. Call it after the last commit.
 
-        Pages of L2 that are not in storage by then are written, whatever the write policy. What cannot
-        be written within `timeout_s` is left out: the completion tells how far the prefix goes. An
-        aborted request is published like any other, so that nobody waits for it.
+        Pages of L2 that are not in storage by then are written, whatever the write policy. A completion
+        gives the length of the prefix that was written within `timeout_s`. Publish an aborted request
+        like any other, so that no decode engine waits for it.
 
         Returns:
-            Pages of the prefix that are in storage in every pool that this rank writes, and were posted.
+            Length of the posted prefix that is in storage in every pool that this rank writes.
 
         Raises:
-            ValueError: A malformed page hash.
+            ValueError: A page hash is malformed.
         """
         check_page_hashes(hashes)
         deadline = Deadline(self.settings.timeout_s)
-        published = self._workers.submit(lambda: self._publish(request_id, hashes, deadline))
+        published = self._executor.submit(lambda: self._publish(request_id, hashes, deadline))
         published.add_done_callback(partial(_log_failure, request_id))
         return published
 
     def stats(self) -> dict[str, int]:
-        """Requests published since the start, whole, in part or not at all."""
+        """Return the numbers of requests published since the start: whole, in part or not at all."""
         return self._counters.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """End the thread once everything is published; False where that takes longer. Idempotent."""
-        return self._workers.close(timeout_s)
+        """End the thread after the queued requests; return False where that takes longer. Idempotent."""
+        return self._executor.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -99,12 +100,12 @@ class HandoffSender:
 
     def _publish(self, request_id: str, hashes: Sequence[str], deadline: Deadline) -> int:
         if not hashes or not self._pools:
-            return len(hashes)  # nothing that this rank would have to write
+            return len(hashes)  # this rank writes no page of the request
         self._controller.cache.wait_written(hashes, deadline.remaining_s())
         self._write_missing(hashes, deadline)
-        # Whatever the writes have left of the time: what came of them is looked up, and posted.
-        telling = Deadline(max(deadline.remaining_s(), self._store.settings.timeout_s))
-        pages = self._stored(hashes, deadline, telling)
+        # The result of the writes is looked up and posted also where the writes took all of the time.
+        answer_deadline = Deadline(max(deadline.remaining_s(), self._store.settings.timeout_s))
+        pages = self._stored_pages(hashes, deadline, answer_deadline)
         posted = self._post(request_id, hashes, pages, deadline)
         least = min(pages.values()) if posted else 0
         outcome = "published" if least == len(hashes) else "published_in_part"
@@ -112,10 +113,10 @@ class HandoffSender:
         return least
 
     def _write_missing(self, hashes: Sequence[str], deadline: Deadline) -> None:
-        """Write what L2 has and storage has not: dropped from the queue, evicted there, or kept back.
+        """Write the pages that L2 has and storage lacks: never written, dropped, or evicted since.
 
-        Optional pools go after all that are required, as the controller's own writes do, and only for
-        pages of which storage has these.
+        Optional pools are written after the required ones, as in the controller's own writes, and only
+        for pages whose required pools storage has.
         """
         required = self._controller.cache.pool_set.required
         missing = self._missing(hashes, deadline)
@@ -124,47 +125,49 @@ class HandoffSender:
             written = self._write(hashes, lacking, deadline)
             lacking = [bits & ~ok for bits, ok in zip(lacking, written, strict=True)]
         optional = [
-            0 if lacks else bits & ~required for lacks, bits in zip(lacking, missing, strict=True)
+            0 if left else bits & ~required for left, bits in zip(lacking, missing, strict=True)
         ]
         if any(optional):
             self._write(hashes, optional, deadline)
 
-    def _write(self, hashes: Sequence[str], owed: Sequence[Bits], deadline: Deadline) -> list[Bits]:
-        """Write the pools that are `owed` of each page; those that storage has by that."""
+    def _write(
+        self, hashes: Sequence[str], pools: Sequence[PoolBits], deadline: Deadline
+    ) -> list[PoolBits]:
+        """Write these `pools` of each page; return the pools that storage took."""
         cache = self._controller.cache
         if deadline.passed():
             return [0] * len(hashes)
-        entries = cache.hold(hashes)
-        held = [entry for entry in entries if entry is not None]
-        traffic = TransferBatch(cache.pool_set)
-        for entry, bits in zip(entries, owed, strict=True):
+        entries = cache.pin(hashes)
+        pinned = [entry for entry in entries if entry is not None]
+        batch = TransferBatch(cache.pool_set)
+        for entry, bits in zip(entries, pools, strict=True):
             if entry is None:
-                traffic.add("", [], 0)
+                batch.add("", [], 0)
             else:
-                traffic.add(entry.page_hash, entry.slots, entry.filled & bits)
+                batch.add(entry.page_hash, entry.slots, entry.filled & bits)
         try:
-            outcome = self._store.save(traffic.transfers(), timeout_s=deadline.remaining_s())
+            outcome = self._store.save(batch.transfers(), timeout_s=deadline.remaining_s())
         except BaseException:
-            cache.unpin(held)
+            cache.unpin(pinned)
             raise
-        written = traffic.ok(outcome)
+        written = batch.succeeded(outcome)
         self._counters.add("written_pages", sum(map(int.bit_count, written)))
-        # A call that overran may still read these slots: they stay pinned until it is over.
-        outcome.settled.add_done_callback(lambda _: cache.unpin(held))
+        # A call that overran its timeout may still read these slots: they stay pinned until it ends.
+        outcome.settled.add_done_callback(lambda _: cache.unpin(pinned))
         return written
 
-    def _missing(self, hashes: Sequence[str], deadline: Deadline) -> list[Bits]:
-        """For each page, the pools that this rank writes, that the prefix needs, and storage lacks.
+    def _missing(self, hashes: Sequence[str], deadline: Deadline) -> list[PoolBits]:
+        """Return, for each page, the pools that this rank writes, the prefix needs, and storage lacks.
 
-        Of a pool that storage cannot say it of, nothing is: it would not take the pages either.
+        A pool that storage could not look up is left out: storage would not take its pages either.
         """
         pool_set = self._controller.cache.pool_set
         missing = [0] * len(hashes)
-        for number in numbers(pool_set.written):
+        for number in pool_numbers(pool_set.written):
             parts = [
                 match.present[0]
                 for stored in pool_set.pools[number].stored
-                if (match := self._matched(hashes, stored, deadline, deadline, past_gaps=True))
+                if (match := self._match(hashes, stored, deadline, deadline, past_gaps=True))
             ]
             if len(parts) < len(pool_set.pools[number].stored):
                 continue
@@ -173,41 +176,41 @@ class HandoffSender:
                     missing[page] |= 1 << number & pool_set.needed(page, len(hashes))
         return missing
 
-    def _stored(
-        self, hashes: Sequence[str], deadline: Deadline, telling: Deadline
+    def _stored_pages(
+        self, hashes: Sequence[str], deadline: Deadline, answer_deadline: Deadline
     ) -> dict[KeySpace, int]:
-        """For each shard that this rank writes: how many leading pages a reader would find.
+        """Return, for each shard that this rank writes, the number of leading pages a reader would find.
 
-        A shard that storage cannot say it of is left out: nothing is known of it.
+        A shard that storage could not look up is left out.
         """
         shards = [stored for pool in self._pools for stored in pool.stored]
         return {
             stored.space: match.pages
             for stored in shards
-            if (match := self._matched(hashes, stored, deadline, telling)) is not None
+            if (match := self._match(hashes, stored, deadline, answer_deadline)) is not None
         }
 
-    def _matched(
+    def _match(
         self,
         hashes: Sequence[str],
         stored: PoolSpec,
         deadline: Deadline,
-        telling: Deadline,
+        answer_deadline: Deadline,
         *,
         past_gaps: bool = False,
     ) -> Match | None:
-        """What storage has, asked again until the deadline; None where it could not say by then.
+        """Look pages up, again after failures until the deadline; return None where all lookups failed.
 
-        The answer to the last question may come until the time for `telling` is up.
+        The last lookup may take until `answer_deadline`.
         """
         while True:
-            left_s = min(telling.remaining_s(), self._store.settings.timeout_s)
+            left_s = min(answer_deadline.remaining_s(), self._store.settings.timeout_s)
             match = self._store.match(hashes, [stored], past_gaps=past_gaps, timeout_s=left_s)
             if match.failures[0] is None:
                 return match
             if deadline.passed():
                 return None
-            time.sleep(min(_LOOK_S, deadline.remaining_s()))
+            time.sleep(min(_RETRY_S, deadline.remaining_s()))
 
     def _post(
         self,
@@ -216,7 +219,7 @@ class HandoffSender:
         pages: Mapping[KeySpace, int],
         deadline: Deadline,
     ) -> bool:
-        """Post a completion for each shard until all are up, or time is; whether all are."""
+        """Post a completion for each shard until all are stored or time is up; return True for all."""
         now_s = time.time()
         left = {
             completion_hash(request_id, space, hashes): Completion.of(
@@ -226,16 +229,16 @@ class HandoffSender:
         }
         unknown = sum(len(pool.stored) for pool in self._pools) - len(pages)
         while left:
-            refused = self._board.post(left)
+            refused = self._completions.post(left)
             left = {key: left[key] for key in refused}
             if deadline.passed():
                 break
             if left:
-                time.sleep(min(_LOOK_S, deadline.remaining_s()))
+                time.sleep(min(_RETRY_S, deadline.remaining_s()))
         if left or unknown:
             logger.warning(
                 "request %s: %d of %d completions were not posted: its decode side will time out",
-                shown(request_id),
+                shown_id(request_id),
                 len(left) + unknown,
                 len(pages) + unknown,
             )
@@ -243,6 +246,8 @@ class HandoffSender:
 
 
 def _log_failure(request_id: str, published: Future[int]) -> None:
-    """Tell of it, as nobody need wait for what `publish` returns."""
+    """Log an error, because the caller need not wait for the future that `publish` returns."""
     if not published.cancelled() and (error := published.exception()):
-        logger.error("request %s was not published: %s", shown(request_id), error, exc_info=error)
+        logger.error(
+            "request %s was not published: %s", shown_id(request_id), error, exc_info=error
+        )

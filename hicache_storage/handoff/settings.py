@@ -1,4 +1,4 @@
-"""How long a hand-off waits, how often it looks, and what it leaves behind."""
+"""Settings of a hand-off: its timeouts, the intervals of its lookups, and what stays in storage."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from hicache_storage.durations import check_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffSettings:
-    """The same for both sides, of which each uses its part."""
+    """The settings of both sides. Each side uses its part of them."""
 
     timeout_s: float = 30.0
-    """The decode side waits that long for a request, then takes what is there; the prefill side that
-    long for its own writes, then says how far they got."""
+    """The decode side waits this long for a request, then takes the pages that are there. The prefill
+    side waits this long for its own writes, then publishes the prefix that is written."""
     grace_s: float = 1.0
-    """What is there when the decode side's time is up is loaded for at most that long."""
+    """Time to load the pages that are there when the decode side's time is up."""
     poll_min_s: float = 0.005
+    """Time between two lookups of completions, after a new request or a new completion."""
     poll_max_s: float = 0.1
-    """Looks for completions are that far apart: close after a request or news, then less and less."""
+    """Time between two lookups of completions, after a while without a new one."""
     load_every_s: float = 0.5
-    """While completions are awaited, pages that are there by now are loaded that often."""
+    """Time between two loads of the pages that are there, while completions are awaited."""
     stale_after_s: float = 600.0
-    """A completion of this age belongs to nobody: whoever sees it deletes it. Clocks that differ by
+    """Age at which a completion is stale, and is deleted by any reader. Two nodes whose clocks differ by
     more than this hand nothing over."""
     delete_pages: bool = False
-    """Once loaded, the pages leave the storage too. Left there, they serve the next request."""
+    """True where the pages are deleted from storage once they are loaded. Otherwise they serve the next
+    request."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,5 +1,3 @@
-"""hicache_storage.backend_support.deadline"""
-
 from __future__ import annotations
 
 import pytest

@@ -8,79 +8,79 @@ import weakref
 from concurrent.futures import Future, wait
 
 import pytest
-from forks import exit_code
+from processes import exit_code
 
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.errors import StorageClosed
 
 
 def test_tasks_give_their_results() -> None:
-    workers = DaemonExecutor("test", 2)
+    executor = DaemonExecutor("test", 2)
 
-    results = [workers.submit(lambda n=n: n * n) for n in range(20)]  # type: ignore[misc]
+    results = [executor.submit(lambda n=n: n * n) for n in range(20)]  # type: ignore[misc]
 
     assert [n * n for n in range(20)] == [future.result(10) for future in results]
-    assert workers.close(10)
+    assert executor.close(10)
 
 
 def test_as_many_tasks_run_at_once_as_there_are_threads() -> None:
-    workers = DaemonExecutor("test", 3)
+    executor = DaemonExecutor("test", 3)
     meeting = threading.Barrier(3)
 
-    together = [workers.submit(lambda: meeting.wait(10)) for _ in range(3)]
+    together = [executor.submit(lambda: meeting.wait(10)) for _ in range(3)]
 
     assert {0, 1, 2} == {future.result(10) for future in together}
-    assert workers.close(10)
+    assert executor.close(10)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
 def test_a_thread_survives_whatever_a_task_raises(error: BaseException) -> None:
-    workers = DaemonExecutor("test", 1)
+    executor = DaemonExecutor("test", 1)
 
     def fail() -> None:
         raise error
 
-    failed = workers.submit(fail)
-    after = workers.submit(lambda: "alive")
+    failed = executor.submit(fail)
+    after = executor.submit(lambda: "alive")
 
     assert error is failed.exception(10)
     assert after.result(10) == "alive"
-    assert workers.close(10)
+    assert executor.close(10)
 
 
 def test_a_task_that_has_not_begun_can_be_cancelled() -> None:
-    workers = DaemonExecutor("test", 1)
+    executor = DaemonExecutor("test", 1)
     go_on = threading.Event()
-    running = workers.submit(lambda: go_on.wait(30))
+    running = executor.submit(lambda: go_on.wait(30))
     ran = threading.Event()
-    queued = workers.submit(ran.set)
+    queued = executor.submit(ran.set)
 
     assert queued.cancel()
     go_on.set()
 
     assert running.result(10)
-    assert workers.close(10)
+    assert executor.close(10)
     assert not ran.is_set()
 
 
 def test_a_cancelled_task_is_let_go_at_once() -> None:
-    """Behind a task that hangs, thousands that were given up must not keep their pages."""
+    """Thousands of cancelled tasks behind a hanging one keep no pages in memory."""
 
     class Pages:
         def run(self) -> None: ...
 
-    workers = DaemonExecutor("test", 1)
+    executor = DaemonExecutor("test", 1)
     go_on, begun = threading.Event(), threading.Event()
 
     def hang() -> bool:
         begun.set()
         return go_on.wait(30)
 
-    running = workers.submit(hang)
+    running = executor.submit(hang)
     assert begun.wait(30)
     pages = Pages()
     kept = weakref.ref(pages)
-    queued = workers.submit(pages.run)
+    queued = executor.submit(pages.run)
     del pages
     assert kept() is not None
 
@@ -90,38 +90,38 @@ def test_a_cancelled_task_is_let_go_at_once() -> None:
     assert wait([queued], 10).done == {queued}
     go_on.set()
     assert running.result(10)
-    assert workers.close(10)
+    assert executor.close(10)
 
 
 def test_in_a_forked_child_a_task_fails_at_once_even_if_the_lock_was_held() -> None:
-    workers = DaemonExecutor("test", 1)
-    with workers._changed:
+    executor = DaemonExecutor("test", 1)
+    with executor._changed:
         child = os.fork()
         if child == 0:
-            error = workers.submit(lambda: None).exception(0)
-            os._exit(0 if isinstance(error, StorageClosed) and workers.close(10) else 1)
+            error = executor.submit(lambda: None).exception(0)
+            os._exit(0 if isinstance(error, StorageClosed) and executor.close(10) else 1)
 
     assert exit_code(child) == 0
-    assert workers.submit(lambda: "alive").result(10) == "alive"
-    assert workers.close(10)
+    assert executor.submit(lambda: "alive").result(10) == "alive"
+    assert executor.close(10)
 
 
 def test_close_gives_up_on_a_task_that_hangs() -> None:
-    workers = DaemonExecutor("test", 1)
+    executor = DaemonExecutor("test", 1)
     go_on = threading.Event()
-    workers.submit(lambda: go_on.wait(30))
+    executor.submit(lambda: go_on.wait(30))
 
-    assert not workers.close(0.05)
+    assert not executor.close(0.05)
 
     go_on.set()
-    assert workers.close(10)
+    assert executor.close(10)
 
 
 def test_a_task_that_comes_after_the_end_fails_at_once() -> None:
-    workers = DaemonExecutor("test", 1)
-    assert workers.close(10)
+    executor = DaemonExecutor("test", 1)
+    assert executor.close(10)
 
-    assert isinstance(workers.submit(lambda: "never").exception(0), StorageClosed)
+    assert isinstance(executor.submit(lambda: "never").exception(0), StorageClosed)
 
 
 def test_a_task_that_hangs_does_not_keep_the_interpreter_alive() -> None:
@@ -151,17 +151,17 @@ def test_when_all_done_of_nothing_is_done() -> None:
 
 
 def test_an_idle_thread_holds_no_result() -> None:
-    """A page that a task returned is freed as soon as its future is."""
+    """A page that a task returned is freed with its future."""
 
     class Thing:
         pass
 
-    workers = DaemonExecutor("test", 1)
-    future = workers.submit(Thing)
+    executor = DaemonExecutor("test", 1)
+    future = executor.submit(Thing)
     wait([future], 10)
     thing = weakref.ref(future.result())
-    workers.submit(lambda: None).result(10)
+    executor.submit(lambda: None).result(10)
     del future
 
     assert thing() is None
-    assert workers.close(10)
+    assert executor.close(10)

@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 
 @dataclass(eq=False)
 class Session:
-    """What a process made, and what was done to it."""
+    """A resource of a process, with a record of its ends."""
 
     pid: int = field(default_factory=os.getpid)
     done: list[str] = field(default_factory=list[str])
@@ -75,7 +75,7 @@ def test_a_forked_child_lets_go_of_its_parents_before_it_uses_anything() -> None
 
 
 def test_a_child_that_is_done_with_it_ends_nothing_of_its_parents() -> None:
-    """A client library's finalizer says goodbye on the connection that the parent uses."""
+    """The finalizer of a client library ends the session on a connection that the parent uses."""
     ended: list[int] = []
 
     class Connection:
@@ -103,7 +103,7 @@ def test_a_child_that_is_done_with_it_ends_nothing_of_its_parents() -> None:
 def test_a_descendant_with_the_number_of_its_ancestor_uses_nothing_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Numbers are used again, in small containers soon."""
+    """The kernel reuses process numbers, in small containers soon."""
     one, ancestor = sessions(), os.getpid()
 
     def tell() -> bool:

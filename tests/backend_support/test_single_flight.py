@@ -49,6 +49,19 @@ def test_a_new_call_begins_after_the_last_one_has_ended(call: SlowCall) -> None:
     assert [1, 2] == [single.begin().result(10), single.begin().result(10)]
 
 
+def test_a_wait_for_idle_begins_no_call_and_ends_with_the_running_one(call: SlowCall) -> None:
+    single = SingleFlight("test", call)
+    single.wait_idle(10)
+    assert call.runs == 0
+
+    flight = single.begin()
+    single.wait_idle(0.01)
+    assert not flight.done()
+    call.go_on.set()
+    single.wait_idle(10)
+    assert flight.done()
+
+
 def test_a_wait_has_a_limit_and_the_call_continues(call: SlowCall) -> None:
     single = SingleFlight("test", call)
 

@@ -1,4 +1,4 @@
-"""What several backends' tests share."""
+"""Fixtures and test selection for the tests of several backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the kit's tests leave out what a class is not there for.
+    """Deselect the kit's tests that a class is not for.
 
     `concerns` and, in quick runs, `in_quick_runs` are patterns that the names of its tests match.
     """
@@ -37,7 +37,7 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
 
 @pytest.fixture(params=["disk", "shm"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A directory yet to be made: on the disk's file system, and on tmpfs."""
+    """Yield the path of a missing directory, on the disk's file system and on tmpfs."""
     if request.param == "disk":
         yield tmp_path / "root"
         return

@@ -1,4 +1,4 @@
-"""What a prefetch may take, and how long: capacity, bytes in flight, the queue of writes, deadlines."""
+"""Limits of a prefetch: its share of L2, the bytes in flight, the write queue, and deadlines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pages import hash_of
 from stores import Gate, HookedStorage
 
 from hicache_storage.controller import DropPolicy, PrefetchPolicy, Reason
-from hicache_storage.controller.admission import InFlight, PrefetchQuota
+from hicache_storage.controller.admission import InFlightReads, PrefetchQuota
 from hicache_storage.page_store import PageStore
 from hicache_storage.storage import Capabilities
 
@@ -40,7 +40,7 @@ class TestCapacity:
     def test_unfinished_prefetches_leave_the_rest_of_l2_alone(self, storage: HookedStorage) -> None:
         with engine_on(storage, cache_pools(), prefetch_capacity=0.5) as engine:
             first = engine.prefetch("first", PROMPT)
-            first._complete.wait(20)
+            first._job._complete.wait(20)
             with engine.prefetch("second", OTHER).result() as lease:
                 assert lease.pages == 0
             assert engine.explain("second").reason is Reason.CAPACITY_LIMIT
@@ -51,45 +51,45 @@ class TestCapacity:
                 assert lease.pages == 8
             assert not leaked(engine)
 
-    def test_a_cancelled_prefetch_makes_room_too(self, storage: HookedStorage) -> None:
+    def test_a_cancelled_prefetch_releases_its_quota(self, storage: HookedStorage) -> None:
         with engine_on(storage, cache_pools(), prefetch_capacity=0.5) as engine:
             first = engine.prefetch("first", PROMPT)
-            first._complete.wait(20)
+            first._job._complete.wait(20)
             first.cancel()
 
             assert engine.prefetch("second", OTHER).result().pages == 8
 
-    def test_one_that_is_larger_than_the_limit_is_let_in_alone(self) -> None:
-        occupancy = PrefetchQuota(10)
+    def test_a_prefetch_larger_than_the_limit_is_admitted_alone(self) -> None:
+        quota = PrefetchQuota(10)
 
-        assert occupancy.enter(40)
-        assert not occupancy.enter(1)
-        occupancy.leave(40)
-        assert occupancy.enter(9)
-        assert occupancy.enter(9)
-        assert not occupancy.enter(1)
+        assert quota.acquire(40)
+        assert not quota.acquire(1)
+        quota.release(40)
+        assert quota.acquire(9)
+        assert quota.acquire(9)
+        assert not quota.acquire(1)
 
 
 class TestInFlight:
     def test_a_read_waits_for_those_before_it(self) -> None:
-        flight = InFlight(100)
-        assert flight.enter(60, 0)
-        assert not flight.enter(60, 0)
+        flight = InFlightReads(100)
+        assert flight.acquire(60, 0)
+        assert not flight.acquire(60, 0)
         entered: list[bool] = []
-        waiter = threading.Thread(target=lambda: entered.append(flight.enter(60, 20)))
+        waiter = threading.Thread(target=lambda: entered.append(flight.acquire(60, 20)))
         waiter.start()
 
-        flight.leave(60)
+        flight.release(60)
         waiter.join(20)
 
         assert entered == [True]
         assert flight.nbytes == 60
 
     def test_a_read_larger_than_the_limit_goes_alone(self) -> None:
-        flight = InFlight(100)
+        flight = InFlightReads(100)
 
-        assert flight.enter(1000, 0)
-        assert not flight.enter(1, 0)
+        assert flight.acquire(1000, 0)
+        assert not flight.acquire(1, 0)
 
     def test_batches_are_cut_to_the_limit(self, storage: HookedStorage) -> None:
         page_nbytes = sum(pool.space.page_nbytes for pool in cache_pools())
@@ -102,7 +102,7 @@ class TestInFlight:
                 assert is_right(lease)
         assert {size for name, size in storage.batches if name == "batch_get"} <= {1, 2}
 
-    def test_what_a_hung_call_owes_counts_until_it_returns(self, storage: HookedStorage) -> None:
+    def test_the_bytes_of_a_hung_call_count_until_it_returns(self, storage: HookedStorage) -> None:
         page_nbytes = sum(pool.space.page_nbytes for pool in cache_pools())
         gate = Gate()
         with engine_on(
@@ -122,12 +122,12 @@ class TestInFlight:
     def test_the_wait_for_its_turn_is_part_of_the_time_of_a_load(
         self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def enter_late(flight: InFlight, nbytes: int, timeout_s: float) -> bool:
+        def acquire_late(flight: InFlightReads, nbytes: int, timeout_s: float) -> bool:
             time.sleep(0.2)  # the others' bytes are on their way
             return entered(flight, nbytes, timeout_s)
 
-        entered = InFlight.enter
-        monkeypatch.setattr(InFlight, "enter", enter_late)
+        entered = InFlightReads.acquire
+        monkeypatch.setattr(InFlightReads, "acquire", acquire_late)
         given_s: list[float] = []
         load = PageStore.load
 
@@ -194,7 +194,7 @@ class TestDeadline:
             assert engine.explain("r").reason is Reason.DEADLINE
 
 
-def test_best_effort_says_that_it_did_not_wait(storage: HookedStorage) -> None:
+def test_best_effort_is_explained_as_no_wait(storage: HookedStorage) -> None:
     gate = Gate()
     storage.hooks["batch_exists"] = gate
     with engine_on(storage, cache_pools(), prefetch_policy=PrefetchPolicy.BEST_EFFORT) as engine:

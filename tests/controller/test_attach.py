@@ -1,4 +1,4 @@
-"""Stores that come and go while requests run."""
+"""Stores that are attached and detached while requests run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stored(storage: HookedStorage) -> int:
 
 
 def fetched(engine: CacheController, request_id: str = "r") -> tuple[int, int]:
-    """Pages that L2 and L3 had of the prompt, all of them right."""
+    """Return the prompt's pages from L2 and from L3, after checking their content."""
     with engine.prefetch(request_id, PROMPT).result() as lease:
         assert is_right(lease)
         return lease.l2_pages, lease.l3_pages
@@ -79,7 +79,7 @@ class TestAttach:
             engine.attach(store)
             assert (0, 16) == fetched(engine)
 
-    def test_another_store_is_owed_every_page_that_is_used(self, stack: ExitStack) -> None:
+    def test_every_used_page_is_written_to_another_store(self, stack: ExitStack) -> None:
         first, second = HookedStorage(), HookedStorage()
         store = stack.enter_context(page_store(second))
         with engine_on(first, cache_pools()) as engine:
@@ -137,7 +137,7 @@ class TestAttach:
         assert stored(good) == 32
 
     def test_all_key_spaces_are_opened_within_one_timeout(self, stack: ExitStack) -> None:
-        """Each by itself is quick enough."""
+        """Each key space alone is opened in time."""
         storage, pause = HookedStorage(), threading.Event()
 
         def open_slowly(_: KeySpace) -> None:
@@ -165,31 +165,29 @@ class TestDetach:
                 assert pages == stored(storage)
                 assert not leaked(engine)
 
-    def test_write_back_pays_what_it_owes(self) -> None:
+    def test_write_back_writes_its_unsaved_pages(self) -> None:
         storage = HookedStorage()
         with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
             compute(engine, PROMPT)
             assert engine.detach()
             assert stored(storage) == 32
 
-    def test_write_back_pays_more_than_its_queue_holds(self) -> None:
+    def test_write_back_writes_more_unsaved_pages_than_its_queue_holds(self) -> None:
         storage = HookedStorage()
         how: dict[str, Any] = {"write_policy": WritePolicy.WRITE_BACK, "write_queue_pages": 2}
         with engine_on(storage, cache_pools(), **how) as engine:
             compute(engine, PROMPT)
         assert stored(storage) == 32
 
-    def test_what_is_refused_at_once_is_no_page_that_the_store_has(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The writer is quicker than the thread that detaches, and waits for it only then."""
-        storage, end = HookedStorage(), AttachedStore.end
+    def test_a_page_that_is_refused_at_once_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The writer has written the queue before the detaching thread looks at it."""
+        storage, detach = HookedStorage(), AttachedStore.detach
 
-        def end_once_idle(self: AttachedStore, *args: Any, **how: Any) -> bool:
+        def detach_once_idle(self: AttachedStore, *args: Any, **how: Any) -> bool:
             until(self.writeback._is_idle)
-            return end(self, *args, **how)
+            return detach(self, *args, **how)
 
-        monkeypatch.setattr(AttachedStore, "end", end_once_idle)
+        monkeypatch.setattr(AttachedStore, "detach", detach_once_idle)
         storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
         with engine_on(storage, cache_pools(), write_policy=WritePolicy.WRITE_BACK) as engine:
             compute(engine, PROMPT)
@@ -199,7 +197,7 @@ class TestDetach:
             assert engine.stats()["unwritten_pages"] == 16
             assert not leaked(engine)
 
-    def test_asking_again_makes_no_page_that_was_lost_a_stored_one(self, stack: ExitStack) -> None:
+    def test_a_lost_page_stays_lost_at_the_next_detach(self, stack: ExitStack) -> None:
         storage = HookedStorage()
         storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
         store = stack.enter_context(page_store(HookedStorage()))
@@ -231,7 +229,7 @@ class TestDetach:
             detached: list[bool] = []
             detaching = threading.Thread(target=lambda: detached.append(engine.detach()))
             detaching.start()
-            until(lambda: engine._tier is None)
+            until(lambda: engine._attached is None)
             gate.open()
             with prefetch.result() as lease:
                 assert lease.pages == 4
@@ -242,20 +240,20 @@ class TestDetach:
             assert not leaked(engine)
 
     def test_what_was_found_and_not_read_any_more_is_explained(self) -> None:
-        """The store leaves between the look for the pages and the first of them."""
+        """The store is detached between the lookup and the first read."""
         storage, gate = HookedStorage(), Gate()
         with engine_on(storage, cache_pools()) as engine:
             compute(engine, PROMPT)
             assert engine.drain(20)
             engine.cache.clear()
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
             storage.hooks["batch_exists"] = gate
             prefetch = engine.prefetch("r", PROMPT)
             assert gate.entered.wait(20)
             detaching = threading.Thread(target=engine.detach)
             detaching.start()
-            until(lambda: tier.closing)
+            until(lambda: attached.closing)
             gate.open()
             with prefetch.result() as lease:
                 assert lease.pages == 0
@@ -284,10 +282,8 @@ class TestDetach:
             until(lambda: not leaked(engine))
             assert [32, 32] == free_slots(engine)
 
-    def test_late_news_of_an_old_store_says_nothing_about_the_new_one(
-        self, stack: ExitStack
-    ) -> None:
-        """A save of the first store ends when the second is attached: the page is not in that one."""
+    def test_a_late_save_of_an_old_store_marks_no_page_as_stored(self, stack: ExitStack) -> None:
+        """A save of the first store ends when the second is attached, which does not have the page."""
         first, second, gate = HookedStorage(), HookedStorage(), Gate()
         with engine_on(first, cache_pools(), timeout_s=20) as engine:
             first.hooks["batch_set"] = gate
@@ -303,8 +299,8 @@ class TestDetach:
         assert stored(second) == 8
 
     @pytest.mark.parametrize("end", ["detach", "close"])
-    def test_true_means_that_every_page_is_in_the_store(self, end: str) -> None:
-        """A slow store, and time for some of many writes: what is dropped then is told."""
+    def test_true_is_returned_where_every_page_is_in_the_store(self, end: str) -> None:
+        """The store is slow, and the time suffices for some of the writes: the others are reported."""
         storage, slow = HookedStorage(), threading.Event()
 
         def late(answer: Callable[[], Any]) -> Any:
@@ -321,7 +317,7 @@ class TestDetach:
             assert engine.stats()["dropped_pages"] > 0
             assert stored(storage) < 32
 
-    def test_a_page_that_the_store_refuses_is_told(self) -> None:
+    def test_a_page_that_the_store_refuses_is_reported(self) -> None:
         storage = HookedStorage()
         storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
         with engine_on(storage, cache_pools()) as engine:
@@ -331,7 +327,7 @@ class TestDetach:
 
             assert engine.stats()["unwritten_pages"] == 16
 
-    def test_what_was_dropped_at_a_close_is_told_by_the_next_one_too(self) -> None:
+    def test_a_page_that_close_dropped_is_reported_by_the_next_close_too(self) -> None:
         storage = HookedStorage()
         storage.hooks["batch_set"] = lambda answer: [False] * len(answer())
         with engine_on(storage, cache_pools()) as engine:
@@ -350,7 +346,7 @@ class TestDetach:
             assert engine.detach(drain=False)
 
     def test_host_pools_stay_registered_while_a_save_runs(self) -> None:
-        """The store has all the time of its own timeout, the detach has not."""
+        """The store's own timeout is longer than that of the detach."""
         storage, gate = HookedStorage(), Gate()
         registered: list[int] = []
 
@@ -384,13 +380,13 @@ class TestDetach:
 
 
 def requests_pass(engine: CacheController, count: int) -> None:
-    """Wait until as many have been served."""
+    """Wait until the engine has served `count` more requests."""
     enough = engine.stats().get("requests", 0) + count
     until(lambda: engine.stats().get("requests", 0) >= enough)
 
 
 def test_stores_come_and_go_under_load(stack: ExitStack) -> None:
-    """Four threads on overlapping prompts; two stores take turns twenty times."""
+    """Four threads use overlapping prompts while two stores are attached in turn, twenty times."""
     storages = [HookedStorage(), HookedStorage()]
     stores = [stack.enter_context(page_store(storage)) for storage in storages]
     before = threading.active_count()

@@ -1,4 +1,4 @@
-"""What L3 says that it has of a prefix, in all pools together, in one call's time."""
+"""Availability of a prefix in L3, in all pools together, within one timeout."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 
-class _SilentOnDrafts(HookedStorage):
-    """Does not say which pages of optional pools it has."""
+class _HangsOnDrafts(HookedStorage):
+    """A storage whose lookups of optional pools hang."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _SilentOnDrafts(HookedStorage):
         if space.pool == "kv":
             return super().batch_exists(space, hashes)
         answers: list[bool] = self.gate(
-            lambda: super(_SilentOnDrafts, self).batch_exists(space, hashes)
+            lambda: super(_HangsOnDrafts, self).batch_exists(space, hashes)
         )
         return answers
 
@@ -38,9 +38,9 @@ def many_drafts() -> list[CachePool]:
     return [cache_pool("kv", TARGET_SHAPE), *drafts]
 
 
-def test_optional_pools_are_asked_about_within_one_timeout() -> None:
-    """Not one timeout each: the target is there, and is waited for no longer than that."""
-    storage = _SilentOnDrafts()
+def test_optional_pools_are_looked_up_within_one_timeout() -> None:
+    """The pools share one timeout, after which the target is used."""
+    storage = _HangsOnDrafts()
     with engine_on(storage, many_drafts()) as engine:
         compute(engine, PROMPT[:4])
         assert engine.drain(20)

@@ -12,16 +12,16 @@ from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.pools import CachePool
 
 if TYPE_CHECKING:
-    from hicache_storage.controller.entry import Entry
-    from hicache_storage.controller.pool_set import PageSlots
+    from hicache_storage.controller.eviction import Entry
+    from hicache_storage.controller.pools import PageSlots
 
 BOTH = 0b11
-"""The bits of target and draft."""
+"""The bits of the target and the draft pool."""
 A, B, C, D = (hash_of(number) for number in range(4))
 
 
 def held(cache: HostCache, *hashes: str) -> list[Entry]:
-    """Pages put into L2, still pinned."""
+    """Insert pages into L2; return them, still pinned."""
     slots = cache.allocate([BOTH] * len(hashes))
     return [inserted(cache, h, group, stored=BOTH) for h, group in zip(hashes, slots, strict=True)]
 
@@ -37,18 +37,18 @@ def put(cache: HostCache, *hashes: str) -> None:
 
 
 def has(cache: HostCache, page_hash: str) -> bool:
-    (found,) = cache.hold([page_hash])
+    (found,) = cache.pin([page_hash])
     if found is not None:
         cache.unpin([found])
     return found is not None
 
 
 class TestLookup:
-    def test_hold_gives_what_is_there_and_tells_what_is_not(self) -> None:
+    def test_pin_returns_cached_pages_and_none_for_others(self) -> None:
         cache = HostCache(cache_pools(4))
         put(cache, A, B, D)
 
-        found = cache.hold([A, B, C, D])
+        found = cache.pin([A, B, C, D])
 
         assert [A, B, None, D] == [entry and entry.page_hash for entry in found]
 
@@ -64,7 +64,7 @@ class TestLookup:
 
 
 class TestEviction:
-    def test_the_page_idle_longest_goes_first(self) -> None:
+    def test_the_least_recently_used_page_is_evicted_first(self) -> None:
         cache = HostCache(cache_pools(2))
         put(cache, A)
         put(cache, B)
@@ -92,10 +92,10 @@ class TestEviction:
 
         assert [True, False, True] == [has(cache, h) for h in (A, B, C)]
 
-    def test_a_page_pinned_twice_is_idle_when_both_let_go(self) -> None:
+    def test_a_page_pinned_twice_is_evictable_after_both_unpins(self) -> None:
         cache = HostCache(cache_pools(1))
         first = held(cache, A)
-        (second,) = cache.hold([A])
+        (second,) = cache.pin([A])
         assert second is not None
 
         cache.unpin(first)
@@ -105,14 +105,14 @@ class TestEviction:
 
 
 class TestAllocation:
-    def test_less_room_gives_fewer_slots(self) -> None:
+    def test_a_full_pool_gives_fewer_slots(self) -> None:
         cache = HostCache(cache_pools(3))
         held(cache, A)
 
         assert len(cache.allocate([BOTH] * 5)) == 2
 
     def test_slots_come_in_all_pools_or_in_none(self) -> None:
-        """The draft pool is the smaller one: its end is the end, and no target slot leaks."""
+        """The draft pool is smaller and limits the pages; no target slot leaks."""
         pools = cache_pools(4, draft_slots=2)
         cache = HostCache(pools)
 
@@ -125,7 +125,7 @@ class TestAllocation:
 
         assert len(cache.allocate([BOTH] * 2)) == 2
 
-    def test_it_waits_for_room_that_comes(self) -> None:
+    def test_allocate_waits_for_a_slot(self) -> None:
         cache = HostCache(cache_pools(1))
         pinned = held(cache, A)
         got: list[int] = []
@@ -139,23 +139,23 @@ class TestAllocation:
 
         assert got == [1]
 
-    def test_it_sleeps_while_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """There are idle pages, but none that could give its window away."""
+    def test_allocate_sleeps_while_nothing_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There are unpinned pages, but none with an evictable window."""
         cache = HostCache(windowed(4, window_slots=1))
-        everything = cache.pool_set.everything
-        (pinned,) = cache.allocate([everything])
-        cache.insert(A, pinned, filled=everything)
+        all_pools = cache.pool_set.all_pools
+        (pinned,) = cache.allocate([all_pools])
+        cache.insert(A, pinned, filled=all_pools)
         put(cache, B)
         tries: list[int] = []
-        take = cache._room._slots.take
+        allocate = cache._allocator._slots.allocate
 
         def counted(bits: int) -> PageSlots | None:
             tries.append(bits)
-            return take(bits)
+            return allocate(bits)
 
-        monkeypatch.setattr(cache._room._slots, "take", counted)
+        monkeypatch.setattr(cache._allocator._slots, "allocate", counted)
 
-        assert not cache.allocate([everything], timeout_s=0.2)
+        assert not cache.allocate([all_pools], timeout_s=0.2)
 
         assert len(tries) < 10
 
@@ -187,8 +187,8 @@ class TestDirtyPages:
         assert not cache.allocate([BOTH])
         assert [B] == [entry.page_hash for entry in to_write]
 
-        cache.stored(to_write, [BOTH], epoch=0)
-        cache.written(to_write)
+        cache.mark_stored(to_write, [BOTH], epoch=0)
+        cache.end_writes(to_write)
         cache.unpin(to_write)
         assert len(cache.allocate([BOTH])) == 1
 
@@ -200,7 +200,7 @@ class TestDirtyPages:
 
         assert len(to_write) == 2
 
-    def test_a_free_slot_is_had_while_pages_are_on_their_way_out(self) -> None:
+    def test_a_free_slot_is_allocated_while_pages_are_being_evicted(self) -> None:
         cache, _ = self.dirty(2)
         self.put_dirty(cache, A)
         free = cache.allocate([BOTH])
@@ -210,12 +210,12 @@ class TestDirtyPages:
 
         assert len(cache.allocate([BOTH])) == 1
 
-    def test_a_page_that_could_not_be_written_can_go_all_the_same(self) -> None:
+    def test_a_page_that_could_not_be_written_is_evicted(self) -> None:
         cache, to_write = self.dirty(1)
         self.put_dirty(cache, A)
         cache.allocate([BOTH])
 
-        cache.give_up(to_write)
+        cache.abandon_writes(to_write)
 
         assert len(cache.allocate([BOTH])) == 1
 
@@ -226,8 +226,8 @@ class TestDirtyPages:
 
         assert entries == cache.claim_for_writing(entries, uses=1)
         assert not cache.claim_for_writing(entries, uses=1)
-        cache.stored(entries, [BOTH, 0], epoch=0)
-        cache.written(entries)
+        cache.mark_stored(entries, [BOTH, 0], epoch=0)
+        cache.end_writes(entries)
         assert entries[1:] == cache.claim_for_writing(entries, uses=1)
 
 

@@ -1,4 +1,4 @@
-"""Ranks agree on every request, whatever is missing or fails where. Here they are threads."""
+"""Consensus of ranks on every request, with missing pages and failing stores. The ranks are threads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from engines import (
     ThreadRanks,
     cache_pools,
     compute,
+    delete_pages,
     engine_on,
     is_right,
     leaked,
+    on_each_rank,
     windowed,
 )
 from pages import hash_of
@@ -30,9 +32,9 @@ from hicache_storage.controller import (
     Reason,
     SingleRank,
 )
-from hicache_storage.controller.consensus import Agreement
-from hicache_storage.controller.pool_set import PoolSet
-from hicache_storage.controller.topic import Topic
+from hicache_storage.controller.consensus import Consensus
+from hicache_storage.controller.pools import PoolSet
+from hicache_storage.controller.ranks import Topic
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -56,32 +58,24 @@ class Fleet:
             compute(engine, hashes, **more)
             assert engine.drain(20)
 
-    def everywhere(self, act: Callable[[int, CacheController], int]) -> list[int]:
-        """What each rank's thread gives."""
-        got = [-1] * len(self.engines)
-
-        def run(rank: int) -> None:
-            got[rank] = act(rank, self.engines[rank])
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(got))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return got
+    def on_each_rank(self, act: Callable[[int, CacheController], int]) -> list[int]:
+        """Run `act` in a thread of each rank; return the results."""
+        return on_each_rank(
+            lambda rank: act(rank, self.engines[rank]), len(self.engines), timeout_s=60
+        )
 
     def fetch(self, request_id: str, hashes: Sequence[str]) -> list[int]:
-        """Usable pages on each rank, right everywhere."""
+        """Return the usable pages on each rank, after checking their content."""
 
         def act(_: int, engine: CacheController) -> int:
             with engine.prefetch(request_id, hashes).result() as lease:
                 assert is_right(lease)
                 return lease.pages
 
-        return self.everywhere(act)
+        return self.on_each_rank(act)
 
-    def forget(self) -> None:
-        """Empty every L2: what is found from now on is L3's."""
+    def clear_l2(self) -> None:
+        """Clear every L2, so that later pages come from L3."""
         for engine in self.engines:
             assert engine.cache.clear() == 0
 
@@ -102,14 +96,13 @@ def fleet() -> Iterator[Callable[..., Fleet]]:
 
 
 def lose(storage: HookedStorage, page: int, pool: str = "kv") -> None:
-    (space,) = (space for space in storage.inner.spaces() if space.pool == pool)
-    storage.inner.batch_delete(space, PROMPT[page : page + 1])
+    delete_pages(storage, pool, PROMPT[page : page + 1])
 
 
-def test_the_rank_that_has_least_shortens_all_and_is_named(fleet: Callable[..., Fleet]) -> None:
+def test_the_rank_with_the_shortest_prefix_is_named(fleet: Callable[..., Fleet]) -> None:
     ranks = fleet()
     ranks.compute(PROMPT)
-    ranks.forget()
+    ranks.clear_l2()
     lose(ranks.storages[1], 9)
     lose(ranks.storages[2], 6, "draft")
 
@@ -121,10 +114,10 @@ def test_the_rank_that_has_least_shortens_all_and_is_named(fleet: Callable[..., 
     assert "page 6 is missing on another rank (rank 2)" in str(first)
 
 
-def test_nobody_loads_what_another_lacks(fleet: Callable[..., Fleet]) -> None:
+def test_no_rank_loads_a_page_that_another_rank_lacks(fleet: Callable[..., Fleet]) -> None:
     ranks = fleet(2)
     ranks.compute(PROMPT)
-    ranks.forget()
+    ranks.clear_l2()
     lose(ranks.storages[1], 4)
     ranks.fetch("r", PROMPT)
 
@@ -145,7 +138,7 @@ def test_a_page_that_does_not_arrive_on_one_rank_ends_the_prefix_on_all(
     """The match agreed on 16 pages; one rank's store fails in between."""
     ranks = fleet(2)
     ranks.compute(PROMPT)
-    ranks.forget()
+    ranks.clear_l2()
     ranks.storages[1].hooks["batch_get"] = failing(StorageUnavailable("down"))
 
     assert ranks.fetch("r", PROMPT) == [0, 0]
@@ -155,24 +148,24 @@ def test_a_page_that_does_not_arrive_on_one_rank_ends_the_prefix_on_all(
 
 
 def test_lengths_are_agreed_on_not_their_minimum(fleet: Callable[..., Fleet]) -> None:
-    """A rank that can use 16 or 8 pages and one that can use 12 or 8 use 8, not 12."""
+    """A rank that can use 16 or 8 pages and a rank that can use 12 or 8 pages use 8, not 12."""
     ranks = fleet(2, pools=windowed)
     compute(ranks.engines[0], PROMPT, ends=[8, 16])
     compute(ranks.engines[1], PROMPT, ends=[8, 12])
     for engine in ranks.engines:
         assert engine.drain(20)
-    ranks.forget()
+    ranks.clear_l2()
 
     assert ranks.fetch("r", PROMPT) == [8, 8]
 
 
-def test_a_rank_without_a_store_answers_all_the_same(fleet: Callable[..., Fleet]) -> None:
+def test_a_rank_without_a_store_takes_part(fleet: Callable[..., Fleet]) -> None:
     ranks = fleet(2)
     ranks.compute(PROMPT)
     ranks.engines[1].detach()
     ranks.engines[0].cache.clear()
     assert ranks.fetch("l2", PROMPT) == [16, 16]
-    ranks.forget()
+    ranks.clear_l2()
 
     assert ranks.fetch("r", PROMPT) == [0, 0]
     assert ranks.engines[0].explain("r").rank == 1
@@ -181,7 +174,7 @@ def test_a_rank_without_a_store_answers_all_the_same(fleet: Callable[..., Fleet]
 def test_a_request_that_was_cancelled_before_its_turn_is_answered(
     fleet: Callable[..., Fleet],
 ) -> None:
-    """The first rank cancels while its thread waits for the other one, which serves it to its end."""
+    """The first rank cancels while its thread waits for the other rank, which serves the request."""
     ranks = fleet(2)
     ranks.compute(PROMPT)
     cancelled = threading.Event()
@@ -191,17 +184,17 @@ def test_a_request_that_was_cancelled_before_its_turn_is_answered(
             assert cancelled.wait(20)
         first, second = (engine.prefetch(name, PROMPT) for name in ("first", "second"))
         if rank:
-            second._complete.wait(20)
+            second._job._complete.wait(20)
         second.cancel()
         cancelled.set()
         first.result().release()
         with engine.prefetch("third", PROMPT).result() as lease:
             return lease.pages
 
-    assert ranks.everywhere(act) == [16, 16]
+    assert ranks.on_each_rank(act) == [16, 16]
 
 
-def test_ranks_with_other_requests_are_lost_and_hang_nobody(
+def test_ranks_with_different_requests_are_lost_without_a_hang(
     fleet: Callable[..., Fleet], caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = fleet(2)
@@ -210,7 +203,7 @@ def test_ranks_with_other_requests_are_lost_and_hang_nobody(
     def act(rank: int, engine: CacheController) -> int:
         return engine.prefetch(f"of rank {rank}", PROMPT).result().pages
 
-    assert ranks.everywhere(act) == [0, 0]
+    assert ranks.on_each_rank(act) == [0, 0]
     assert ranks.fetch("later", PROMPT) == [0, 0]
     assert [1, 1] == [engine.stats()["ranks_lost"] for engine in ranks.engines]
     assert ranks.engines[0].explain("later").reason is Reason.RANKS_LOST
@@ -220,7 +213,7 @@ def test_ranks_with_other_requests_are_lost_and_hang_nobody(
 
 
 def test_one_request_id_with_different_prompts_is_no_agreement(fleet: Callable[..., Fleet]) -> None:
-    """Two ranks that each have all of another prompt: as many pages, but not the same."""
+    """Two ranks have all pages of different prompts: the same number of pages, but other pages."""
     ranks = fleet(2)
     prompts = [PROMPT[:8], PROMPT[8:]]
     for engine, prompt in zip(ranks.engines, prompts, strict=True):
@@ -230,7 +223,7 @@ def test_one_request_id_with_different_prompts_is_no_agreement(fleet: Callable[.
         with engine.prefetch("r", prompts[rank]).result() as lease:
             return lease.pages
 
-    assert ranks.everywhere(act) == [0, 0]
+    assert ranks.on_each_rank(act) == [0, 0]
     assert [1, 1] == [engine.stats()["ranks_lost"] for engine in ranks.engines]
 
 
@@ -242,7 +235,7 @@ def test_one_request_id_with_different_prompts_is_no_agreement(fleet: Callable[.
 def test_any_string_is_a_request_id(fleet: Callable[..., Fleet], request_id: str) -> None:
     ranks = fleet(2)
     ranks.compute(PROMPT)
-    ranks.forget()
+    ranks.clear_l2()
 
     assert ranks.fetch(request_id, PROMPT) == [16, 16]
 
@@ -252,8 +245,8 @@ def test_any_string_is_a_request_id(fleet: Callable[..., Fleet], request_id: str
     assert len(told) < 1000
 
 
-def test_an_interrupt_in_asking_leaves_no_rank_out_of_step() -> None:
-    """What the interrupted rank would be told next belongs to another question."""
+def test_an_interrupt_of_an_all_reduce_loses_the_ranks() -> None:
+    """The interrupted rank would take the next answer for that to another question."""
 
     class Interrupted(SingleRank):
         size = 2
@@ -278,7 +271,7 @@ def test_an_interrupt_in_asking_leaves_no_rank_out_of_step() -> None:
         assert not leaked(engine)
 
 
-def test_a_rank_that_is_gone_hangs_nobody(fleet: Callable[..., Fleet]) -> None:
+def test_a_rank_that_is_gone_causes_no_hang(fleet: Callable[..., Fleet]) -> None:
     ranks = fleet(2, timeout_s=0.2)
     ranks.compute(PROMPT)
     survivor = ranks.engines[0]
@@ -289,7 +282,7 @@ def test_a_rank_that_is_gone_hangs_nobody(fleet: Callable[..., Fleet]) -> None:
     assert not leaked(survivor)
 
 
-def test_whatever_fails_in_asking_loses_the_ranks_and_raises_nothing() -> None:
+def test_any_error_of_an_all_reduce_loses_the_ranks_and_raises_nothing() -> None:
     class Broken(SingleRank):
         size = 2
 
@@ -304,7 +297,7 @@ def test_whatever_fails_in_asking_loses_the_ranks_and_raises_nothing() -> None:
         assert not leaked(engine)
 
 
-def test_ranks_ask_with_one_thread() -> None:
+def test_several_ranks_have_one_prefetch_thread() -> None:
     with pytest.raises(ValueError, match="prefetch_threads must be 1, not 2"):
         CacheController(
             None,
@@ -315,9 +308,9 @@ def test_ranks_ask_with_one_thread() -> None:
 
 
 def test_one_rank_agrees_with_itself() -> None:
-    agreement = Agreement(SingleRank(), Counters(), PoolSet(cache_pools()))
+    consensus = Consensus(SingleRank(), Counters(), PoolSet(cache_pools()))
 
-    agreed, _ = agreement.agree(Channel.MATCH, Topic.of("r"), [True, False, True, False])
+    agreed, _ = consensus.agree_prefix(Channel.MATCH, Topic.of("r"), [True, False, True, False])
 
     assert (2, None, False) == (agreed.pages, agreed.rank, agreed.lost)
 
@@ -346,7 +339,7 @@ def test_many_requests_in_one_order(fleet: Callable[..., Fleet]) -> None:
                 pages[rank].append(lease.pages)
         return len(pages[rank])
 
-    assert ranks.everywhere(act) == [40, 40]
+    assert ranks.on_each_rank(act) == [40, 40]
     assert pages[0] == pages[1]
     assert any(pages[0])
     assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]

@@ -33,7 +33,7 @@ def storage() -> HookedStorage:
 
 @pytest.fixture
 def engine(storage: HookedStorage) -> Iterator[Callable[..., CacheController]]:
-    """Starts engines on one storage; each has an L2 of its own."""
+    """Return a factory of engines on one storage, each with its own L2."""
     with ExitStack() as stack:
 
         def start(slots: int = 32, timeout_s: float = 20, **settings: Any) -> CacheController:
@@ -54,7 +54,7 @@ def engine(storage: HookedStorage) -> Iterator[Callable[..., CacheController]]:
 
 
 def store_prompt(engine: Callable[..., CacheController]) -> None:
-    """Another engine has computed the prompt before: all of it is in L3."""
+    """Compute the prompt on another engine, so that all of it is in L3."""
     controller = engine()
     compute(controller, PROMPT)
     assert controller.drain(20)
@@ -121,7 +121,7 @@ class TestPrefetch:
     def test_a_page_that_vanishes_after_the_match_ends_the_prefix(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
-        """KV-503: what exists said is no promise; the draft's page counts like the target's."""
+        """KV-503: an exists answer is no promise; the draft's page counts like the target's."""
         store_prompt(engine)
         second = engine()
         (draft,) = (known for known in storage.inner.spaces() if known.pool == "draft")
@@ -160,10 +160,10 @@ class TestPrefetch:
             assert is_right(lease)
         assert second.stats()["no_host_slot_pages"] == 2
 
-    def test_a_tail_in_l2_gives_way_to_the_head_that_it_needs(
+    def test_a_tail_in_l2_is_evicted_for_the_missing_head(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        """All of L2 is pages of the prompt, of no use without those in front of them."""
+        """L2 is full of pages of the prompt, which are useless without the pages in front of them."""
         store_prompt(engine)
         second = engine(slots=8)
         compute(second, PROMPT[8:])
@@ -197,11 +197,11 @@ class TestPrefetch:
             prefetch.result()
 
 
-class TestPatience:
+class TestMaxWait:
     def slow_engine(
         self, storage: HookedStorage, engine: Callable[..., CacheController], **settings: Any
     ) -> tuple[CacheController, Gate]:
-        """L3 has the prompt; its first batch arrives at once, the second waits for the gate."""
+        """Make L3 return the prompt's first batch at once, and the second after the gate opens."""
         store_prompt(engine)
         gate = Gate()
         passed = threading.Semaphore(
@@ -260,7 +260,7 @@ class TestPatience:
         lease = prefetch.result()
         gate.open()
         while not prefetch.complete:
-            prefetch._complete.wait(20)
+            prefetch._job._complete.wait(20)
         lease.release()
 
         assert controller.stats()["loaded_unused_pages"] == 4
@@ -278,7 +278,7 @@ class TestPatience:
         prefetch.cancel()
         prefetch.cancel()
         gate.open()
-        prefetch._complete.wait(20)
+        prefetch._job._complete.wait(20)
 
         assert controller.cache.clear() == 0
         assert [32, 32] == free_slots(controller)
@@ -327,10 +327,10 @@ class TestWriting:
         controller.drain(20)
         assert self.stored(storage) == 8
 
-    def test_write_back_makes_room_for_what_is_loaded(
+    def test_write_back_evicts_for_loaded_pages(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        """L2 is full of pages that must be written before they can go; L3 has the prompt."""
+        """L2 is full of pages that must be written before their eviction; L3 has the prompt."""
         store_prompt(engine)
         second = engine(slots=16, write_policy=WritePolicy.WRITE_BACK)
         compute(second, [hash_of(300 + number) for number in range(16)])
@@ -525,16 +525,16 @@ class TestLifecycle:
         with pytest.raises(StorageClosed):
             controller.prefetch("request", PROMPT)
 
-    def test_a_request_that_comes_while_it_closes_does_not_keep_its_threads(self) -> None:
-        """Whoever lets the waiting requests go on must not take the threads' word to end with them."""
+    def test_a_request_during_close_does_not_keep_the_threads_alive(self) -> None:
+        """The call that finishes the queued requests leaves the threads' end marks in the queue."""
         controller = CacheController(None, cache_pools())
-        prefetcher = controller._prefetcher
-        prefetcher.stop()
+        worker = controller._prefetch_worker
+        worker.stop()
 
-        prefetcher.finish_waiting()
-        prefetcher.start()
+        worker.finish_queued()
+        worker.start()
 
-        assert prefetcher.join(5)
+        assert worker.join(5)
 
     def test_closing_lets_waiting_requests_go_on(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
@@ -582,7 +582,7 @@ class TestLifecycle:
     def test_many_requests_at_once_see_right_pages_only(
         self, engine: Callable[..., CacheController]
     ) -> None:
-        """Eight threads, overlapping prompts, an L2 that holds a quarter of them."""
+        """Eight threads use overlapping prompts, and L2 holds a quarter of the pages."""
         controller = engine(slots=48, prefetch_threads=2)
         wrong: list[str] = []
 

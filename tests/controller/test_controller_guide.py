@@ -1,4 +1,4 @@
-"""The Python in docs/controller.md runs as it stands, and what the page says of it is so."""
+"""The Python in docs/controller.md runs, and the settings and sentences of the page exist."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_the_settings_that_the_guide_names_are_there() -> None:
     assert all(hasattr(ControllerSettings(), name) for name in names)
 
 
-def test_the_sentences_that_the_guide_shows_are_told() -> None:
+def test_the_sentences_that_the_guide_shows_are_produced() -> None:
     assert f"page 6 of pool 'draft' {Reason.ABSENT.value}" in GUIDE
     assert f"page 4 {Reason.OTHER_RANK.value} (rank 2)" in GUIDE

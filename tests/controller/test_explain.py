@@ -1,4 +1,4 @@
-"""Why a request got as many pages as it got."""
+"""Explanations of the number of pages that a request got."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def storage() -> HookedStorage:
     return storage
 
 
-def told(storage: HookedStorage, **settings: Any) -> str:
-    """What an operator reads about a fresh engine's request for the prompt."""
+def explained(storage: HookedStorage, **settings: Any) -> str:
+    """Return the explanation of a new engine's request for the prompt."""
     with engine_on(storage, cache_pools(), **settings) as engine:
         engine.prefetch("r", PROMPT).result().release()
         return str(engine.explain("r"))
 
 
 def test_a_whole_prefix_needs_no_reason(storage: HookedStorage) -> None:
-    assert told(storage) == (
+    assert explained(storage) == (
         "request 'r': 16 of 16 pages are usable (0 from host memory, 16 from storage)"
     )
 
@@ -42,18 +42,18 @@ def test_a_page_that_storage_lacks_is_named_with_its_pool(storage: HookedStorage
     (draft,) = (space for space in storage.inner.spaces() if space.pool == "draft")
     storage.inner.batch_delete(draft, PROMPT[6:7])
 
-    assert told(storage) == (
+    assert explained(storage) == (
         "request 'r': 6 of 16 pages are usable (0 from host memory, 6 from storage);"
         " page 6 of pool 'draft' was not in storage"
     )
 
 
-def test_a_corrupt_page_is_told_apart_from_one_that_is_absent(storage: HookedStorage) -> None:
+def test_a_corrupt_page_is_distinguished_from_an_absent_one(storage: HookedStorage) -> None:
     (target,) = (space for space in storage.inner.spaces() if space.pool == "kv")
     pages = storage.inner._spaces[target]
     pages[PROMPT[5]] = pages[PROMPT[5]][:-1] + b"?"
 
-    assert "page 5 of pool 'kv' was corrupt in storage" in told(storage)
+    assert "page 5 of pool 'kv' was corrupt in storage" in explained(storage)
 
 
 @pytest.mark.parametrize("operation", ["batch_exists", "batch_get"])
@@ -65,15 +65,15 @@ def test_a_corrupt_page_is_told_apart_from_one_that_is_absent(storage: HookedSto
         (RuntimeError("bug"), Reason.STORE_ERROR),
     ],
 )
-def test_a_store_that_does_not_answer_is_told(
+def test_a_store_that_does_not_answer_is_explained(
     storage: HookedStorage, operation: str, error: Exception, reason: Reason
 ) -> None:
     storage.hooks[operation] = failing(error)
 
-    assert f"page 0 of pool 'kv' {reason.value}" in told(storage)
+    assert f"page 0 of pool 'kv' {reason.value}" in explained(storage)
 
 
-def test_a_page_that_vanished_since_it_was_asked_for_is_told(storage: HookedStorage) -> None:
+def test_a_page_that_vanished_since_the_lookup_is_explained(storage: HookedStorage) -> None:
     (target,) = (space for space in storage.inner.spaces() if space.pool == "kv")
 
     def vanish(answer: Callable[[], Any]) -> Any:
@@ -82,14 +82,14 @@ def test_a_page_that_vanished_since_it_was_asked_for_is_told(storage: HookedStor
 
     storage.hooks["batch_get"] = vanish
 
-    assert "page 9 of pool 'kv' was gone when it was read" in told(storage)
+    assert "page 9 of pool 'kv' was gone when it was read" in explained(storage)
 
 
-def test_few_tokens_are_told(storage: HookedStorage) -> None:
-    assert "prefetch threshold" in told(storage, prefetch_threshold_tokens=10_000)
+def test_few_tokens_are_explained(storage: HookedStorage) -> None:
+    assert "prefetch threshold" in explained(storage, prefetch_threshold_tokens=10_000)
 
 
-def test_full_host_memory_is_told(storage: HookedStorage) -> None:
+def test_full_host_memory_is_explained(storage: HookedStorage) -> None:
     with engine_on(storage, cache_pools(10)) as engine:
         engine.prefetch("r", PROMPT).result().release()
         explained = engine.explain("r")
@@ -97,17 +97,17 @@ def test_full_host_memory_is_told(storage: HookedStorage) -> None:
     assert (10, Reason.NO_HOST_SLOT) == (explained.first_missing, explained.reason)
 
 
-def test_an_open_breaker_is_told(storage: HookedStorage) -> None:
+def test_an_open_breaker_is_explained(storage: HookedStorage) -> None:
     with engine_on(storage, cache_pools()) as engine:
-        tier = engine._tier
-        assert tier is not None
+        attached = engine._attached
+        assert attached is not None
         for _ in range(1000):
-            tier.store.breaker.record(succeeded=False)
+            attached.store.breaker.record(succeeded=False)
         engine.prefetch("r", PROMPT).result().release()
         assert engine.explain("r").reason is Reason.BREAKER_OPEN
 
 
-def test_a_cancelled_request_is_told(storage: HookedStorage) -> None:
+def test_a_cancelled_request_is_explained(storage: HookedStorage) -> None:
     with engine_on(storage, cache_pools()) as engine:
         engine.prefetch("r", PROMPT).cancel()
         assert engine.explain("r").reason is Reason.CANCELLED

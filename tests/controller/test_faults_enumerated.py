@@ -1,4 +1,4 @@
-"""Whole scenarios, once for each call that could have failed and each way in which it could."""
+"""Scenarios that are run once for each storage call and each fault of the call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engines import (
     compute,
     engine_on,
     is_right,
-    is_truth,
     leaked,
     optional_draft,
     page_store,
     recompute,
+    reports_losses,
     windowed,
 )
 from hicache_backends.memory import MemoryStorage
@@ -38,26 +38,26 @@ OTHER = HEAD[:3] + [hash_of(500 + number) for number in range(4)]
 
 
 def served(engine: CacheController, request_id: str, prompt: Sequence[str]) -> Problems:
-    """A request: take what there is, check it, compute the rest."""
+    """Serve a request: check the pages found, and compute the others. Return the problems."""
     with engine.prefetch(request_id, prompt).result() as lease:
         if not is_right(lease):
             yield f"request {request_id} was given a wrong page"
         missing = prompt[lease.pages :]
     compute(engine, missing)
-    if not is_truth(engine, lambda: engine.drain(20)):
+    if not reports_losses(engine, lambda: engine.drain(20)):
         yield "the write queue does not run dry, or a page was lost in silence"
 
 
 def finished(engine: CacheController, storage: FaultyStorage) -> Problems:
-    """Everything that hung comes back: then nothing is held any more."""
+    """End the calls that hang, and close the engine. Return the problems."""
     storage.release()
-    if not is_truth(engine, lambda: engine.close(timeout_s=20)):
+    if not reports_losses(engine, lambda: engine.close(timeout_s=20)):
         yield "the controller does not close, or a page was lost in silence"
     yield from leaked(engine)
 
 
 def two_prompts(storage: FaultyStorage, timeout_s: float, **how: Any) -> Problems:
-    """Two engines, one after another, on two prompts with one head."""
+    """Serve two prompts with a common head on two engines, one after the other."""
     pools = how.pop("pools", cache_pools)
     for _ in range(2):
         with engine_on(storage, pools(), timeout_s=timeout_s, **how) as engine:
@@ -67,7 +67,7 @@ def two_prompts(storage: FaultyStorage, timeout_s: float, **how: Any) -> Problem
 
 
 def optional_drafts(storage: FaultyStorage, timeout_s: float) -> Problems:
-    """The first engine has no draft; the second takes the target, and its draft fills the gaps."""
+    """Serve a prompt without a draft, then on an engine that takes the target and fills the draft."""
     taking: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET, "timeout_s": timeout_s}
     with engine_on(storage, optional_draft(), **taking) as engine:
         compute(engine, HEAD[:5], without=["draft"])
@@ -88,7 +88,7 @@ def optional_drafts(storage: FaultyStorage, timeout_s: float) -> Problems:
 
 
 def detached_in_the_middle(storage: FaultyStorage, timeout_s: float) -> Problems:
-    """The store leaves with pages half loaded and half written, and comes back."""
+    """Detach the store while pages are being loaded and written, and attach it again."""
     with (
         engine_on(storage, cache_pools(), timeout_s=timeout_s) as first,
         engine_on(storage, cache_pools(), timeout_s=timeout_s) as engine,
@@ -109,7 +109,7 @@ def detached_in_the_middle(storage: FaultyStorage, timeout_s: float) -> Problems
 
 
 def cancelled(storage: FaultyStorage, timeout_s: float) -> Problems:
-    """Requests are given up before, while and after their pages come."""
+    """Cancel requests before, while and after their pages arrive."""
     with engine_on(storage, cache_pools(), timeout_s=timeout_s) as engine:
         yield from served(engine, "first", HEAD)
         yield from finished(engine, storage)
@@ -124,7 +124,7 @@ def cancelled(storage: FaultyStorage, timeout_s: float) -> Problems:
         with engine.prefetch("best effort", OTHER).result() as lease:
             if not is_right(lease):
                 yield "a wrong page"
-        late._complete.wait(20)
+        late._job._complete.wait(20)
         late.cancel()
         yield from served(engine, "next", HEAD)
         yield from finished(engine, storage)
@@ -148,10 +148,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 AMPLE_S = 20.0
 HANGING_S = 0.03
-"""Only a call that hangs is waited for; on a busy machine others overrun too, and that is no harm."""
+"""Timeout of scenarios in which a call hangs. Other calls may overrun it on a busy machine."""
 
 
-def played(scenario: Scenario, strikes: Sequence[Strike], timeout_s: float) -> FaultyStorage:
+def run_scenario(scenario: Scenario, strikes: Sequence[Strike], timeout_s: float) -> FaultyStorage:
     seed = sum(strike.call for strike in strikes)
     storage = FaultyStorage(MemoryStorage(), strikes, seed=seed, delay_s=0.001)
     assert not list(scenario(storage, timeout_s)), strikes
@@ -162,22 +162,22 @@ def played(scenario: Scenario, strikes: Sequence[Strike], timeout_s: float) -> F
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_single_fault_gives_a_wrong_page_or_leaks_anything(name: str, fault: Fault) -> None:
     scenario = SCENARIOS[name]
-    calls = dict(played(scenario, [], AMPLE_S).calls)
+    calls = dict(run_scenario(scenario, [], AMPLE_S).calls)
     assert {"batch_exists", "batch_get", "batch_set"} <= calls.keys()
     timeout_s = HANGING_S if fault is Fault.HANG else AMPLE_S
 
     for operation, count in calls.items():
         for call in range(count):
-            played(scenario, [Strike(operation, call, fault)], timeout_s)
+            run_scenario(scenario, [Strike(operation, call, fault)], timeout_s)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_store_that_fails_at_every_other_call_costs_hits_only(name: str) -> None:
-    """A flapping store, in each of the ways that a call can fail without waiting."""
+    """The store flaps, with each fault that fails at once."""
     for fault in (Fault.RAISE, Fault.MISS, Fault.LIE, Fault.TEAR, Fault.FLIP):
         strikes = [
             Strike(operation, call, fault)
             for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete")
             for call in range(0, 100, 2)
         ]
-        played(SCENARIOS[name], strikes, AMPLE_S)
+        run_scenario(SCENARIOS[name], strikes, AMPLE_S)

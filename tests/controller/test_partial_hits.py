@@ -1,4 +1,4 @@
-"""A target whose draft is missing: told apart, never confused with a draft that is there."""
+"""Pages whose target is there and whose draft is missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from engines import (
     PROMPT,
     compute,
+    delete_pages,
     engine_on,
     free_slots,
     is_right,
@@ -34,13 +35,8 @@ def storage() -> HookedStorage:
     with engine_on(storage, optional_draft()) as first:
         compute(first, PROMPT[:12])
         assert first.drain(20)
-    forget(storage, "draft", PROMPT[5:7])
+    delete_pages(storage, "draft", PROMPT[5:7])
     return storage
-
-
-def forget(storage: HookedStorage, pool: str, hashes: list[str]) -> None:
-    (known,) = (known for known in storage.inner.spaces() if known.pool == pool)
-    storage.inner.batch_delete(known, hashes)
 
 
 def stored(storage: HookedStorage, pool: str, hashes: Iterable[str]) -> list[bool]:
@@ -52,7 +48,7 @@ def stored(storage: HookedStorage, pool: str, hashes: Iterable[str]) -> list[boo
 
 
 def hook_reads(storage: HookedStorage, pool: str, hook: Callable[[Callable[[], Any]], Any]) -> None:
-    """A hook for one pool's reads only."""
+    """Set a hook for the reads of one pool."""
     read = storage.inner.batch_get
 
     def hooked(space: Any, hashes: Any, pages: Any) -> list[bool]:
@@ -67,7 +63,7 @@ def hook_reads(storage: HookedStorage, pool: str, hook: Callable[[Callable[[], A
 
 
 class TestShorten:
-    def test_the_prefix_ends_where_the_draft_ends_and_says_what_the_target_had(
+    def test_the_prefix_ends_where_the_draft_ends_and_coverage_shows_the_target(
         self, storage: HookedStorage
     ) -> None:
         with engine_on(storage, optional_draft()) as engine:
@@ -93,7 +89,9 @@ class TestTakeTarget:
             storage, optional_draft(), partial_hits=PartialHits.TAKE_TARGET, **settings
         )
 
-    def test_the_target_is_taken_and_the_drafts_gap_is_told(self, storage: HookedStorage) -> None:
+    def test_the_target_is_taken_and_missing_names_the_drafts_gap(
+        self, storage: HookedStorage
+    ) -> None:
         with self.taking(storage) as engine:
             with engine.prefetch("r", PROMPT).result() as lease:
                 assert (lease.pages, lease.verdict) == (12, TARGET_ONLY)
@@ -104,7 +102,7 @@ class TestTakeTarget:
             assert engine.stats()["target_only_pages"] == 2
             assert not leaked(engine)
 
-    def test_no_slot_of_a_page_that_is_not_there_is_told(self, storage: HookedStorage) -> None:
+    def test_slots_name_filled_slots_only(self, storage: HookedStorage) -> None:
         with self.taking(storage) as engine, engine.prefetch("r", PROMPT).result() as lease:
             target, draft = lease.indices
             assert list(range(12)) == target
@@ -112,18 +110,18 @@ class TestTakeTarget:
             assert [12, 10] == [len(slots) for slots in lease.slots]
 
     def test_one_read_for_both_pools_of_a_batch(self, storage: HookedStorage) -> None:
-        """Upstream lost the merge as soon as there was a draft pool."""
+        """SGLang merges the reads of pools only without a draft pool."""
         with self.taking(storage, batch_pages=16) as engine:
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
             loads: list[int] = []
-            load = tier.store.load
+            load = attached.store.load
 
             def counted(transfers: Any, **more: Any) -> Any:
                 loads.append(len(transfers))
                 return load(transfers, **more)
 
-            vars(tier.store)["load"] = counted
+            vars(attached.store)["load"] = counted
             engine.prefetch("r", PROMPT).result().release()
         assert loads == [2]
 
@@ -208,7 +206,7 @@ class TestTakeTarget:
             assert not leaked(engine)
 
     def test_a_store_without_drafts_leaves_the_target(self, storage: HookedStorage) -> None:
-        """The draft's reads fail after the match said that it is there."""
+        """The draft's reads fail after the lookup found its pages."""
         with self.taking(storage) as engine:
             hook_reads(storage, "draft", failing(StorageUnavailable("down")))
             with engine.prefetch("r", PROMPT[:4]).result() as lease:
@@ -222,7 +220,7 @@ class TestTakeTarget:
     ) -> None:
         gate = Gate()
         with self.taking(storage, timeout_s=0.2) as engine:
-            forget(storage, "draft", PROMPT[:1])
+            delete_pages(storage, "draft", PROMPT[:1])
             hook_reads(storage, "draft", gate)
             with engine.prefetch("r", PROMPT[:4]).result() as lease:
                 assert [0, 1, 2, 3] == lease.missing("draft")
@@ -233,7 +231,7 @@ class TestTakeTarget:
             assert [32, 32] == free_slots(engine)
 
     def test_a_read_that_is_not_made_gives_its_claims_back(self, storage: HookedStorage) -> None:
-        """L2 has the target of 5 and 6; their draft has come to L3, but too many bytes are in flight."""
+        """L2 has the target of pages 5 and 6, L3 their draft, and too many bytes are in flight."""
         with (
             self.taking(storage, timeout_s=0.1, inflight_nbytes=1) as engine,
             self.taking(storage) as other,
@@ -241,36 +239,36 @@ class TestTakeTarget:
             engine.prefetch("r", PROMPT).result().release()
             compute(other, PROMPT[5:7])
             assert other.drain(20)
-            tier = engine._tier
-            assert tier is not None
-            until(lambda: not tier.in_flight.nbytes)
-            assert tier.in_flight.enter(1, 0)
+            attached = engine._attached
+            assert attached is not None
+            until(lambda: not attached.in_flight.nbytes)
+            assert attached.in_flight.acquire(1, 0)
             with engine.prefetch("refused", PROMPT).result() as lease:
                 assert [5, 6] == lease.missing("draft")
                 assert [5, 6] == list(lease.claim("draft"))
-            tier.in_flight.leave(1)
+            attached.in_flight.release(1)
 
             with engine.prefetch("again", PROMPT).result() as lease:
                 assert ([5, 6], BOTH) == (lease.loaded, lease.verdict)
             assert not leaked(engine)
 
     def test_a_read_that_raises_gives_everything_back(self, storage: HookedStorage) -> None:
-        """A defect of the page store: one request is lost, its slots and its thread are not."""
+        """A defect of the page store costs one request, but neither its slots nor the thread."""
         with self.taking(storage) as engine:
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
 
             def broken(*_: Any, **__: Any) -> Any:
                 raise ValueError("a bug")
 
-            vars(tier.store)["load"] = broken
+            vars(attached.store)["load"] = broken
             with engine.prefetch("r", PROMPT).result() as lease:
                 assert lease.pages == 0
             assert engine.explain("r").reason is Reason.INTERNAL_ERROR
             assert not leaked(engine)
-            assert not tier.in_flight.nbytes
+            assert not attached.in_flight.nbytes
 
-            del vars(tier.store)["load"]
+            del vars(attached.store)["load"]
             assert engine.prefetch("again", PROMPT).result().pages == 12
 
     def test_slots_of_a_hung_read_are_kept_though_the_page_came_another_way(
@@ -315,7 +313,7 @@ class TestCommit:
 
 class TestWriting:
     def test_no_draft_page_is_written_before_its_target(self) -> None:
-        """Whatever fails, a reader never finds a draft without its target."""
+        """After any failure a reader finds no draft without its target."""
         storage = HookedStorage()
         order: list[str] = []
         write = storage.inner.batch_set
@@ -334,16 +332,16 @@ class TestWriting:
     def test_the_draft_of_one_batch_goes_with_the_target_of_the_next(self) -> None:
         storage = HookedStorage()
         with engine_on(storage, optional_draft()) as engine:
-            tier = engine._tier
-            assert tier is not None
+            attached = engine._attached
+            assert attached is not None
             saves: list[list[str]] = []
-            save = tier.store.save
+            save = attached.store.save
 
             def counted(transfers: Any) -> Any:
                 saves.append([transfer.space.pool for transfer in transfers])
                 return save(transfers)
 
-            vars(tier.store)["save"] = counted
+            vars(attached.store)["save"] = counted
             compute(engine, PROMPT[:12])
             assert engine.drain(20)
         assert saves == [["kv"], ["kv", "draft"], ["kv", "draft"], ["draft"]]

@@ -1,4 +1,4 @@
-"""Which pools a prefix needs where, against the plainest way of saying it."""
+"""The pools that a prefix needs at each page, compared with a naive implementation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from engines import DRAFT_SHAPE, cache_pool, windowed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hicache_storage.controller.coverage import Coverage, coverage, verdict
-from hicache_storage.controller.pool_set import PoolSet, numbers
+from hicache_storage.controller.lease import Coverage, page_coverage, prefix_coverage
+from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.page_store.lookup import HitPolicy, longest
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ _POOLS = {
 
 @st.composite
 def caches(draw: st.DrawFn) -> tuple[PoolSet, Filled]:
-    """A target, up to three pools of any kind beside it, and pages with holes."""
+    """Draw a target, up to three other pools of any kind, and pages with gaps."""
     pools = [_POOLS["a", HitPolicy.ALL_PAGES, True, 1]]
     for name in "bcd"[: draw(st.integers(0, 3))]:
         policy, required = draw(st.sampled_from(HitPolicy)), draw(st.booleans())
         pools.append(_POOLS[name, policy, required, draw(st.integers(1, 3))])
-    everything = (1 << len(pools)) - 1
-    page = st.one_of(st.just(everything), st.integers(0, everything))
+    all_pools = (1 << len(pools)) - 1
+    page = st.one_of(st.just(all_pools), st.integers(0, all_pools))
     return PoolSet(pools), draw(st.lists(page, max_size=9))
 
 
@@ -51,13 +51,13 @@ def is_needed(pool: CachePool, page: int, length: int) -> bool:
 
 
 def naive_lengths(pools: PoolSet, filled: Filled, among: int) -> list[int]:
-    """Every length at which each chosen pool has every page that it needs."""
+    """Return every length at which each chosen pool has every page that it needs."""
     return [
         length
         for length in range(len(filled) + 1)
         if all(
             filled[page] >> number & 1
-            for number in numbers(among)
+            for number in pool_numbers(among)
             for page in range(length)
             if is_needed(pools.pools[number], page, length)
         )
@@ -68,7 +68,7 @@ def naive_lengths(pools: PoolSet, filled: Filled, among: int) -> list[int]:
 def test_usable_lengths_are_those_where_nothing_is_missing(cache: tuple[PoolSet, Filled]) -> None:
     pools, filled = cache
 
-    for among in (pools.required, pools.everything):
+    for among in (pools.required, pools.all_pools):
         usable = pools.usable(filled, among)
 
         assert naive_lengths(pools, filled, among) == [n for n, ok in enumerate(usable) if ok]
@@ -81,11 +81,11 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
 ) -> None:
     pools, filled = cache
     target = longest(pools.usable(filled, pools.required))
-    both = longest(pools.usable(filled, pools.everything))
+    both = longest(pools.usable(filled, pools.all_pools))
 
     ends = {"target_pages": target, "asked_pages": len(filled)}
-    taken = coverage(pools, filled, target, **ends)
-    shortened = coverage(pools, filled, both, **ends)
+    taken = page_coverage(pools.needed, filled, target, **ends)
+    shortened = page_coverage(pools.needed, filled, both, **ends)
 
     whole = [
         all(
@@ -102,19 +102,19 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
 
 
 @given(caches())
-def test_a_prefix_ends_for_want_of_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
-    """The first pool in order that shortens it to what it is, at a page that this pool lacks."""
+def test_a_prefix_ends_at_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
+    """The gap is in the first pool, in lookup order, that shortens the prefix to its length."""
     pools, filled = cache
-    gap = pools.first_gap(filled, pools.everything)
+    gap = pools.first_gap(filled, pools.all_pools)
 
     if gap is None:
-        assert pools.usable(filled, pools.everything)[-1]
+        assert pools.usable(filled, pools.all_pools)[-1]
     else:
         page, number = gap
         bit = 1 << number
-        asked_before = pools.in_order(pools.everything)
+        asked_before = pools.lookup_order(pools.all_pools)
         so_far = sum(1 << pool for pool in asked_before[: asked_before.index(number)])
-        length = longest(pools.usable(filled, pools.everything))
+        length = longest(pools.usable(filled, pools.all_pools))
         assert not filled[page] & bit
         assert length == longest(pools.usable(filled, so_far | bit))
         assert length < longest(pools.usable(filled, so_far))
@@ -140,9 +140,9 @@ def test_windows_in_front_of_every_end_get_slots(
 def test_the_verdict_of_a_prefix_is_that_of_its_worst_page() -> None:
     both, target_only = Coverage.BOTH, Coverage.TARGET_ONLY
 
-    assert verdict([]) is Coverage.NONE
-    assert verdict([both, both]) is both
-    assert verdict([both, target_only]) is target_only
+    assert prefix_coverage([]) is Coverage.NONE
+    assert prefix_coverage([both, both]) is both
+    assert prefix_coverage([both, target_only]) is target_only
 
 
 def test_a_pool_is_found_by_its_name() -> None:

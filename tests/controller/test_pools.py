@@ -1,4 +1,4 @@
-"""Pools whose pages are cut into tiles: what each is called, and who finds it."""
+"""Pools whose pages are cut into tiles: the tiles' key spaces, and the engines that find them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATENT = FleetPool(Extent(layers=5), grid=Grid(layer_group=1))
 
 
 def save(store: PageStore, fleet: FleetPool, topology: Topology) -> int:
-    """Every writer of an engine writes its part of all pages; how many pages were stored."""
+    """Write all pages with every writer of an engine; return the number of stored pages."""
     stored = 0
     for rank in range(topology.size):
         pool = fleet.cache_pool(topology, rank)
@@ -41,7 +41,7 @@ def save(store: PageStore, fleet: FleetPool, topology: Topology) -> int:
 
 
 def finds(store: PageStore, fleet: FleetPool, topology: Topology) -> list[bool]:
-    """For each rank: does it find every page, with its own part of the model in it?"""
+    """Return, for each rank, True where it finds every page with its own part of the model."""
     found: list[bool] = []
     for rank in range(topology.size):
         pool = fleet.cache_pool(topology, rank)
@@ -107,7 +107,7 @@ class TestTopologies:
 
 
 class TestNames:
-    def test_a_tile_goes_by_its_own_rectangle(self) -> None:
+    def test_a_tile_is_named_by_its_own_rectangle(self) -> None:
         pool = HEADS.cache_pool(Topology(tp_size=2, pp_size=2), 3)
 
         assert pool is not None
@@ -117,13 +117,13 @@ class TestNames:
         ] == [part.space.shard for part in pool.stored]
         assert pool.space.page_nbytes == sum(part.space.page_nbytes for part in pool.stored)
 
-    def test_an_uncut_page_goes_by_the_pools_own_name(self) -> None:
+    def test_an_uncut_page_has_the_pools_own_key_space(self) -> None:
         pool = replace(HEADS, grid=Grid()).cache_pool(Topology(tp_size=2), 1)
 
         assert pool is not None
         assert [pool.space] == [part.space for part in pool.stored]
 
-    def test_a_part_that_is_one_tile_is_shared_with_those_who_do_not_cut(self) -> None:
+    def test_a_part_that_is_one_tile_is_shared_with_engines_that_do_not_cut(self) -> None:
         cut = HEADS.cache_pool(Topology(tp_size=4, pp_size=2), 0)
         uncut = replace(HEADS, grid=Grid()).cache_pool(Topology(tp_size=4, pp_size=2), 0)
 
@@ -136,7 +136,7 @@ class TestRefusals:
     SHAPE = PageShape.mha(page_tokens=PAGE_TOKENS, layers=2, heads=2, head_dim=3, dtype="bfloat16")
 
     def pool(self, shard: Shard, *tiles: Tile) -> CachePool:
-        """A pool of this shard that is cut like that."""
+        """Return a pool of this shard with these tiles."""
         space = HEADS.cache_pool(ALONE, 0)
         assert space is not None
         return CachePool(
@@ -145,7 +145,7 @@ class TestRefusals:
         )
 
     def test_a_key_space_of_other_layers_than_the_host_pools(self) -> None:
-        with pytest.raises(ValueError, match="the host pool holds 2 layers of 2 heads"):
+        with pytest.raises(ValueError, match="the host pool has 2 layers of 2 heads"):
             self.pool(Shard(layers=(0, 4), heads=(0, 2)), Tile((0, 1)), Tile((1, 2)))
 
     def test_heads_that_the_key_space_does_not_name(self) -> None:

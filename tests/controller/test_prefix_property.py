@@ -1,4 +1,4 @@
-"""Any pools, anything missing anywhere: a lease is what the plainest reading of the policies says."""
+"""Leases of any pools with any pages missing, compared with a naive reading of the policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.controller import Coverage, PartialHits
-from hicache_storage.controller.pool_set import PoolSet, numbers
+from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.page_store.lookup import HitPolicy
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Pools, and which of them L2 and L3 have of each page, as bits."""
+class CacheState:
+    """Pools, and the pools that L2 and L3 have of each page, as bits."""
 
     pools: list[CachePool]
     l2: list[int]
@@ -51,26 +51,26 @@ def any_pool(draw: st.DrawFn, name: str) -> CachePool:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def cache_states(draw: st.DrawFn) -> CacheState:
     names = ("draft", "swa", "mamba")[: draw(st.integers(0, 3))]
     pools = [cache_pool("kv", DRAFT_SHAPE, 12), *(draw(any_pool(name)) for name in names)]
     pool_set = PoolSet(pools)
-    everything = pool_set.everything
-    vital = pool_set.required & pool_set.every_page
-    some = st.one_of(st.just(everything), st.integers(0, everything))
-    l2_page = st.one_of(st.just(0), some.map(lambda bits: bits | vital))
+    all_pools = pool_set.all_pools
+    hit_pools = pool_set.required & pool_set.all_pages
+    some = st.one_of(st.just(all_pools), st.integers(0, all_pools))
+    l2_page = st.one_of(st.just(0), some.map(lambda bits: bits | hit_pools))
     pages = draw(st.integers(0, 8))
     l2 = draw(st.lists(l2_page, min_size=pages, max_size=pages))
     l3 = draw(st.lists(some, min_size=pages, max_size=pages))
-    return Scene(pools, l2, l3, draw(st.sampled_from(PartialHits)))
+    return CacheState(pools, l2, l3, draw(st.sampled_from(PartialHits)))
 
 
-def fill_storage(storage: HiCacheStorage, scene: Scene) -> None:
-    """L3 as the scene says, through a page store: pages have frames."""
+def fill_storage(storage: HiCacheStorage, state: CacheState) -> None:
+    """Fill L3 through a page store, so that pages have frames."""
     with page_store(storage) as store:
-        for number, pool in enumerate(scene.pools):
+        for number, pool in enumerate(state.pools):
             store.open_space(pool.space)
-            for page, bits in enumerate(scene.l3):
+            for page, bits in enumerate(state.l3):
                 if bits >> number & 1:
                     slot = (pool.host.allocate(1) or [])[0]
                     pool.host.page(slot).copy_from(content(pool, PROMPT[page]))
@@ -79,13 +79,13 @@ def fill_storage(storage: HiCacheStorage, scene: Scene) -> None:
                     pool.host.free([slot])
 
 
-def fill_cache(engine: CacheController, scene: Scene) -> None:
-    """L2 as the scene says."""
+def fill_cache(engine: CacheController, state: CacheState) -> None:
+    """Fill L2."""
     cache = engine.cache
-    for page, bits in enumerate(scene.l2):
+    for page, bits in enumerate(state.l2):
         if bits:
-            (slots,) = cache.allocate([bits | cache.pool_set.every_page])
-            for number in numbers(bits):
+            (slots,) = cache.allocate([bits | cache.pool_set.all_pages])
+            for number in pool_numbers(bits):
                 slot = slots[number]
                 assert slot is not None
                 pool = cache.pools[number]
@@ -96,7 +96,7 @@ def fill_cache(engine: CacheController, scene: Scene) -> None:
 
 
 def lacks(pools: list[CachePool], among: set[int], there: list[int], length: int) -> set[int]:
-    """The pages of a prefix that some pool of `among` needs and lacks."""
+    """Return the pages of a prefix that some pool of `among` needs and lacks."""
     return {
         page
         for page in range(length)
@@ -108,26 +108,26 @@ def lacks(pools: list[CachePool], among: set[int], there: list[int], length: int
 
 
 @settings(deadline=None, max_examples=150)
-@given(scenes())
-def test_a_lease_is_the_longest_prefix_that_l2_and_l3_have_together(scene: Scene) -> None:
+@given(cache_states())
+def test_a_lease_is_the_longest_prefix_that_l2_and_l3_have_together(state: CacheState) -> None:
     storage = MemoryStorage()
-    fill_storage(storage, scene)
-    pages = len(scene.l2)
-    there = [l2 | l3 for l2, l3 in zip(scene.l2, scene.l3, strict=True)]
-    everything = set(range(len(scene.pools)))
-    required = {number for number in everything if scene.pools[number].required}
-    vital = everything if scene.partial_hits is PartialHits.SHORTEN else required
-    usable = [n for n in range(pages + 1) if not lacks(scene.pools, vital, there, n)]
-    target_only = lacks(scene.pools, everything, there, usable[-1])
+    fill_storage(storage, state)
+    pages = len(state.l2)
+    there = [l2 | l3 for l2, l3 in zip(state.l2, state.l3, strict=True)]
+    all_pools = set(range(len(state.pools)))
+    required = {number for number in all_pools if state.pools[number].required}
+    hit_pools = all_pools if state.partial_hits is PartialHits.SHORTEN else required
+    usable = [n for n in range(pages + 1) if not lacks(state.pools, hit_pools, there, n)]
+    target_only = lacks(state.pools, all_pools, there, usable[-1])
 
-    with engine_on(storage, scene.pools, partial_hits=scene.partial_hits, batch_pages=3) as engine:
-        fill_cache(engine, scene)
+    with engine_on(storage, state.pools, partial_hits=state.partial_hits, batch_pages=3) as engine:
+        fill_cache(engine, state)
         with engine.prefetch("r", PROMPT[:pages]).result() as lease:
             assert usable[-1] == lease.pages
             assert is_right(lease)
             told = {page for page, cover in enumerate(lease.coverage) if cover is Coverage.BOTH}
             assert set(range(lease.pages)) - target_only == told
-            missing = {page for pool in scene.pools for page in lease.missing(pool.space.pool)}
+            missing = {page for pool in state.pools for page in lease.missing(pool.space.pool)}
             assert missing == target_only
         explained = engine.explain("r")
         assert (explained.reason is None) == (usable[-1] == pages)

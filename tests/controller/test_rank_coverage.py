@@ -1,8 +1,7 @@
-"""Two ranks never get different coverage, slots or claims for one request, whatever each lacks."""
+"""Coverage, slots and claims of a request, which are equal on two ranks that lack different pages."""
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,11 @@ from engines import (
     cache_pools,
     compute,
     content,
+    delete_pages,
     engine_on,
     is_right,
     leaked,
+    on_each_rank,
     optional_draft,
     windowed,
 )
@@ -36,7 +37,7 @@ TAKE: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET}
 
 
 class CountingRanks(ThreadRanks):
-    """Ranks that know how often they were asked."""
+    """Ranks that count their all-reduces."""
 
     calls = 0
 
@@ -45,23 +46,8 @@ class CountingRanks(ThreadRanks):
         return super().all_reduce_min(channel, values)
 
 
-def at_once(act: Callable[[int], Any], size: int) -> list[Any]:
-    """What each rank's thread gives."""
-    got: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        got[rank] = act(rank)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(500)
-    return got
-
-
 class Pair:
-    """Two ranks with a store and an L2 each, of which the second has lost pages of its draft."""
+    """Two ranks with their own stores and L2. The second rank has lost pages of its draft."""
 
     def __init__(self, stack: ExitStack, pools: Callable[[], list[CachePool]], **how: Any) -> None:
         self.ranks = CountingRanks.of(2)
@@ -72,22 +58,21 @@ class Pair:
         ]
 
     def lose(self, rank: int, pages: Sequence[int], pool: str = "draft") -> None:
-        """All that one rank has of some pages in a pool, in L2 and in L3."""
-        engine, inner = self.engines[rank], self.storages[rank].inner
+        """Delete some pages of a pool on one rank, in L2 and in L3."""
+        engine = self.engines[rank]
         assert engine.drain(20)
         assert engine.cache.clear() == 0
-        (space,) = (space for space in inner.spaces() if space.pool == pool)
-        inner.batch_delete(space, [PROMPT[page] for page in pages])
+        delete_pages(self.storages[rank], pool, [PROMPT[page] for page in pages])
 
     def both(self, act: Callable[[Lease, CacheController], Any], pages: int = 6) -> list[Any]:
-        """What a request's lease says on each rank."""
+        """Return the facts of a request's lease on each rank."""
 
         def run(rank: int) -> Any:
             with self.engines[rank].prefetch("r", PROMPT[:pages]).result() as lease:
                 assert is_right(lease)
                 return act(lease, self.engines[rank])
 
-        return at_once(run, 2)
+        return on_each_rank(run, 2, timeout_s=500)
 
 
 @pytest.fixture
@@ -107,16 +92,16 @@ def test_a_draft_page_that_one_rank_lacks_is_missing_on_all(pair: Callable[..., 
     ranks = pair()
     ranks.lose(1, [2, 3])
 
-    def told(lease: Lease, _: CacheController) -> Any:
+    def facts(lease: Lease, _: CacheController) -> Any:
         return lease.pages, lease.verdict, lease.coverage, lease.missing("draft"), lease.indices
 
     coverage = [Coverage.BOTH] * 2 + [Coverage.TARGET_ONLY] * 2 + [Coverage.BOTH] * 2
     indices = [[0, 1, 2, 3, 4, 5], [0, 1, 4, 5]]
-    assert [(6, Coverage.TARGET_ONLY, coverage, [2, 3], indices)] * 2 == ranks.both(told)
+    assert [(6, Coverage.TARGET_ONLY, coverage, [2, 3], indices)] * 2 == ranks.both(facts)
 
 
 def test_all_ranks_compute_it_again_and_then_all_have_it(pair: Callable[..., Pair]) -> None:
-    """The rank that has it writes to a spare slot: its own may be read by others at that time."""
+    """The rank that has the page writes to a spare slot, because others may be reading the page."""
     ranks = pair()
     ranks.lose(1, [2, 3])
 
@@ -180,7 +165,7 @@ def test_a_page_that_one_rank_has_no_spare_slot_for_is_claimed_on_none(
 
 
 def test_behind_the_prefix_too_the_coverage_is_the_same(pair: Callable[..., Pair]) -> None:
-    """Where a draft's absence shortens the prefix, all ranks say how far the target would have gone."""
+    """All ranks give the target's length where a draft's absence shortens the prefix."""
     ranks = pair(partial_hits=PartialHits.SHORTEN)
     ranks.lose(0, [5], "kv")
     ranks.lose(1, [2, 3])
@@ -189,8 +174,8 @@ def test_behind_the_prefix_too_the_coverage_is_the_same(pair: Callable[..., Pair
     assert [coverage] * 2 == ranks.both(lambda lease, _: lease.coverage)
 
 
-def test_of_a_window_all_ranks_tell_the_same_slots(pair: Callable[..., Pair]) -> None:
-    """One rank has a window in front of page 3 too."""
+def test_all_ranks_give_the_same_indices_of_a_window(pair: Callable[..., Pair]) -> None:
+    """One rank has another window, in front of page 3."""
     ranks = pair(windowed)
     compute(ranks.engines[0], PROMPT[:3], ends=[3])
 
@@ -198,8 +183,8 @@ def test_of_a_window_all_ranks_tell_the_same_slots(pair: Callable[..., Pair]) ->
     assert [indices] * 2 == ranks.both(lambda lease, _: lease.indices)
 
 
-def test_a_rank_without_the_draft_tells_of_it_and_takes_part() -> None:
-    """Of two pipeline stages the last has the draft."""
+def test_a_rank_without_the_draft_takes_part_in_its_claims() -> None:
+    """The last of two pipeline stages has the draft."""
     with ExitStack() as stack:
         ranks = ThreadRanks.of(2)
         engines = [
@@ -219,7 +204,7 @@ def test_a_rank_without_the_draft_tells_of_it_and_takes_part() -> None:
                 return lease.coverage, lease.missing("draft"), len(claimed)
 
         coverage = [Coverage.TARGET_ONLY] * 2 + [Coverage.BOTH] * 2
-        assert [(coverage, [0, 1], 0), (coverage, [0, 1], 2)] == at_once(act, 2)
+        assert [(coverage, [0, 1], 0), (coverage, [0, 1], 2)] == on_each_rank(act, 2, timeout_s=500)
 
 
 def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
@@ -237,7 +222,7 @@ def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
             with engines[rank].prefetch("r", PROMPT[:4]).result() as lease:
                 return lease.pages
 
-        assert [0, 0] == at_once(act, 2)
+        assert [0, 0] == on_each_rank(act, 2, timeout_s=500)
         assert [1, 1] == [engine.stats()["ranks_lost"] for engine in engines]
 
 
@@ -245,7 +230,7 @@ def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
 def test_a_request_takes_two_agreements_and_a_claim_one(
     pair: Callable[..., Pair], pools: Callable[[], list[CachePool]], at_first: int
 ) -> None:
-    """At first they tell each other of which pools pages can be missing: once for each, and an end."""
+    """At first the ranks exchange their partial pools: one all-reduce for each, and one to end."""
     ranks = pair(pools)
     ranks.lose(1, [2, 3])
     ranks.both(lambda lease, _: lease.pages)
@@ -259,26 +244,28 @@ def test_a_request_takes_two_agreements_and_a_claim_one(
     assert [6 + at_first + claims] * 2 == [rank.calls for rank in ranks.ranks]
 
 
-def test_four_ranks_that_lose_drafts_tell_the_same_of_a_thousand_requests() -> None:
+def test_four_ranks_that_lose_drafts_get_equal_leases_of_a_thousand_requests() -> None:
     ranks = ThreadRanks.of(4, timeout_s=120)
 
-    told = at_once(lambda rank: rank_losses.played(rank, ranks[rank], 1000), 4)
+    facts = on_each_rank(
+        lambda rank: rank_losses.serve_with_losses(rank, ranks[rank], 1000), 4, timeout_s=500
+    )
 
-    assert told[0]
-    assert [told[0]] * 4 == told
-    covered = [each for each in told[0] if len(each) == 5]
-    drafted = [each for each in told[0] if len(each) == 2]
+    assert facts[0]
+    assert [facts[0]] * 4 == facts
+    covered = [each for each in facts[0] if len(each) == 5]
+    drafted = [each for each in facts[0] if len(each) == 2]
     assert len(covered) == 1000
     assert {each[1] for each in covered} == {"both", "target_only", "none"}
     assert any(claimed for claimed, _ in drafted)
 
 
-def test_processes_tell_the_same(tmp_path: Path) -> None:
-    """Through torch.distributed, as engines do."""
+def test_processes_get_equal_leases(tmp_path: Path) -> None:
+    """The ranks use torch.distributed, as engines do."""
     with rank_processes(2) as processes:
         connect_all(processes, tmp_path, timeout_s=120)
-        answers = [process.ask(rank_workers.play_losses, 60) for process in processes]
-        told = [answer.result() for answer in answers]
+        answers = [process.submit(rank_workers.serve_with_losses, 60) for process in processes]
+        facts = [answer.result() for answer in answers]
 
-    assert told[0]
-    assert told[0] == told[1]
+    assert facts[0]
+    assert facts[0] == facts[1]

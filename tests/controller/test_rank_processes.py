@@ -1,4 +1,4 @@
-"""Engines of several ranks, each a process, over one directory: who writes, who finds, who is lost."""
+"""Engines of several ranks in processes, over one directory: writers, readers, and lost ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import rank_engines
 from fleet import FleetPool
 from pages import hash_of
-from rank_engines import Plan, Served
+from rank_engines import EngineSpec, Served
 from rank_workers import RankProcess, rank_processes
 
 from hicache_storage.topology import Extent, Grid, Topology
@@ -34,17 +34,17 @@ WIDE = Topology(tp_size=4)
 
 @dataclass(frozen=True)
 class Engine:
-    """The processes of one engine that runs."""
+    """The processes of a running engine."""
 
     ranks: list[RankProcess]
 
     def each(self, do: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What every rank answers, all asked at once."""
-        answers = [rank.ask(do, *arguments) for rank in self.ranks]
+        """Run a function on all ranks at the same time; return the results."""
+        answers = [rank.submit(do, *arguments) for rank in self.ranks]
         return [answer.result() for answer in answers]
 
     def serve(self, request_id: str) -> list[Served]:
-        """What every rank finds of the prompt."""
+        """Serve the prompt on every rank; return the results."""
         return self.each(rank_engines.serve, request_id, PROMPT)
 
 
@@ -60,9 +60,9 @@ def started(
     timeout_s: float = _FOR_EVER_S,
     store_timeout_s: float = 30,
 ) -> Engine:
-    """An engine over `scratch`, of as many of the processes as it needs."""
-    plan = Plan(
-        meeting=str(scratch / f"meeting-{next(_places)}"),
+    """Start an engine over `scratch`, on as many of the processes as it needs."""
+    spec = EngineSpec(
+        rendezvous=str(scratch / f"rendezvous-{next(_places)}"),
         directory=str(scratch / "store"),
         topology=topology,
         model=model,
@@ -70,7 +70,9 @@ def started(
         store_timeout_s=store_timeout_s,
     )
     ranks = processes[: topology.size]
-    starting = [process.ask(rank_engines.start, plan, rank) for rank, process in enumerate(ranks)]
+    starting = [
+        process.submit(rank_engines.start, spec, rank) for rank, process in enumerate(ranks)
+    ]
     for future in starting:
         future.result()
     return Engine(ranks)
@@ -78,26 +80,26 @@ def started(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[list[RankProcess]]:
-    """Four processes that no test harms for good."""
+    """Yield four processes that no test ends."""
     with rank_processes(4) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def processes(shared: list[RankProcess]) -> Iterator[list[RankProcess]]:
-    """The same, which hold nothing afterwards."""
+    """Yield the shared processes, and stop their engines afterwards."""
     yield shared
     for rank in shared:
-        rank.ask(rank_engines.stop).result()
+        rank.submit(rank_engines.stop).result()
 
 
 def found(served: list[Served]) -> list[tuple[int, bool]]:
-    """Pages that each rank can use, and whether every byte of them was right."""
+    """Return, for each rank, the usable pages, and True where their content was right."""
     return [(one.pages, one.right) for one in served]
 
 
 def unsplit(*extents: Extent) -> tuple[FleetPool, ...]:
-    """A target and a draft on an engine without stages."""
+    """Return the target and the draft of an engine without stages."""
     return tuple(
         FleetPool(Extent(layers=extent.layers, heads=extent.heads), name=name)
         for name, extent in zip(("kv", "draft"), extents, strict=True)
@@ -127,7 +129,7 @@ class TestWriters:
         engine = started(processes, SQUARE, model, tmp_path)
 
         assert [pools * PAGES for pools in written] == engine.each(rank_engines.compute, PROMPT)
-        assert [0] * 4 == engine.each(rank_engines.forget)
+        assert [0] * 4 == engine.each(rank_engines.clear_l2)
         assert [(PAGES, True)] * 4 == found(engine.serve("r"))
 
     @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ class TestWriters:
         engine = started(processes, WIDE, unsplit(target, draft), tmp_path)
 
         assert [pools * PAGES for pools in written] == engine.each(rank_engines.compute, PROMPT)
-        assert [0] * 4 == engine.each(rank_engines.forget)
+        assert [0] * 4 == engine.each(rank_engines.clear_l2)
         assert [(PAGES, True)] * 4 == found(engine.serve("r"))
 
 
@@ -189,36 +191,36 @@ class TestTopologies:
         assert [(PAGES, True)] * reader.size == found(engine.serve("r"))
 
 
-class TestTrouble:
+class TestReadFaults:
     MODEL = (FleetPool(MLA, name="kv"), FleetPool(Extent(layers=1, heads=8), name="draft"))
 
     @pytest.fixture
     def engine(self, processes: list[RankProcess], tmp_path: Path) -> Engine:
-        """Four ranks whose pages are in L3 alone."""
+        """Start four ranks whose pages are in L3 alone."""
         engine = started(processes, WIDE, self.MODEL, tmp_path, store_timeout_s=1)
         engine.each(rank_engines.compute, PROMPT)
-        engine.each(rank_engines.forget)
+        engine.each(rank_engines.clear_l2)
         return engine
 
     @pytest.mark.parametrize("kind", ["fails", "hangs"])
     def test_a_rank_that_cannot_read_shortens_the_prefix_of_all(
         self, engine: Engine, kind: str
     ) -> None:
-        engine.ranks[2].ask(rank_engines.trouble, kind).result()
+        engine.ranks[2].submit(rank_engines.set_read_fault, kind).result()
         served = engine.serve("r")
 
         assert [(0, True)] * 4 == found(served)
         assert "missing on another rank (rank 2)" in served[0].explained
         assert "rank" not in served[2].explained
 
-        engine.ranks[2].ask(rank_engines.trouble, "").result()
+        engine.ranks[2].submit(rank_engines.set_read_fault, "").result()
         assert [(PAGES, True)] * 4 == found(engine.serve("again"))
-        assert [0] * 4 == engine.each(rank_engines.forget)
+        assert [0] * 4 == engine.each(rank_engines.clear_l2)
 
     def test_whatever_fails_where_all_ranks_find_the_same(self, engine: Engine) -> None:
         turns = 60
         answers = [
-            process.ask(rank_engines.serve_under_trouble, 7, rank, turns, PROMPT)
+            process.submit(rank_engines.serve_with_faults, 7, rank, turns, PROMPT)
             for rank, process in enumerate(engine.ranks)
         ]
         first, *others = [answer.result() for answer in answers]
@@ -231,7 +233,7 @@ class TestTrouble:
         self, engine: Engine
     ) -> None:
         answers = [
-            rank.ask(rank_engines.serve, f"r-{rank is engine.ranks[0]}", PROMPT)
+            rank.submit(rank_engines.serve, f"r-{rank is engine.ranks[0]}", PROMPT)
             for rank in engine.ranks
         ]
 
@@ -244,7 +246,7 @@ class TestDeath:
     MODEL = (FleetPool(MHA, name="kv"),)
 
     @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-    def test_who_survives_serves_on_without_a_prefix(self, tmp_path: Path, fate: int) -> None:
+    def test_a_survivor_serves_on_without_a_prefix(self, tmp_path: Path, fate: int) -> None:
         timeout_s = 1.0 if fate == signal.SIGSTOP else _FOR_EVER_S
         with rank_processes(3) as processes:
             topology = Topology(tp_size=2)
@@ -254,10 +256,10 @@ class TestDeath:
             engine.ranks[1].signal(fate)
 
             for turn in range(3):
-                served = survivor.ask(rank_engines.serve, f"r-{turn}", PROMPT).result()
+                served = survivor.submit(rank_engines.serve, f"r-{turn}", PROMPT).result()
                 assert (0, True) == (served.pages, served.right)
-            assert 0 == survivor.ask(rank_engines.forget).result()
-            survivor.ask(rank_engines.stop).result()
+            assert 0 == survivor.submit(rank_engines.clear_l2).result()
+            survivor.submit(rank_engines.stop).result()
 
             fresh = started([survivor, processes[2]], topology, self.MODEL, tmp_path, timeout_s=30)
             assert [(PAGES, True)] * 2 == found(fresh.serve("after the restart"))
@@ -266,10 +268,10 @@ class TestDeath:
         with rank_processes(2) as processes:
             engine = started(processes, Topology(tp_size=2), self.MODEL, tmp_path)
             engine.each(rank_engines.compute, PROMPT)
-            waiting = engine.ranks[0].ask(rank_engines.serve, "r", PROMPT)
+            waiting = engine.ranks[0].submit(rank_engines.serve, "r", PROMPT)
             engine.ranks[1].signal(signal.SIGKILL)
 
             served = waiting.result()
             assert 0 == served.pages
             assert "ranks" in served.explained
-            engine.ranks[0].ask(rank_engines.stop).result()
+            engine.ranks[0].submit(rank_engines.stop).result()

@@ -1,4 +1,4 @@
-"""A hundred thousand requests, and everything returns to where it was."""
+"""A soak of a hundred thousand requests, after which no memory, slot or thread is held."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PROMPTS = [[hash_of(100 * prompt + page) for page in range(6)] for prompt in ran
 FAULTS = (Fault.RAISE, Fault.MISS, Fault.LIE, Fault.TEAR, Fault.FLIP)
 TIMEOUT_S = 0.02
 GROWTH_NBYTES = 16 << 20
-"""More than a heap breathes, and less than a hundred thousand requests of anything kept."""
+"""More than the heap's normal variation, and less than a small leak of each request adds up to."""
 
 
 def flapping_storage(seed: int) -> FaultyStorage:
-    """Of a hundred calls two fail, each in another way; of a thousand one overruns its deadline."""
+    """Return a storage that fails two calls of a hundred, and delays one of a thousand too long."""
     chance = random.Random(seed)
     strikes: list[Strike] = []
     for operation in ("batch_exists", "batch_get", "batch_set", "batch_delete"):
@@ -55,7 +55,7 @@ def flapping_storage(seed: int) -> FaultyStorage:
 
 
 def serve(engine: CacheController, chance: random.Random, request_id: str) -> str | None:
-    """One request of an engine that may change its mind; what was wrong with it."""
+    """Serve a request, which may be cancelled; return a problem or None."""
     prompt = chance.choice(PROMPTS)[: chance.randint(1, 6)]
     deadline_s = chance.choice([None, None, None, 0.0, 0.001])
     prefetch = engine.prefetch(request_id, prompt, deadline_s=deadline_s)
@@ -75,7 +75,10 @@ def serve(engine: CacheController, chance: random.Random, request_id: str) -> st
 def soaked(
     engine: CacheController, requests: int, stores: list[FaultyStorage], seen: Counter[str]
 ) -> list[str]:
-    """Some clients at once, while stores come and go; what went wrong. `seen` counts verdicts."""
+    """Serve several clients while stores are attached and detached; return the problems.
+
+    `seen` counts verdicts.
+    """
     wrong: list[str] = []
 
     def client(number: int) -> None:

@@ -68,28 +68,28 @@ def test_a_field_of_a_later_writer_is_no_harm() -> None:
     assert completion() == Completion.decode(json.dumps({**fields, "node": "n7"}).encode())
 
 
-class TestIsAbout:
+class TestMatches:
     @pytest.mark.parametrize("pages", [0, 1, 5])
     def test_its_own_prompt_and_shard(self, pages: int) -> None:
-        assert completion(pages).is_about(SPACE, HASHES)
+        assert completion(pages).matches(SPACE, HASHES)
 
     def test_not_another_shard(self) -> None:
         other = replace(SPACE, shard=Shard(layers=(0, 32), heads=(4, 8)))
 
-        assert not completion().is_about(other, HASHES)
+        assert not completion().matches(other, HASHES)
 
     def test_not_another_prompt(self) -> None:
-        assert not completion().is_about(SPACE, [hash_of(77), *HASHES])
+        assert not completion().matches(SPACE, [hash_of(77), *HASHES])
 
     def test_not_a_shorter_prompt(self) -> None:
-        assert not completion().is_about(SPACE, HASHES[:2])
+        assert not completion().matches(SPACE, HASHES[:2])
 
 
 class TestHash:
     def test_it_is_a_page_hash(self) -> None:
         check_page_hashes([completion_hash("any request / id", SPACE, HASHES)])
 
-    def test_request_prompt_pool_and_shard_are_told_apart(self) -> None:
+    def test_request_prompt_pool_and_shard_give_different_hashes(self) -> None:
         keys = {
             completion_hash("r", SPACE, HASHES),
             completion_hash("r2", SPACE, HASHES),

@@ -1,4 +1,4 @@
-"""Both sides of a hand-off in one process: what is awaited, what is taken, what is left."""
+"""Both sides of a hand-off in one process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from handoff_sides import (
     compute,
     engine_rank,
     is_right,
-    left_behind,
     receiving,
     sending,
+    stored_pages,
 )
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance import Fault, FaultyStorage, Odds
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class _KeepsTheFirst(MemoryStorage):
-    """Sets no page that is there."""
+    """A storage that never overwrites a page."""
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -78,7 +78,7 @@ def storage() -> Iterator[MemoryStorage]:
 
 
 def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> None:
-    """A whole prefill engine: every rank computes, publishes and ends."""
+    """Run a prefill engine: every rank computes, publishes and ends."""
     for rank in range(size):
         with (
             engine_rank(storage, kind=kind, rank=rank, size=size) as (controller, store),
@@ -88,9 +88,9 @@ def prefilled(storage: MemoryStorage, kind: str = "mla-mha", size: int = 1) -> N
             assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
 
-def taken(incoming: HandoffRequest) -> int:
-    """The length of the prefix that came, every byte of it right."""
-    with incoming.result() as lease:
+def taken(request: HandoffRequest) -> int:
+    """Take a request's result; return its pages, after checking their content."""
+    with request.result() as lease:
         assert is_right(lease)
         return lease.pages
 
@@ -103,7 +103,7 @@ class TestCompletions:
         prefilled(storage, kind, size=2)
 
         expected = sum({"mla": 1, "mha": 2}[attention] for attention in kind.split("-"))
-        assert left_behind(storage)["handoff"] == expected
+        assert stored_pages(storage)["handoff"] == expected
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_decode_rank_takes_its_own_shards(self, storage: MemoryStorage, kind: str) -> None:
@@ -114,37 +114,37 @@ class TestCompletions:
             receiving(storage, kind=kind, rank=1, size=2) as second,
         ):
             both = [side.expect("request-1", PROMPT) for side in (first, second)]
-            wait_until(lambda: not any(incoming.missing for incoming in both))
-            assert [len(PROMPT)] * 2 == [taken(incoming) for incoming in both]
+            wait_until(lambda: not any(request.missing for request in both))
+            assert [len(PROMPT)] * 2 == [taken(request) for request in both]
 
     def test_it_is_ready_only_with_all_of_them(self, storage: MemoryStorage) -> None:
         with (
             receiving(storage, kind="mha-mha", rank=0, size=2) as receiver,
             sending(storage, kind="mha-mha", rank=1, size=2) as other_rank,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             assert other_rank.publish("request-1", PROMPT).result(30) == 0
 
-            assert len(incoming.missing) == len(incoming.awaited) == 2
-            assert not incoming.poll()
-            incoming.cancel()
+            assert len(request.missing) == len(request.awaited) == 2
+            assert not request.poll()
+            request.cancel()
 
     def test_another_requests_are_not_taken_for_it(self, storage: MemoryStorage) -> None:
         prefilled(storage)
 
         with receiving(storage, handoff=HASTY) as receiver:
-            incoming = receiver.expect("request-2", PROMPT)
-            taken(incoming)
+            request = receiver.expect("request-2", PROMPT)
+            taken(request)
 
-            assert len(incoming.missing) == 2
+            assert len(request.missing) == 2
             assert receiver.stats()["timed_out_requests"] == 1
 
     def test_they_arrive_whatever_comes_first(self, storage: MemoryStorage) -> None:
         with receiving(storage) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             prefilled(storage)
 
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
             assert receiver.stats()["complete_requests"] == 1
 
     def test_pages_that_came_early_count_as_loaded(self, storage: MemoryStorage) -> None:
@@ -155,26 +155,26 @@ class TestCompletions:
                 receiving(storage) as receiver,
                 HandoffSender(controller, store, PATIENT) as sender,
             ):
-                incoming = receiver.expect("request-1", PROMPT)
-                wait_until(lambda: incoming._prefetch.complete)
+                request = receiver.expect("request-1", PROMPT)
+                wait_until(lambda: request._prefetch.complete)
                 compute(controller, PROMPT[HALF:])
                 sender.publish("request-1", PROMPT)
-                with incoming.result() as lease:
+                with request.result() as lease:
                     assert lease.loaded == list(range(len(PROMPT)))
                     assert is_right(lease)
 
     def test_early_looks_are_no_requests_and_no_uses(self, storage: MemoryStorage) -> None:
-        """Every completion that comes makes for another look at what is there."""
+        """Every completion that arrives starts another prefetch."""
         with (
             engine_rank(storage) as (decode, store),
             HandoffReceiver(decode, store, PATIENT) as receiver,
         ):
             prefilled(storage)
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: not incoming.missing)
-            while not incoming.poll():
-                wait_until(lambda: incoming._prefetch.complete)
-            with incoming.result() as lease:
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not request.missing)
+            while not request.poll():
+                wait_until(lambda: request._prefetch.complete)
+            with request.result() as lease:
                 assert {2} == {entry.uses for entry in lease.entries}  # it came, and it is used
 
             counted = decode.stats()
@@ -189,10 +189,10 @@ class TestCompletions:
 
 
 class TestPrefillSide:
-    def test_what_cannot_be_published_is_told_and_pins_nothing(
+    def test_a_failed_publish_is_logged_and_pins_nothing(
         self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Nobody need look at what `publish` returns: here the sender was given another page store."""
+        """The sender has another page store, and the caller ignores the future of `publish`."""
         aligned = HookedStorage(Capabilities(alignment=512))
         with (
             engine_rank(storage) as (controller, _),
@@ -219,7 +219,7 @@ class TestPrefillSide:
             compute(controller, PROMPT)
             with HandoffSender(controller, store, PATIENT) as sender:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
-            assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+            assert stored_pages(storage) == {"kv": 24, "draft": 24, "handoff": 2}
 
     def test_pages_that_storage_lost_are_written_again(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, store):
@@ -231,18 +231,18 @@ class TestPrefillSide:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
     def test_what_cannot_be_written_is_left_out(self, storage: MemoryStorage) -> None:
-        """Only half of the prompt was computed before the request was aborted."""
+        """The request was aborted after half of the prompt was computed."""
         with (
             engine_rank(storage) as (controller, store),
             HandoffSender(controller, store, PATIENT) as sender,
             receiving(storage) as receiver,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             compute(controller, PROMPT[:HALF])
 
             assert sender.publish("request-1", PROMPT).result(30) == HALF
-            assert taken(incoming) == HALF
-            assert [HALF, HALF] == [each.pages for each in incoming.completions]
+            assert taken(request) == HALF
+            assert [HALF, HALF] == [each.pages for each in request.completions]
             assert sender.stats() == {"published_in_part": 1}
 
     @pytest.mark.parametrize("storage_class", [MemoryStorage, _KeepsTheFirst])
@@ -258,14 +258,14 @@ class TestPrefillSide:
             sender.publish("request-1", PROMPT).result(30)
 
             with receiving(storage) as receiver:
-                incoming = receiver.expect("request-1", PROMPT)
-                assert taken(incoming) == len(PROMPT)
-                assert {len(PROMPT)} == {each.pages for each in incoming.completions}
+                request = receiver.expect("request-1", PROMPT)
+                assert taken(request) == len(PROMPT)
+                assert {len(PROMPT)} == {each.pages for each in request.completions}
 
 
 class TestPools:
     def test_pipeline_stages_hand_over_their_layers(self, storage: MemoryStorage) -> None:
-        """Of two stages the first has one layer of the target, the second has two and the draft."""
+        """The first of two stages has one layer of the target, the second two layers and the draft."""
         for rank in range(2):
             with (
                 engine_rank(storage, rank=rank, stages=2, by_layers=True) as (controller, store),
@@ -275,11 +275,11 @@ class TestPools:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
         with receiving(storage, by_layers=True) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: not incoming.missing)
-            layers = sorted(each.shard.layers for each in incoming.completions)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not request.missing)
+            layers = sorted(each.shard.layers for each in request.completions)
             assert layers == [(0, 1), (0, 1), (1, 2), (2, 3)]
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
 
     def test_a_target_without_its_draft_is_taken_where_that_is_wanted(
         self, storage: MemoryStorage
@@ -294,16 +294,16 @@ class TestPools:
 
         settings = replace(CONTROLLER, partial_hits=PartialHits.TAKE_TARGET)
         with receiving(storage, settings=settings) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            with incoming.result() as lease:
+            request = receiver.expect("request-1", PROMPT)
+            with request.result() as lease:
                 assert lease.pages == len(PROMPT)
                 assert lease.verdict is Coverage.TARGET_ONLY
                 assert is_right(lease)
-            assert {0, len(PROMPT)} == {each.pages for each in incoming.completions}
+            assert {0, len(PROMPT)} == {each.pages for each in request.completions}
 
-    def test_of_a_trailing_pool_the_window_changes_hands(self, storage: MemoryStorage) -> None:
+    def test_the_window_of_a_trailing_pool_is_handed_over(self, storage: MemoryStorage) -> None:
         prefilled(storage, "mla-swa")
-        assert left_behind(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
+        assert stored_pages(storage) == {"kv": 24, "draft": WINDOW_PAGES, "handoff": 2}
 
         with receiving(storage, kind="mla-swa") as receiver:
             assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
@@ -316,15 +316,15 @@ class TestTimeout:
             engine_rank(storage) as (controller, _),
             receiving(storage, handoff=rarely) as receiver,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: incoming._prefetch.complete)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: request._prefetch.complete)
             compute(controller, PROMPT)
             assert controller.drain(20)
-            assert not incoming.poll()
+            assert not request.poll()
 
-            incoming.give_up()
+            request.expire()
 
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
 
     def test_what_is_there_is_taken(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, _):
@@ -343,7 +343,7 @@ class TestTimeout:
             assert taken(receiver.expect("request-1", PROMPT, timeout_s=0.05)) == 0
 
     def test_it_is_shorter_than_a_hanging_store(self) -> None:
-        """The engine's thread waits for the clock, never for a call of the storage."""
+        """The engine's thread waits for the timeout, never for a call of the storage."""
         storage, gate = HookedStorage(), Gate()
         with receiving(storage, handoff=replace(HASTY, grace_s=0.3)) as receiver:
             storage.hooks["batch_exists"] = gate
@@ -352,66 +352,66 @@ class TestTimeout:
             gate.open()
 
 
-class TestClearingUp:
+class TestCleanup:
     @pytest.mark.parametrize("delete_pages", [False, True])
     def test_completions_go_and_pages_by_option(
         self, storage: MemoryStorage, *, delete_pages: bool
     ) -> None:
         prefilled(storage)
-        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+        assert stored_pages(storage) == {"kv": 24, "draft": 24, "handoff": 2}
         settings = replace(PATIENT, delete_pages=delete_pages)
 
         with receiving(storage, handoff=settings) as receiver:
             taken(receiver.expect("request-1", PROMPT))
 
-        assert left_behind(storage) == ({} if delete_pages else {"kv": 24, "draft": 24})
+        assert stored_pages(storage) == ({} if delete_pages else {"kv": 24, "draft": 24})
 
     @pytest.mark.parametrize("delete_pages", [False, True])
     def test_a_request_that_is_cancelled_here_is_whole_on_another_engine(
         self, storage: MemoryStorage, *, delete_pages: bool
     ) -> None:
-        """It has moved there: its completions and pages are that engine's to take."""
+        """The request moves to another engine, which takes its completions and pages."""
         prefilled(storage)
         settings = replace(PATIENT, timeout_s=500, delete_pages=delete_pages)
 
         with receiving(storage, handoff=settings) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(lambda: not incoming.missing)
-            incoming.cancel()
-            incoming.cancel()
-            assert incoming.poll()
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(lambda: not request.missing)
+            request.cancel()
+            request.cancel()
+            assert request.poll()
             assert receiver.stats()["cancelled_requests"] == 1
-        assert left_behind(storage) == {"kv": 24, "draft": 24, "handoff": 2}
+        assert stored_pages(storage) == {"kv": 24, "draft": 24, "handoff": 2}
 
         with receiving(storage, handoff=settings) as receiver:
             assert taken(receiver.expect("request-1", PROMPT)) == len(PROMPT)
             assert receiver.stats()["complete_requests"] == 1
 
     def test_completions_that_were_not_seen_stay(self, storage: MemoryStorage) -> None:
-        """Of two ranks one is done: what comes after the time was up may be awaited elsewhere."""
+        """Another decode engine may await completions that arrive after this one's time was up."""
         with (
             receiving(storage, kind="mha-mha", rank=0, size=2, handoff=HASTY) as receiver,
             sending(storage, kind="mha-mha", rank=0, size=2) as sender,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(incoming.poll)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(request.poll)
             sender.publish("request-1", PROMPT).result(30)
-            incoming._completions.clear()
-            taken(incoming)
-        assert left_behind(storage)["handoff"] == 2
+            request._completions.clear()
+            taken(request)
+        assert stored_pages(storage)["handoff"] == 2
 
-    def test_another_may_have_cleared_up(self, storage: MemoryStorage) -> None:
+    def test_completions_may_be_deleted_already(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         settings = replace(PATIENT, delete_pages=True)
 
         with receiving(storage, handoff=settings) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            wait_until(incoming.poll)
+            request = receiver.expect("request-1", PROMPT)
+            wait_until(request.poll)
             for key_space in storage.spaces():
                 storage.clear(key_space)
-            assert taken(incoming) == len(PROMPT)
+            assert taken(request) == len(PROMPT)
 
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
     def test_every_slot_comes_back(self, storage: MemoryStorage) -> None:
         prefilled(storage)
@@ -424,7 +424,7 @@ class TestClearingUp:
 
 
 def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
-    """The store keeps the bytes that it has, and cannot delete them just now."""
+    """The store never overwrites a page, and its delete fails for a while."""
 
     class Keeping(_KeepsTheFirst):
         capabilities = replace(MemoryStorage.capabilities, overwrites=False)
@@ -455,7 +455,7 @@ def test_a_completion_that_an_earlier_one_keeps_out_is_not_posted() -> None:
 class TestStaleCompletions:
     @pytest.fixture(params=[-1000, 1000], ids=["long ago", "in the future"])
     def stale(self, storage: MemoryStorage, request: pytest.FixtureRequest) -> MemoryStorage:
-        """A storage with the completions of a request whose engines have died."""
+        """Return a storage with the completions of a request whose engines have ended."""
         with engine_rank(storage) as (controller, store):
             pools = [pool.space for pool in controller.cache.pools]
             board = CompletionStore(store, pools[0], stale_after_s=600)
@@ -469,29 +469,29 @@ class TestStaleCompletions:
             assert board.post(completions) == []
         return storage
 
-    def test_they_are_swept_by_the_next_receiver(self, stale: MemoryStorage) -> None:
+    def test_stale_completions_are_swept_by_the_next_receiver(self, stale: MemoryStorage) -> None:
         with receiving(stale):
-            wait_until(lambda: left_behind(stale) == {})
+            wait_until(lambda: stored_pages(stale) == {})
 
-    def test_they_are_not_believed(self, stale: MemoryStorage) -> None:
+    def test_stale_completions_are_ignored(self, stale: MemoryStorage) -> None:
         with receiving(stale, handoff=HASTY) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            assert taken(incoming) == 0
-            assert incoming.completions == []
+            request = receiver.expect("request-1", PROMPT)
+            assert taken(request) == 0
+            assert request.completions == []
 
     def test_fresh_ones_of_others_stay(self, storage: MemoryStorage) -> None:
         prefilled(storage)
 
         with receiving(storage) as receiver:
-            assert receiver._board.sweep() == 2
+            assert receiver._completions.sweep() == 2
 
 
 class TestFailingStore:
     @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.value)
     def test_no_fault_hands_over_a_wrong_byte(self, storage: MemoryStorage, fault: Fault) -> None:
-        """A fifth of all calls fail, of each operation, on both sides."""
-        plan = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
-        faulty = FaultyStorage(storage, plan, seed=5, delay_s=0.01, hang_s=0.05)
+        """A fifth of the calls of each operation fail, on both sides."""
+        spec = [Odds(f"batch_{name}", fault, 0.2) for name in ("exists", "get", "set", "delete")]
+        faulty = FaultyStorage(storage, spec, seed=5, delay_s=0.01, hang_s=0.05)
         with (
             engine_rank(faulty) as (controller, store),
             HandoffSender(controller, store, HASTY) as sender,
@@ -499,10 +499,10 @@ class TestFailingStore:
         ):
             for turn in range(4):
                 prompt = [hash_of(100 * turn + number) for number in range(8)]
-                incoming = receiver.expect(f"request-{turn}", prompt)
+                request = receiver.expect(f"request-{turn}", prompt)
                 compute(controller, prompt)
                 sender.publish(f"request-{turn}", prompt)
-                with incoming.result() as lease:
+                with request.result() as lease:
                     assert is_right(lease, prompt)
         assert faulty.struck
 
@@ -515,10 +515,10 @@ class TestFailingStore:
                 assert all(storage.batch_set(key_space, hashes, noise))
 
         with receiving(storage, handoff=HASTY) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            assert taken(incoming) == len(PROMPT)
-            assert incoming.completions == []
-        assert "handoff" not in left_behind(storage)
+            request = receiver.expect("request-1", PROMPT)
+            assert taken(request) == len(PROMPT)
+            assert request.completions == []
+        assert "handoff" not in stored_pages(storage)
 
     def test_completions_that_are_not_taken_make_the_request_unpublished(self) -> None:
         storage = HookedStorage()
@@ -541,11 +541,11 @@ class TestFailingStore:
 
     def test_a_store_that_cannot_list_is_not_swept(self) -> None:
         with receiving(HookedStorage()) as receiver:
-            assert receiver._board.sweep() == 0
+            assert receiver._completions.sweep() == 0
 
 
 class _OtherRankIsLost(SingleRank):
-    """The ranks of an engine of two, of which one has died."""
+    """The ranks of an engine of two ranks, one of which has died."""
 
     size = 2
 
@@ -554,9 +554,7 @@ class _OtherRankIsLost(SingleRank):
 
 
 class TestRanks:
-    def test_where_they_lose_each_other_the_request_is_computed(
-        self, storage: MemoryStorage
-    ) -> None:
+    def test_a_request_is_computed_where_the_ranks_are_lost(self, storage: MemoryStorage) -> None:
         prefilled(storage, "mla-mla")
 
         with receiving(storage, kind="mla-mla", ranks=_OtherRankIsLost()) as receiver:
@@ -564,11 +562,11 @@ class TestRanks:
 
 
 class TestLife:
-    def test_closing_lets_those_who_wait_go(self, storage: MemoryStorage) -> None:
+    def test_closing_ends_waiting_requests(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (_, _), receiving(storage) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
+            request = receiver.expect("request-1", PROMPT)
             assert receiver.close()
-            assert taken(incoming) == 0
+            assert taken(request) == 0
 
     def test_a_closed_receiver_takes_no_request(self, storage: MemoryStorage) -> None:
         with receiving(storage) as receiver:
@@ -586,12 +584,12 @@ class TestLife:
     def test_a_result_is_taken_once(self, storage: MemoryStorage) -> None:
         prefilled(storage)
         with receiving(storage) as receiver:
-            incoming = receiver.expect("request-1", PROMPT)
-            taken(incoming)
+            request = receiver.expect("request-1", PROMPT)
+            taken(request)
             with pytest.raises(RuntimeError, match="request-1"):
-                incoming.result()
+                request.result()
 
-    def test_many_requests_share_one_watch(self, storage: MemoryStorage) -> None:
+    def test_many_requests_share_one_lookup_thread(self, storage: MemoryStorage) -> None:
         prompts = {f"request-{n}": [*PROMPT[:4], hash_of(1000 + n)] for n in range(6)}
         with (
             engine_rank(storage) as (controller, store),
@@ -602,13 +600,13 @@ class TestLife:
             for name, prompt in prompts.items():
                 compute(controller, prompt)
                 sender.publish(name, prompt)
-            for name, incoming in waiting.items():
-                with incoming.result() as lease:
+            for name, request in waiting.items():
+                with request.result() as lease:
                     assert lease.pages == 5
                     assert is_right(lease, prompts[name])
 
     def test_best_effort_prefetches_are_waited_for(self, storage: MemoryStorage) -> None:
-        """A decode engine that never waits for L3 otherwise still takes what is handed to it."""
+        """A decode engine that does not wait for L3 in `prefetch` waits in a hand-off."""
         prefilled(storage)
         settings = ControllerSettings(
             prefetch_policy=PrefetchPolicy.BEST_EFFORT, prefetch_threshold_tokens=0

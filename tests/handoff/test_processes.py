@@ -14,11 +14,11 @@ from handoff_sides import (
     KINDS,
     PATIENT,
     PROMPT,
-    decoded,
+    decode,
     is_right,
-    left_behind,
     receiving,
     start_prefill,
+    stored_pages,
 )
 from rank_workers import RankProcess, rank_processes
 from servers import RedisServer, wait_until
@@ -39,54 +39,54 @@ DEATHS = {
     "after its writes": len(PROMPT),
     "after its completion": len(PROMPT),
 }
-"""When a prefill rank is killed, and how many pages it leaves then."""
+"""The times at which a prefill rank is killed, and the pages that it has stored by then."""
 
 
-def taken(incoming: HandoffRequest) -> int:
-    """The length of the prefix that came, every byte of it right."""
-    with incoming.result() as lease:
+def taken(request: HandoffRequest) -> int:
+    """Take a request's result; return its pages, after checking their content."""
+    with request.result() as lease:
         assert is_right(lease)
         return lease.pages
 
 
 def handed_over(backend: str, config: dict[str, Any], kind: str) -> None:
-    """One process computes what another waits for, and nothing is left."""
+    """Hand a request over from another process, and check that no page is left."""
     with open_storage(backend, config) as storage:
         with (
             receiving(storage, kind=kind, handoff=CLEAN) as receiver,
             start_prefill(backend, config, kind=kind) as prefill,
         ):
-            incoming = receiver.expect("request-1", PROMPT)
-            assert taken(incoming) == len(PROMPT)
-            assert incoming.missing == []
+            request = receiver.expect("request-1", PROMPT)
+            assert taken(request) == len(PROMPT)
+            assert request.missing == []
         assert prefill.returncode == 0
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
-def test_pages_change_hands_over_a_directory(tmp_path: Path) -> None:
+def test_pages_are_handed_over_by_a_directory(tmp_path: Path) -> None:
     handed_over("file", {"path": str(tmp_path)}, "mha-mla")
 
 
-def test_pages_change_hands_over_redis(tmp_path: Path) -> None:
+def test_pages_are_handed_over_by_redis(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         handed_over("redis", {"url": server.url}, "mla-mha")
 
 
 def test_two_ranks_hand_over_to_two(tmp_path: Path) -> None:
-    """A replicated pool has one completion, which both ranks wait for; a sharded pool has one a rank."""
+    """Both ranks wait for the completion of a replicated pool, and for their own of a sharded one."""
     config = {"path": str(tmp_path)}
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", config))
-        incoming = [
+        request = [
             stack.enter_context(receiving(storage, rank=rank, size=2)).expect("request-1", PROMPT)
             for rank in range(2)
         ]
         for rank in range(2):
             stack.enter_context(start_prefill("file", config, rank=rank, size=2))
 
-        wait_until(lambda: not any(each.missing for each in incoming))
-        assert left_behind(storage)["handoff"] == 3
-        assert [len(PROMPT)] * 2 == [taken(each) for each in incoming]
+        wait_until(lambda: not any(each.missing for each in request))
+        assert stored_pages(storage)["handoff"] == 3
+        assert [len(PROMPT)] * 2 == [taken(each) for each in request]
 
 
 @pytest.mark.parametrize("death", DEATHS)
@@ -100,11 +100,11 @@ def test_a_killed_prefill_leaves_a_right_prefix_and_nothing_after_it(
     with open_storage("file", config) as storage:
         with receiving(storage, handoff=CLEAN_AND_HASTY) as receiver:
             assert taken(receiver.expect("request-1", PROMPT)) == DEATHS[death]
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
-def test_a_killed_rank_shortens_the_prefix_of_those_who_read_its_shard(tmp_path: Path) -> None:
-    """Of two prefill ranks the second dies half-way: its heads of the draft are missing."""
+def test_a_killed_rank_shortens_the_prefix_of_ranks_that_read_its_shard(tmp_path: Path) -> None:
+    """The second of two prefill ranks dies half-way: its heads of the draft are missing."""
     config = {"path": str(tmp_path)}
     with (
         start_prefill("file", config, rank=0, size=2) as whole,
@@ -118,31 +118,31 @@ def test_a_killed_rank_shortens_the_prefix_of_those_who_read_its_shard(tmp_path:
             with receiving(storage, rank=rank, size=2, handoff=HASTY) as receiver:
                 pages.append(taken(receiver.expect("request-1", PROMPT)))
         assert [HALF, len(PROMPT)] == pages
-        assert "handoff" not in left_behind(storage)
+        assert "handoff" not in stored_pages(storage)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_hand_over_to_one(tmp_path: Path, kind: str) -> None:
-    """The decode rank waits for each shard that it reads, whoever has written it."""
+    """The decode rank waits for each shard that it reads, by any writer."""
     config = {"path": str(tmp_path)}
     sharded = kind.split("-").count("mha")
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", config))
         receiver = stack.enter_context(receiving(storage, kind=kind, other_size=2, handoff=CLEAN))
-        incoming = receiver.expect("request-1", PROMPT)
-        assert len(incoming.awaited) == 2 + sharded
+        request = receiver.expect("request-1", PROMPT)
+        assert len(request.awaited) == 2 + sharded
         for rank in range(2):
             which: dict[str, Any] = {"kind": kind, "rank": rank, "size": 2, "other_size": 1}
             stack.enter_context(start_prefill("file", config, **which))
-        assert taken(incoming) == len(PROMPT)
-        assert incoming.missing == []
+        assert taken(request) == len(PROMPT)
+        assert request.missing == []
         assert receiver.close()
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
 @pytest.fixture(scope="module")
 def decode_processes() -> Iterator[list[RankProcess]]:
-    """Two processes for the ranks of decode engines."""
+    """Yield two processes for the ranks of decode engines."""
     with rank_processes(2) as processes:
         yield processes
 
@@ -150,10 +150,10 @@ def decode_processes() -> Iterator[list[RankProcess]]:
 def decoded_by_two(
     processes: list[RankProcess], root: Path, settings: HandoffSettings, **which: Any
 ) -> list[tuple[int, int, bool]]:
-    """What both ranks of a decode engine get: pages, completions missed, and whether all is right."""
+    """Decode on two ranks; return the result of `decode` on each."""
     config, place = {"path": str(root / "store")}, str(root / "ranks")
     answers = [
-        process.ask(decoded, "file", config, place, settings, {**which, "rank": rank})
+        process.submit(decode, "file", config, place, settings, {**which, "rank": rank})
         for rank, process in enumerate(processes)
     ]
     return [answer.result(100) for answer in answers]
@@ -172,13 +172,13 @@ def test_ranks_that_agree_take_over_from_fewer_or_more(
 
     assert [(len(PROMPT), 0, True)] * 2 == both
     with open_storage("file", config) as storage:
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}
 
 
 def test_ranks_that_agree_shorten_their_prefix_together(
     tmp_path: Path, decode_processes: list[RankProcess]
 ) -> None:
-    """Only one of the decode ranks reads what the killed prefill rank did not write."""
+    """One of the decode ranks reads shards that the killed prefill rank did not write."""
     config = {"path": str(tmp_path / "store")}
     with (
         start_prefill("file", config, rank=0, size=2) as whole,
@@ -190,4 +190,4 @@ def test_ranks_that_agree_shorten_their_prefix_together(
 
     assert [(HALF, True)] * 2 == [(pages, right) for pages, _, right in both]
     with open_storage("file", config) as storage:
-        assert left_behind(storage) == {}
+        assert stored_pages(storage) == {}

@@ -1,4 +1,4 @@
-"""The prefill side: what it waits for, what it writes, what it says, and how long it takes."""
+"""The prefill side: its waits, its writes, its completions, and its deadline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OTHER = [hash_of(1000 + number) for number in range(4)]
 def prefill(
     storage: HiCacheStorage, pools: list[CachePool], *, timeout_s: float = 20, **how: Any
 ) -> Generator[tuple[CacheController, PageStore]]:
-    """An engine, and the page store of its sender."""
+    """Yield an engine, and the page store of its sender."""
     with engine_on(storage, pools, **how) as engine, new_page_store(storage, timeout_s) as store:
         for pool in pools:
             store.open_space(pool.space)
@@ -52,12 +52,12 @@ def prefill(
 
 
 def stored(storage: MemoryStorage) -> dict[str, int]:
-    """Pages of each pool."""
+    """Return the number of pages of each pool."""
     return {space.pool: len(list(storage.scan(space))) for space in storage.spaces()}
 
 
 class _Holding(HookedStorage):
-    """Holds the writes of some pages."""
+    """A storage that delays the writes of some pages."""
 
     def __init__(self, *held: str) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class _Holding(HookedStorage):
 
 
 class _RefusesTargets(MemoryStorage):
-    """Takes no page of the target, or only some."""
+    """A storage that takes no page of the target, or only some."""
 
     takes: Sequence[str] = ()
 
@@ -95,8 +95,8 @@ class _RefusesTargets(MemoryStorage):
 def test_a_request_is_published_while_others_wait_to_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its own pages get to storage; another request's are held up behind them."""
-    monkeypatch.setattr("hicache_storage.handoff.sender._LOOK_S", 600)
+    """The request's own pages are written; another request's pages are delayed."""
+    monkeypatch.setattr("hicache_storage.handoff.sender._RETRY_S", 600)
     storage = _Holding(PROMPT[0], OTHER[0])
     own, others = storage.gates.values()
     with (
@@ -107,7 +107,7 @@ def test_a_request_is_published_while_others_wait_to_be_written(
         compute(engine, OTHER)
         assert own.entered.wait(20)
         published = sender.publish("r", PROMPT[:4])
-        until(lambda: not sender._workers._tasks)  # it is looking at its pages
+        until(lambda: not sender._executor._tasks)  # it is looking at its pages
         own.open()
         assert others.entered.wait(20)
 
@@ -116,7 +116,7 @@ def test_a_request_is_published_while_others_wait_to_be_written(
         others.open()
 
 
-def test_pages_that_are_on_their_way_are_waited_for() -> None:
+def test_publishing_waits_for_queued_pages() -> None:
     storage = _Holding(OTHER[0])
     (gate,) = storage.gates.values()
     with (
@@ -151,8 +151,8 @@ def test_no_draft_is_in_storage_without_its_target(takes: list[str], written: in
         assert sender.stats().get("written_pages", 0) == 2 * written
 
 
-def test_a_question_that_was_not_answered_is_asked_again() -> None:
-    """Pages that storage cannot speak of for a moment are neither absent nor written again."""
+def test_a_failed_lookup_is_repeated() -> None:
+    """Pages whose lookup fails for a moment are neither absent nor written again."""
     storage = HookedStorage()
     with (
         prefill(storage, cache_pools()) as (engine, store),
@@ -160,10 +160,10 @@ def test_a_question_that_was_not_answered_is_asked_again() -> None:
     ):
         compute(engine, PROMPT)
         assert engine.drain(20)
-        asked = iter(range(1000))
+        lookups = iter(range(1000))
 
         def flap(answer: Any) -> Any:
-            if next(asked) % 2 == 0:
+            if next(lookups) % 2 == 0:
                 raise StorageUnavailable("a moment, please")
             return answer()
 
@@ -173,7 +173,7 @@ def test_a_question_that_was_not_answered_is_asked_again() -> None:
         assert "written_pages" not in sender.stats()
 
 
-def test_nothing_is_said_of_pages_that_storage_does_not_speak_of() -> None:
+def test_a_shard_that_storage_cannot_look_up_gets_no_completion() -> None:
     storage = HookedStorage()
     with (
         prefill(storage, cache_pools()) as (engine, store),
@@ -190,8 +190,8 @@ def test_nothing_is_said_of_pages_that_storage_does_not_speak_of() -> None:
         assert storage.calls["batch_set"] == sets
 
 
-def test_publishing_has_one_deadline_for_all_that_it_asks() -> None:
-    """Storage answers nothing: however many pools there are, that is waited for once."""
+def test_publishing_has_one_deadline_for_all_lookups() -> None:
+    """Storage does not answer: the sender waits for one timeout, for any number of pools."""
     storage, gate = HookedStorage(), Gate()
     pools = [cache_pool(f"pool-{number}", DRAFT_SHAPE) for number in range(8)]
     with (
@@ -230,15 +230,17 @@ def test_a_page_that_is_in_no_queue_is_not_waited_for() -> None:
         assert engine.cache.wait_written([*PROMPT, hash_of(77)], 600)
 
 
-def test_whoever_waits_is_told_of_the_last_page() -> None:
+def test_a_wait_ends_with_the_last_page() -> None:
     storage = _Holding(OTHER[0])
     (gate,) = storage.gates.values()
     with engine_on(storage, cache_pools()) as engine:
         compute(engine, OTHER)
         assert gate.entered.wait(20)
-        told: list[bool] = []
-        waiting = threading.Thread(target=lambda: told.append(engine.cache.wait_written(OTHER, 60)))
+        written: list[bool] = []
+        waiting = threading.Thread(
+            target=lambda: written.append(engine.cache.wait_written(OTHER, 60))
+        )
         waiting.start()
         gate.open()
         waiting.join(30)
-        assert told == [True]
+        assert written == [True]

@@ -1,4 +1,4 @@
-"""What a breaker learns of a store whose callers have less patience than its own timeout."""
+"""Reports to a breaker about a store whose callers have shorter deadlines than its own timeout."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_hung_store_is_left_alone_however_impatient_its_callers(
     storage: HookedStorage, open_store: Callable[..., PageStore], parallelism: int
 ) -> None:
-    """Also where all its threads are in hung calls, so that no other call can begin."""
+    """The breaker opens also if all threads are in hung calls, so that no other call can begin."""
     store = open_store(timeout_s=0.2, parallelism=parallelism, breaker_cooldown_s=1000)
     gate = Gate()
     storage.hooks["batch_exists"] = gate
@@ -140,7 +140,7 @@ def test_a_probe_of_an_impatient_caller_is_one_until_the_store_has_answered(
 def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
     open_store: Callable[..., PageStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread sees that nobody waits, and the store is not asked: that is no success."""
+    """The thread sees that the deadline has passed, and makes no call: that is no success."""
     store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
     store.breaker.record(succeeded=False)
     until(lambda: store.breaker.writes.state == "half_open")
@@ -159,7 +159,7 @@ def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
 def test_what_stands_behind_a_foreign_error_is_not_logged(
     storage: HookedStorage, open_store: Callable[..., PageStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client library's own words may hold the credentials that it was given."""
+    """The message of a client library may hold its credentials."""
 
     error = RuntimeError("the client gave up")
     error.__cause__ = OSError("no route to redis://:swordfish1@host")
@@ -174,7 +174,7 @@ def test_what_stands_behind_a_foreign_error_is_not_logged(
 def test_callers_that_wait_behind_others_do_not_open_it(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
-    """A backlog is no trouble of the store: what never reached it tells nothing."""
+    """A call that waited in the queue and never reached the store is no failure of the store."""
     store = open_store(timeout_s=50, parallelism=1, breaker_failures=1)
     gate = Gate()
     storage.hooks["batch_set"] = gate

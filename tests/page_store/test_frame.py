@@ -26,21 +26,21 @@ PAGE_HASH = hash_of(7)
 
 
 def framed(*, header_nbytes: int = FRAME_NBYTES, checksum: bool = True) -> FramedPage:
-    """A page with a header that was written for it, over what was there before."""
+    """Return a page with a header that was written over other bytes."""
     made = FramedPage(memoryview(bytearray(b"\xee" * header_nbytes)), page(1000))
     Framing(SPACE, checksum=checksum).write(made, PAGE_HASH)
     return made
 
 
 def reason_of(made: FramedPage, *, checksum: bool = True) -> str:
-    """Why `made` is refused."""
+    """Return the reason for which the check refuses `made`."""
     with pytest.raises(CorruptPage) as caught:
         Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
     return caught.value.reason
 
 
 def test_a_header_has_these_bytes_for_ever() -> None:
-    """Pinned, field by field: stored pages outlive the program that wrote them."""
+    """The expected bytes are constants: stored pages outlive the program that wrote them."""
     made = framed()
     first = b"".join(
         [

@@ -41,7 +41,7 @@ def holding(
     capabilities: Capabilities | None = None,
     **settings: Any,
 ) -> Generator[tuple[HookedStorage, PageStore], None, None]:
-    """A store that has these pages of the prompt."""
+    """Yield a storage and a page store that hold these pages of the prompt."""
     storage = HookedStorage(capabilities)
     with PageStore(storage, PageStoreSettings(**settings)) as store:
         for known in (TARGET, DRAFT):
@@ -124,7 +124,7 @@ class TestMatch:
             assert pages == min([*gaps, 400])
 
     def test_what_was_answered_before_the_deadline_counts(self) -> None:
-        """Of the first blocks; the one that came too late is a failure, and no absence."""
+        """The answers of the first blocks count. A block that comes too late is a failure, no miss."""
         with holding(range(4000), timeout_s=50) as (storage, store):
             late = threading.Event()
 
@@ -185,7 +185,7 @@ class TestPresent:
             assert asked(storage) == [4000]
 
     def test_what_the_store_could_not_say_is_neither_there_nor_absent(self) -> None:
-        """One call fails, the others are answered."""
+        """One call fails, and the answers of the others count."""
         with holding([0, 5, 8], capabilities=Capabilities(max_batch=4)) as (storage, store):
             bugs = iter([RuntimeError("bug")])
 

@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Log:
-    """A store's state, and what it logs."""
+    """The state of a store, and its log lines."""
 
     def __init__(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class Log:
         self._state = StateLog("reads from Acme", logging.getLogger("test"))
 
     def note(self, pages: Mapping[Verdict, int], *, after_s: float = 0.0) -> list[str]:
-        """The lines of a call of a moment that ends `after_s` later."""
+        """Record a short call that ends `after_s` later, and return its log lines."""
         self._caplog.clear()
         self._clock.now_s += after_s
         began_s = self._clock.now_s

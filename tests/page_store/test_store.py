@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from forks import exit_code
 from framed import (
     DRAFT,
     HASHES,
@@ -23,6 +22,7 @@ from framed import (
     transfer,
 )
 from pages import hash_of, space
+from processes import exit_code
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interruptible() -> Generator[None, None, None]:
-    """Ctrl-C as at a terminal: a shell has jobs in the background ignore it."""
+    """Interrupt this process as Ctrl-C does. A shell makes background jobs ignore the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -139,7 +139,7 @@ class TestSaveAndLoad:
     def test_framing_copies_nothing(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """The storage sees the caller's own memory: the header and each segment of the payload."""
+        """The storage gets the caller's own memory: the header and each segment of the payload."""
         seen: list[tuple[int, ...]] = []
         page = framed(7)
         store = open_store()
@@ -204,7 +204,7 @@ class TestSaveAndLoad:
 
 
 class TestProof:
-    """KV-404, KV-403: what comes back wrong is a counted miss, is deleted, and heals."""
+    """KV-404, KV-403: a wrong page is a counted miss and is deleted, and the next save replaces it."""
 
     def damaged(
         self, storage: HookedStorage, store: PageStore, damage: Callable[[bytes], bytes]
@@ -276,7 +276,7 @@ class TestProof:
     def test_a_delete_that_hangs_keeps_no_verdict_back_beyond_the_deadline(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """The pages are proved by then: only what is wrong is no hit, and nothing is in quarantine."""
+        """The pages are checked by then: only wrong pages are misses, and no page is in quarantine."""
         store = open_store(timeout_s=20)
         store.save([transfer(filled(2))])
         (pages,) = (p for known, p in storage.inner._spaces.items() if known.pool == "kv")
@@ -294,7 +294,7 @@ class TestProof:
     def test_reads_that_take_all_the_time_are_no_failure_of_the_writes(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """One page is wrong, and another hangs: no time is left to delete the first."""
+        """One page is wrong and another hangs, so that no time is left to delete the first."""
         store = open_store(timeout_s=0.5, breaker_failures=1, parallelism=2)
         self.damaged(storage, store, lambda data: data[:-1] + b"?")
         store.save([Transfer(DRAFT, HASHES[:1], empty(1))])
@@ -337,7 +337,7 @@ class TestMatch:
     def test_parts_of_one_pool_are_asked_at_once_behind_the_first(
         self, open_store: Callable[..., PageStore]
     ) -> None:
-        """The first tells what there may be; the others do not wait for each other."""
+        """The first part is queried alone. The others do not wait for each other."""
         storage = HookedStorage(Capabilities(parallelism=3))
         store = open_store(storage)
         tiles = [replace(TARGET, shard=Shard(layers=(n, n + 1))) for n in range(4)]
@@ -374,7 +374,7 @@ class TestMatch:
     def test_what_the_caller_has_is_not_asked_for_and_counts(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """The caller has pages 0, 1 and 5; storage has 2 to 4."""
+        """The caller has pages 0, 1 and 5, the storage has 2 to 4."""
         store = open_store()
         store.save([transfer(filled(3), HASHES[2:5])])
         storage.batches.clear()
@@ -477,7 +477,7 @@ class TestSplitting:
     def test_a_thread_that_is_done_takes_what_is_left(
         self, open_store: Callable[..., PageStore]
     ) -> None:
-        """One piece is stuck until all the others are through: they do not queue up behind it."""
+        """One storage call hangs until all the others are done: they do not queue behind it."""
         large = space(page_nbytes=16 << 20)
         storage = HookedStorage(Capabilities(parallelism=2))
         left = threading.Semaphore(0)
@@ -613,7 +613,7 @@ class TestFailures:
     def test_a_hit_that_was_not_read_is_not_believed(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """A storage that lies leaves yesterday's header, of another page, in the slot."""
+        """A storage that lies leaves an old header, of another page, in the slot."""
         store = open_store()
         slot = framed(1)
         store.save([transfer([slot])])
@@ -694,7 +694,7 @@ class TestBreaker:
     def test_a_caller_in_a_hurry_does_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
-        """Requests with short deadlines must not take the store from the others."""
+        """Requests with short deadlines do not open the breaker for the others."""
         store = open_store(breaker_failures=1, timeout_s=20)
         gate = Gate()
         storage.hooks["batch_get"] = storage.hooks["batch_exists"] = gate
@@ -719,7 +719,7 @@ class TestBreaker:
             main = threading.main_thread().ident or 0
             while sys._current_frames()[main].f_code.co_name != "wait":
                 time.sleep(0.001)
-            time.sleep(0.01)  # a signal between the look and the wait would be seen at its end
+            time.sleep(0.01)  # a signal before the wait would be seen only after it
             signal.pthread_kill(main, signal.SIGINT)
             return gate(answer)
 
@@ -781,7 +781,7 @@ class TestBreaker:
     def test_an_empty_call_tells_it_nothing(
         self, storage: HookedStorage, open_store: Callable[..., PageStore], failures: int
     ) -> None:
-        """A failure before it still counts, and a breaker that is open stays so."""
+        """Earlier failures still count, and an open breaker stays open."""
         store = open_store(breaker_failures=2, breaker_cooldown_s=0.001)
         for _ in range(failures):
             store.breaker.record(succeeded=False)
@@ -842,7 +842,7 @@ class TestOpening:
     def test_a_space_that_is_opened_at_the_last_moment_is_open(
         self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The answer may come while the wait for it ends: it is taken, or the deadline is named."""
+        """An answer that comes as the wait ends is used, or the message names the deadline."""
 
         def passed(_: Deadline) -> float:
             return 0.0
@@ -883,7 +883,7 @@ class TestOpening:
 
 
 class TestFork:
-    """KV-306: threads stay in the parent; a forked child makes its own."""
+    """KV-306: threads stay in the parent, and a forked child makes its own."""
 
     def test_a_forked_child_works_with_threads_breakers_and_counters_of_its_own(
         self,
@@ -918,7 +918,7 @@ class TestFork:
                 and store.stats()["breaker_opened"] == 0
                 and not self.works_when_closed(store)
             )
-        except BaseException:  # noqa: BLE001 - pytest must not go on in the child
+        except BaseException:  # noqa: BLE001 - pytest must not continue in the child
             return False
 
     def works_when_closed(self, store: PageStore) -> bool:

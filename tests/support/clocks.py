@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """Stands in for `time.monotonic` until the test ends."""
+    """A replacement of `time.monotonic` until the test ends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1000.0

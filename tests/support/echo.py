@@ -1,4 +1,4 @@
-"""A server that sends back what it gets, behind a proxy that may fail."""
+"""An echo server behind a proxy that may fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 
 
 class EchoServer(socketserver.ThreadingTCPServer):
-    """Sends back what it gets, and remembers it."""
+    """A server that sends back all bytes and remembers them."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -29,7 +29,7 @@ class EchoServer(socketserver.ThreadingTCPServer):
         self.may_read = threading.Event()
         self.may_read.set()
         self.address: tuple[str, int] = self.socket.getsockname()
-        """Where it listens."""
+        """The address of the listener."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         self.endings.append("error")
@@ -53,7 +53,7 @@ class _Echo(socketserver.BaseRequestHandler):
         return bytes(self.request.recv(65536))
 
     def _answer(self, data: bytes) -> str:
-        """How the connection has ended by now: there may be more to read when it takes no answer."""
+        """Send the answer. Return "reset" if the connection takes none; more may be left to read."""
         try:
             self.request.sendall(data)
         except ConnectionError:
@@ -71,27 +71,27 @@ class Client:
         self.socket.sendall(data)
 
     def receive(self, nbytes: int) -> bytes:
-        """So many bytes, fewer only where they end."""
-        got = bytearray()
-        while len(got) < nbytes:
-            part = self.socket.recv(nbytes - len(got))
+        """Return `nbytes` bytes, or fewer if the connection ends."""
+        received = bytearray()
+        while len(received) < nbytes:
+            part = self.socket.recv(nbytes - len(received))
             if not part:
                 break
-            got += part
-        return bytes(got)
+            received += part
+        return bytes(received)
 
     def echo(self, data: bytes) -> bytes:
         self.send(data)
         return self.receive(len(data))
 
     def ending(self) -> str:
-        """How the connection ends: nothing more may come before."""
+        """Return how the connection ends, or "data" if there is more before its end."""
         try:
             return "end" if self.socket.recv(1) == b"" else "data"
         except ConnectionResetError:
             return "reset"
 
-    def says_nothing(self, for_s: float = 0.1) -> bool:
+    def is_silent(self, for_s: float = 0.1) -> bool:
         self.socket.settimeout(for_s)
         try:
             self.socket.recv(1)
@@ -103,7 +103,7 @@ class Client:
 
 
 class ProxiedEcho:
-    """The server, the proxy, and connections that end with this."""
+    """The server, the proxy, and connections, which are closed together."""
 
     def __init__(self) -> None:
         self.server = EchoServer()
@@ -126,7 +126,7 @@ class ProxiedEcho:
         self.stop_server()
 
     def stop_server(self) -> None:
-        """Nobody listens any more. Idempotent."""
+        """Stop the server and its listener. Idempotent."""
         self.server.shutdown()
         self._thread.join(LIMIT_S)
         self.server.server_close()

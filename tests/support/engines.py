@@ -1,9 +1,10 @@
-"""The engine's part in tests of the controller: pools, and pages whose bytes follow from their key."""
+"""An engine for tests of the controller: its pools, and pages whose bytes follow from their key."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +25,10 @@ from hicache_storage.page_store.lookup import HitPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
 
+    from stores import HookedStorage
+
     from hicache_storage.controller import Channel, Lease
+    from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage
 
 PAGE_TOKENS = 16
@@ -40,7 +44,7 @@ PROMPT = [hash_of(number) for number in range(16)]
 def cache_pool(
     name: str, shape: PageShape = DRAFT_SHAPE, slots: int = 32, **more: Any
 ) -> CachePool:
-    """A pool of small pages; `more` are its other fields."""
+    """Return a pool of small pages; `more` are its other fields."""
     return CachePool(
         space=space(pool=name, page_tokens=PAGE_TOKENS, page_nbytes=shape.nbytes),
         host=HostPool(shape, slots=slots, frame_nbytes=FRAME_NBYTES),
@@ -49,7 +53,7 @@ def cache_pool(
 
 
 def cache_pools(slots: int = 32, *, draft_slots: int | None = None) -> list[CachePool]:
-    """A target and a draft pool, both required."""
+    """Return a target and a draft pool, both required."""
     return [
         cache_pool("kv", TARGET_SHAPE, slots),
         cache_pool("draft", DRAFT_SHAPE, draft_slots or slots),
@@ -57,7 +61,7 @@ def cache_pools(slots: int = 32, *, draft_slots: int | None = None) -> list[Cach
 
 
 def optional_draft(slots: int = 32) -> list[CachePool]:
-    """A target, and a draft that it can do without."""
+    """Return a target and an optional draft pool."""
     return [
         cache_pool("kv", TARGET_SHAPE, slots),
         cache_pool("draft", DRAFT_SHAPE, slots, required=False),
@@ -65,7 +69,7 @@ def optional_draft(slots: int = 32) -> list[CachePool]:
 
 
 def windowed(slots: int = 32, *, window_pages: int = 2, window_slots: int = 8) -> list[CachePool]:
-    """A target with a sliding window beside it, and a draft that it can do without."""
+    """Return a target, an optional draft and a sliding-window pool."""
     swa = cache_pool(
         "swa",
         DRAFT_SHAPE,
@@ -85,7 +89,7 @@ def engine_on(
     ranks: Any = None,
     **settings: Any,
 ) -> Generator[CacheController]:
-    """An engine with an L2 of its own; it waits for all that there is unless told otherwise."""
+    """Yield an engine with its own L2. It waits for all pages unless `settings` change that."""
     with ExitStack() as stack:
         store = None if storage is None else stack.enter_context(page_store(storage, timeout_s))
         chosen: dict[str, Any] = {
@@ -99,14 +103,19 @@ def engine_on(
 
 
 def page_store(storage: HiCacheStorage, timeout_s: float = 20) -> PageStore:
-    """One whose breaker stays out of the way."""
+    """Return a page store whose breaker never opens in a test."""
     return PageStore(storage, PageStoreSettings(timeout_s=timeout_s, breaker_failures=1000))
 
 
+def content_in(key_space: KeySpace, page_hash: str) -> bytes:
+    """Return the bytes of a page: a function of its key space and hash alone."""
+    seed = hashlib.sha256(f"{key_space.id}{page_hash}".encode()).digest()
+    return (seed * (key_space.page_nbytes // len(seed) + 1))[: key_space.page_nbytes]
+
+
 def content(pool: CachePool, page_hash: str) -> bytes:
-    """The bytes of a page: a function of its key space and hash, and of nothing else."""
-    seed = hashlib.sha256(f"{pool.space.id}{page_hash}".encode()).digest()
-    return (seed * (pool.space.page_nbytes // len(seed) + 1))[: pool.space.page_nbytes]
+    """Return the bytes of a page of a pool whose pages are not cut."""
+    return content_in(pool.space, page_hash)
 
 
 def compute(
@@ -117,7 +126,7 @@ def compute(
     ends: Collection[int] | None = None,
     without: Collection[str] = (),
 ) -> int:
-    """Prefill: fill new pages in every pool and commit them; how many there was room for."""
+    """Fill new pages in every pool and commit them; return the number of pages that had slots."""
     reservation = controller.reserve(hashes, ends=ends, timeout_s=timeout_s)
     for pool, pages, slots in zip(
         controller.cache.pools, reservation.indices, reservation.slots, strict=True
@@ -130,7 +139,7 @@ def compute(
 
 
 def recompute(lease: Lease, name: str) -> list[int]:
-    """The draft fills the pages that it lacks; which these were."""
+    """Fill the pages that a pool lacks; return their indices."""
     pool = lease.cache.pools[lease.cache.pool_set.number(name)]
     claimed = lease.claim(name)
     for page, slot in claimed.items():
@@ -140,7 +149,7 @@ def recompute(lease: Lease, name: str) -> list[int]:
 
 
 def is_right(lease: Lease) -> bool:
-    """Whether every leased page of every pool holds what its key says."""
+    """Return True where every leased page of every pool has the content of its key."""
     return all(
         pool.host.page(slot).tobytes() == content(pool, lease.entries[page].page_hash)
         for pool, pages, slots in zip(lease.cache.pools, lease.indices, lease.slots, strict=True)
@@ -149,65 +158,82 @@ def is_right(lease: Lease) -> bool:
 
 
 def free_slots(controller: CacheController) -> list[int]:
-    """Free slots of each pool."""
+    """Return the number of free slots of each pool."""
     return [pool.host.free_slots for pool in controller.cache.pools]
 
 
 def leaked(controller: CacheController) -> list[str]:
-    """What a controller that has nothing to do still holds: nothing, if all is well."""
+    """Return the pages, slots and quota that an idle controller still holds: none, if all is well."""
     held = [f"{pages} pinned pages" for pages in [controller.cache.clear()] if pages]
     held += [
         f"{pool.host.slots - pool.host.free_slots} slots of {pool.space.pool}"
         for pool in controller.cache.pools
         if pool.host.free_slots < pool.host.slots
     ]
-    occupied = controller._context.occupancy.pages
-    return held + [f"{occupied} pages of prefetch capacity"] * bool(occupied)
+    acquired = controller._context.quota.pages
+    return held + [f"{acquired} pages of prefetch capacity"] * bool(acquired)
 
 
 def lost_pages(controller: CacheController) -> int:
-    """Pages that were to be written, and that the store has not got in every pool."""
+    """Return the number of pages that were to be written and are not in the store in every pool."""
     counted = controller.stats()
     return sum(counted.get(name, 0) for name in ("dropped_pages", "unwritten_pages"))
 
 
-def is_truth(controller: CacheController, end: Callable[[], bool]) -> bool:
-    """Whether `end`, a drain or a close, says True exactly where no page is lost by it."""
+def reports_losses(controller: CacheController, end: Callable[[], bool]) -> bool:
+    """Return True where `end`, a drain or a close, returns True exactly if it loses no page."""
     before = lost_pages(controller)
     return end() == (lost_pages(controller) == before)
 
 
+def delete_pages(storage: HookedStorage, pool: str, hashes: Sequence[str]) -> None:
+    """Delete pages of a pool from a storage, behind its hooks."""
+    (key_space,) = (each for each in storage.inner.spaces() if each.pool == pool)
+    storage.inner.batch_delete(key_space, hashes)
+
+
+def on_each_rank(act: Callable[[int], Any], size: int, *, timeout_s: float) -> list[Any]:
+    """Run `act` in a thread of each rank; return the results."""
+    executor = ThreadPoolExecutor(size)
+    try:
+        futures = [executor.submit(act, rank) for rank in range(size)]
+        wait(futures, timeout_s)
+        return [future.result(0) for future in futures]
+    finally:
+        executor.shutdown(wait=False)
+
+
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread does; the test's own timeout ends it."""
+    """Wait for another thread to make `condition` true; the test's own timeout ends it."""
     pause = threading.Event()
     while not condition():
         pause.wait(0.002)
 
 
 class ThreadRanks:
-    """Ranks that are threads of one process: `of(size)` gives one for each."""
+    """Ranks that are threads of one process."""
 
-    def __init__(self, rank: int, size: int, table: _Table) -> None:
+    def __init__(self, rank: int, size: int, reduction: _AllReduce) -> None:
         self.rank = rank
         self.size = size
-        self._table = table
+        self._reduction = reduction
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 20) -> list[Self]:
-        """All of them."""
-        table = _Table(size, timeout_s)
-        return [cls(rank, size, table) for rank in range(size)]
+        """Return all ranks of an engine."""
+        reduction = _AllReduce(size, timeout_s)
+        return [cls(rank, size, reduction) for rank in range(size)]
 
     def all_reduce_min(self, channel: Channel, values: Sequence[int]) -> list[int]:
-        """As the protocol says."""
-        return self._table.all_reduce_min(channel, self.rank, values)
+        """Return the minimum over all ranks of each value."""
+        return self._reduction.all_reduce_min(channel, self.rank, values)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
-class _Table:
-    """Where they put their answers, a round at a time on each channel."""
+class _AllReduce:
+    """The ranks' answers, round by round on each channel."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self._size = size

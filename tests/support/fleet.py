@@ -1,4 +1,4 @@
-"""A model's KV as one array, of which every rank of every engine holds its own part."""
+"""A model's KV cache as one array. Every rank of every engine holds its part of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAGE_TOKENS = 4
 _DIM = 3
 
-# A slot's part of a plane's array, and its axes in the order layer, head, token, dim.
+# The axes of a slot's part of a plane's array, in the order layer, head, token, dim.
 _AXES = {
     "layer_first": (0, 2, 1, 3),
     "page_first": (1, 2, 0, 3),
@@ -40,11 +40,11 @@ class FleetPool:
 
     @property
     def planes(self) -> int:
-        """K and V, or one latent."""
+        """Number of planes: 2 for K and V, 1 for a latent."""
         return 1 if self.extent.heads is None else 2
 
     def cache_pool(self, topology: Topology, rank: int, *, slots: int = 16) -> CachePool | None:
-        """What a rank holds of it, with its host memory."""
+        """Return a rank's part of the pool, with its host memory; None where it has none."""
         part = topology.part(self.extent, rank)
         if part is None:
             return None
@@ -68,19 +68,19 @@ class FleetPool:
         return CachePool(space=space, host=host, writes=part.writes)
 
     def model(self, page_hash: str, plane: int) -> npt.NDArray[np.uint16]:
-        """A plane of a page of the whole model: (layers, heads, tokens, dim), no two alike."""
+        """Return a plane of a page of the whole model: (layers, heads, tokens, dim), no two alike."""
         seed = hashlib.sha256(f"{self.name}/{plane}/{page_hash}".encode()).digest()
         shape = (self.extent.layers, self.extent.heads or 1, PAGE_TOKENS, _DIM)
         generator = np.random.default_rng(list(seed))
         return generator.integers(0, 2**16, size=shape, dtype=np.uint16)
 
     def fill(self, pool: CachePool, slot: int, page_hash: str) -> None:
-        """What a rank computes of a page."""
+        """Write a rank's part of a page into a slot."""
         for plane in range(self.planes):
             _plane(pool, plane, slot)[...] = self._part(pool, plane, page_hash)
 
     def holds(self, pool: CachePool, slot: int, page_hash: str) -> bool:
-        """Whether a rank's slot has its heads and layers of that page, and no others."""
+        """Return True where a rank's slot holds its heads and layers of that page."""
         return all(
             np.array_equal(_plane(pool, plane, slot), self._part(pool, plane, page_hash))
             for plane in range(self.planes)
@@ -102,7 +102,7 @@ class FleetPool:
 
 
 def _plane(pool: CachePool, plane: int, slot: int) -> npt.NDArray[Any]:
-    """A slot's part of the engine's own array, as (layers, heads, tokens, dim)."""
+    """Return a slot's part of the engine's own array, as (layers, heads, tokens, dim)."""
     array = pool.host.arrays()[plane]
     tokens = slice(slot * PAGE_TOKENS, (slot + 1) * PAGE_TOKENS)
     where: dict[str, tuple[Any, ...]] = {

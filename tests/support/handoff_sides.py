@@ -1,8 +1,7 @@
-"""Both sides of a hand-off for tests: ranks of engines, and a prefill rank as a process of its own."""
+"""Both sides of a hand-off for tests: ranks of engines, and a prefill rank in its own process."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -13,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines import content_in
 from pages import hash_of, space
-from rank_workers import met
+from rank_workers import connect
 
 from hicache_storage.controller import (
     CacheController,
@@ -48,7 +48,7 @@ CONTROLLER = ControllerSettings(
 )
 PATIENT = HandoffSettings(timeout_s=60)
 HASTY = HandoffSettings(timeout_s=0.3, grace_s=30, poll_max_s=0.02, load_every_s=0.1)
-"""Gives up soon, but then lets a busy machine load what is there."""
+"""Settings with a short wait for completions, and time for a busy machine to load the pages."""
 KINDS = ("mla-mha", "mha-mla", "mha-mha", "mla-mla")
 
 
@@ -57,19 +57,19 @@ class Rank:
     """One rank of an engine of `size` tensor-parallel ranks in each of `stages` pipeline stages."""
 
     kind: str = "mla-mha"
-    """Of target and draft: latent pages are every rank's; `mha` shares out heads; so does `swa`, of
-    which a prefix needs only the last pages."""
+    """The attention of target and draft. All ranks hold equal `mla` pages. `mha` and `swa` divide the
+    heads among the ranks; of `swa` a prefix needs only the last pages."""
     rank: int = 0
     size: int = 1
     stages: int = 1
-    """The draft, of one layer, is on the last of them."""
+    """Number of pipeline stages. The draft, of one layer, is on the last stage."""
     other_size: int = 0
-    """Of engines on the other side, with which pages are shared by heads; 0: as this one."""
+    """Tensor-parallel size of engines on the other side, which share pages by heads; 0: as `size`."""
     by_layers: bool = False
-    """Pages are cut between layers, so that engines of other stages share them."""
+    """True where pages are cut between layers, so that engines with other stages share them."""
 
     def pools(self, frame_nbytes: int) -> list[CachePool]:
-        """Target and draft, as far as this rank holds them."""
+        """Return those of target and draft that this rank holds."""
         last = (0,) * (self.stages - 1) + (1,)
         attentions = self.kind.split("-")
         extents = [_extent(attentions[0], 3, None), _extent(attentions[1], 1, last)]
@@ -128,7 +128,7 @@ def engine_rank(
     ranks: Ranks | None = None,
     **which: Any,
 ) -> Generator[tuple[CacheController, PageStore], None, None]:
-    """The cache of one `Rank` over `storage`."""
+    """Yield the controller and the page store of one `Rank` over `storage`."""
     with ExitStack() as stack:
         store = stack.enter_context(PageStore(storage, PageStoreSettings(timeout_s=5)))
         pools = Rank(**which).pools(store.frame_nbytes)
@@ -140,7 +140,7 @@ def engine_rank(
 def sending(
     storage: HiCacheStorage, *, handoff: HandoffSettings = PATIENT, **rank: Any
 ) -> Generator[HandoffSender, None, None]:
-    """A prefill rank."""
+    """Yield the sender of a prefill rank."""
     with (
         engine_rank(storage, **rank) as (controller, store),
         HandoffSender(controller, store, handoff) as sender,
@@ -155,7 +155,7 @@ def receiving(
     handoff: HandoffSettings = PATIENT,
     **rank: Any,
 ) -> Generator[HandoffReceiver, None, None]:
-    """A decode rank."""
+    """Yield the receiver of a decode rank."""
     with (
         engine_rank(storage, **rank) as (controller, store),
         HandoffReceiver(controller, store, handoff) as receiver,
@@ -163,56 +163,50 @@ def receiving(
         yield receiver
 
 
-def content(key_space: KeySpace, page_hash: str) -> bytes:
-    """The bytes of a stored page: a function of its key space and hash, and of nothing else."""
-    seed = hashlib.sha256(f"{key_space.id}{page_hash}".encode()).digest()
-    return (seed * (key_space.page_nbytes // len(seed) + 1))[: key_space.page_nbytes]
-
-
 def compute(
     controller: CacheController, hashes: Sequence[str], *, without: Sequence[str] = ()
 ) -> None:
-    """Prefill: fill new pages in every pool but those `without`, and commit them."""
+    """Fill new pages in every pool but those `without`, and commit them."""
     fresh = controller.reserve(hashes, timeout_s=20)
     assert fresh.pages == len(hashes)
     for page_hash, key_space, page in _parts(controller.cache.pools, hashes, fresh):
         if key_space.pool not in without:
-            page.copy_from(content(key_space, page_hash))
+            page.copy_from(content_in(key_space, page_hash))
     controller.commit(fresh, without=without)
 
 
 def is_right(lease: Lease, hashes: Sequence[str] = PROMPT) -> bool:
-    """Whether every page of every pool holds what was written under its key."""
+    """Return True where every page of every pool has the content of its key."""
     return all(
-        page.tobytes() == content(key_space, page_hash)
+        page.tobytes() == content_in(key_space, page_hash)
         for page_hash, key_space, page in _parts(lease.cache.pools, hashes, lease)
     )
 
 
 def _parts(
-    pools: Sequence[CachePool], hashes: Sequence[str], held: Lease | Reservation
+    pools: Sequence[CachePool], hashes: Sequence[str], pages: Lease | Reservation
 ) -> Iterator[tuple[str, KeySpace, Page]]:
-    """Each page as storage has it: its hash, the key space of a rectangle, and the memory."""
-    for pool, indices, slots in zip(pools, held.indices, held.slots, strict=True):
+    """Yield each page as it is stored: its hash, the key space of its rectangle, and its memory."""
+    for pool, indices, slots in zip(pools, pages.indices, pages.slots, strict=True):
         for transfer in pool.transfers([hashes[index] for index in indices], slots):
             for page_hash, page in zip(transfer.hashes, transfer.pages, strict=True):
                 yield page_hash, transfer.space, page.payload
 
 
-def left_behind(storage: HiCacheStorage) -> dict[str, int]:
-    """How many pages there are in each pool, completions included."""
-    left: dict[str, int] = {}
+def stored_pages(storage: HiCacheStorage) -> dict[str, int]:
+    """Return the number of pages in each pool, completions included."""
+    stored: dict[str, int] = {}
     for key_space in storage.spaces():
         pages = sum(1 for _ in storage.scan(key_space))
         if pages:
-            left[key_space.pool] = left.get(key_space.pool, 0) + pages
-    return left
+            stored[key_space.pool] = stored.get(key_space.pool, 0) + pages
+    return stored
 
 
 def start_prefill(
     backend: str, config: dict[str, Any], *, dies: str = "never", **rank: Any
 ) -> subprocess.Popen[str]:
-    """A process that computes and publishes PROMPT as `request-1`, or is killed on the way."""
+    """Start a process that computes and publishes PROMPT as `request-1`, or kills itself before."""
     order = {"backend": backend, "config": config, "dies": dies, "rank": rank}
     return subprocess.Popen(
         [sys.executable, "-W", "error", __file__, json.dumps(order)],
@@ -243,19 +237,19 @@ def _prefill(order: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def decoded(
+def decode(
     backend: str, config: dict[str, Any], place: str, handoff: HandoffSettings, rank: dict[str, Any]
 ) -> tuple[int, int, bool]:
-    """What a process of a decode engine gets: pages, completions it missed, and whether all is right."""
-    ranks = met(place, rank["rank"], rank["size"], timeout_s=60)
+    """Decode `request-1`; return its pages, its missing completions, and True for right content."""
+    ranks = connect(place, rank["rank"], rank["size"], timeout_s=60)
     with (
         closing(ranks),
         open_storage(backend, config) as storage,
         receiving(storage, ranks=ranks, handoff=handoff, **rank) as receiver,
     ):
-        incoming = receiver.expect("request-1", PROMPT)
-        with incoming.result() as lease:
-            return lease.pages, len(incoming.missing), is_right(lease)
+        request = receiver.expect("request-1", PROMPT)
+        with request.result() as lease:
+            return lease.pages, len(request.missing), is_right(lease)
 
 
 if __name__ == "__main__":

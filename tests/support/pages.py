@@ -21,20 +21,20 @@ _SPACE = KeySpace(
 
 
 def space(**changes: Any) -> KeySpace:
-    """A key space of 4096-byte pages, with `changes` to its fields."""
+    """Return a key space of 4096-byte pages, with `changes` to its fields."""
     return replace(_SPACE, **changes)
 
 
 def page(nbytes: int = 4096, seed: int = 0) -> Page:
-    """A writable page of one segment, with bytes that `seed` determines."""
+    """Return a writable page of one segment, with bytes that `seed` determines."""
     return Page(bytearray(random.Random(seed).randbytes(nbytes)))
 
 
 def blank(nbytes: int = 4096) -> Page:
-    """A page to read into, full of one byte."""
+    """Return a page to read into, full of one byte."""
     return Page(bytearray(b"\xa5" * nbytes))
 
 
 def hash_of(number: int) -> str:
-    """A page hash; different numbers, different hashes."""
+    """Return a page hash. Different numbers have different hashes."""
     return hashlib.sha256(number.to_bytes(8, "little")).hexdigest()

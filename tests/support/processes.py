@@ -1,8 +1,11 @@
-"""Other processes: whether they live, and what they say."""
+"""Other processes: children that tests fork, and signs of life."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,20 +17,20 @@ _LIMIT_S = 30.0
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and not only its number, which its parent has yet to read."""
+    """Return True if a process runs. A process that has ended and was not reaped does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def in_a_fork(tell: Callable[[], object]) -> object:
-    """Return what `tell` returns in a forked child."""
+def in_a_fork(call: Callable[[], object]) -> object:
+    """Return the result of `call` in a forked child."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
     def run(connection: Connection) -> None:
-        connection.send(tell())
+        connection.send(call())
 
     child = context.Process(target=run, args=(theirs,))
     child.start()
@@ -39,3 +42,15 @@ def in_a_fork(tell: Callable[[], object]) -> object:
         child.join(_LIMIT_S)
         ours.close()
         theirs.close()
+
+
+def exit_code(child: int, timeout_s: float = 60.0) -> int:
+    """Return the exit code of a forked child. Kill a child that hangs: its code is -SIGKILL."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end_s:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a rank's process does in an engine of many: it caches its part of the model in a directory."""
+"""A rank in its own process, of an engine of several: it caches its part of a model in a directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_backends.file import FileStorage
-from rank_workers import met
+from rank_workers import connect
 
 from hicache_storage.controller import CacheController, ControllerSettings, PrefetchPolicy
 from hicache_storage.errors import StorageUnavailable
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from hicache_storage.topology import Topology
 
 
-class TroubledStorage(FileStorage):
-    """A directory whose reads can be made to fail, or to hang."""
+class ReadFaultStorage(FileStorage):
+    """A directory whose reads fail or hang on demand."""
 
-    trouble: str = ""
+    read_fault: str = ""
     released: threading.Event
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        if self.trouble == "fails":
+        if self.read_fault == "fails":
             raise StorageUnavailable("the disk is gone")
-        if self.trouble == "hangs":
+        if self.read_fault == "hangs":
             self.released.wait(60)
         return super().batch_get(space, hashes, pages)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What all ranks of an engine are told."""
+class EngineSpec:
+    """The configuration of an engine, the same for all of its ranks."""
 
-    meeting: str
+    rendezvous: str
     directory: str
     topology: Topology
     model: tuple[FleetPool, ...]
@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Served:
-    """What a rank made of a request."""
+    """The result of a request on one rank."""
 
     pages: int
     right: bool
@@ -70,27 +70,27 @@ class _Engine:
     pools: list[tuple[FleetPool, CachePool]]
     controller: CacheController
     store: PageStore
-    storage: TroubledStorage
+    storage: ReadFaultStorage
     opened: ExitStack
 
 
 _running: list[_Engine] = []
 
 
-def start(plan: Plan, rank: int) -> None:
-    """Open this rank's cache, and meet the other ranks."""
+def start(spec: EngineSpec, rank: int) -> None:
+    """Open this rank's cache, and connect to the other ranks."""
     stop()
     with ExitStack() as opened:
-        ranks = met(plan.meeting, rank, plan.topology.size, plan.timeout_s)
+        ranks = connect(spec.rendezvous, rank, spec.topology.size, spec.timeout_s)
         opened.callback(ranks.close)
-        storage = opened.enter_context(TroubledStorage.from_config({"path": plan.directory}))
+        storage = opened.enter_context(ReadFaultStorage.from_config({"path": spec.directory}))
         storage.released = threading.Event()
-        settings = PageStoreSettings(timeout_s=plan.store_timeout_s, breaker_failures=1000)
+        settings = PageStoreSettings(timeout_s=spec.store_timeout_s, breaker_failures=1000)
         store = opened.enter_context(PageStore(storage, settings))
         pools = [
             (part, pool)
-            for part in plan.model
-            if (pool := part.cache_pool(plan.topology, rank)) is not None
+            for part in spec.model
+            if (pool := part.cache_pool(spec.topology, rank)) is not None
         ]
         controller = opened.enter_context(
             CacheController(
@@ -107,13 +107,13 @@ def start(plan: Plan, rank: int) -> None:
 
 
 def stop() -> None:
-    """Close what this rank has open."""
+    """Close this rank's cache."""
     while _running:
         _running.pop().opened.close()
 
 
 def compute(hashes: list[str]) -> int:
-    """Prefill this rank's part of the pages; how many pages, tiles of all pools, it wrote to L3."""
+    """Compute this rank's part of the pages; return the number of tiles, in all pools, written to L3."""
     engine = _running[0]
     fresh = engine.controller.reserve(hashes, timeout_s=20)
     for (part, pool), slots in zip(engine.pools, fresh.slots, strict=True):
@@ -125,26 +125,29 @@ def compute(hashes: list[str]) -> int:
 
 
 def serve(request_id: str, hashes: list[str]) -> Served:
-    """Find a prompt's prefix, and look at every byte of it."""
+    """Prefetch a prompt's prefix, and check every byte of it."""
     engine = _running[0]
     with engine.controller.prefetch(request_id, hashes).result() as lease:
         right = _is_right(engine, lease)
         return Served(lease.pages, right, str(engine.controller.explain(request_id)))
 
 
-def serve_under_trouble(seed: int, rank: int, turns: int, hashes: list[str]) -> list[int]:
-    """Pages found in each of many requests while this rank's L2 and store come and go; -1: cancelled."""
+def serve_with_faults(seed: int, rank: int, turns: int, hashes: list[str]) -> list[int]:
+    """Serve many requests while this rank's L2 is cleared and its reads fail.
+
+    Return the pages of each request; -1 stands for a cancelled one.
+    """
     engine = _running[0]
     own = random.Random(f"{seed} {rank}")
-    together = random.Random(seed)  # what an engine decides for all of its ranks
+    shared = random.Random(seed)  # the choices that an engine makes for all of its ranks
     found: list[int] = []
     for turn in range(turns):
-        asked = hashes[: together.randrange(1, len(hashes) + 1)]
-        engine.storage.trouble = own.choice(["", "", "fails"])
+        asked = hashes[: shared.randrange(1, len(hashes) + 1)]
+        engine.storage.read_fault = own.choice(["", "", "fails"])
         if own.random() < 0.5:
-            forget()
+            clear_l2()
         prefetch = engine.controller.prefetch(f"r-{turn}", asked)
-        if together.random() < 0.2:
+        if shared.random() < 0.2:
             prefetch.cancel()
             found.append(-1)
             continue
@@ -155,21 +158,21 @@ def serve_under_trouble(seed: int, rank: int, turns: int, hashes: list[str]) -> 
     return found
 
 
-def forget() -> int:
-    """Empty L2; how many pages are still pinned."""
+def clear_l2() -> int:
+    """Clear L2; return the number of pages that are still pinned."""
     return _running[0].controller.cache.clear()
 
 
-def trouble(kind: str) -> None:
-    """What reads do from now on: `fails`, `hangs`, or nothing unusual."""
+def set_read_fault(kind: str) -> None:
+    """Make reads fail (`fails`), hang (`hangs`) or work ("") from now on."""
     engine = _running[0]
-    engine.storage.trouble = kind
+    engine.storage.read_fault = kind
     if kind != "hangs":
         engine.storage.released.set()
 
 
 def counter(name: str) -> int:
-    """One of the controller's counters."""
+    """Return one of the controller's counters."""
     return _running[0].controller.stats().get(name, 0)
 
 

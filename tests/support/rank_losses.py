@@ -1,4 +1,4 @@
-"""One rank of an engine whose stores lose pages, each on its own: what it tells of every request."""
+"""One rank of an engine whose stores lose different pages, and the leases that it gets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 PAGES = 12
 _LOSSES = {"draft": 0.5, "swa": 0.1, "kv": 0.05}
-"""How likely a rank's store loses some pages of a pool before a request."""
+"""The probability, for each pool, that a rank's store loses pages of it before a request."""
 
 
-def played(rank: int, ranks: Ranks, requests: int, seed: int = 0) -> list[Any]:
-    """Serve `requests`; for each what the engine is told, which must be the same on all ranks."""
+def serve_with_losses(rank: int, ranks: Ranks, requests: int, seed: int = 0) -> list[Any]:
+    """Serve `requests`; return the facts of each lease, which must be the same on all ranks."""
     own = random.Random(f"{seed} {rank}")
-    together = random.Random(seed)  # what an engine decides for all of its ranks
+    shared = random.Random(seed)  # the choices that an engine makes for all of its ranks
     storage = HookedStorage()
-    told: list[Any] = []
-    held: list[Lease] = []
+    facts: list[Any] = []
+    leases: list[Lease] = []
     pools = windowed(40, window_slots=20)
     how: dict[str, Any] = {"partial_hits": PartialHits.TAKE_TARGET, "ranks": ranks}
     with engine_on(storage, pools, **how) as engine:
@@ -35,23 +35,23 @@ def played(rank: int, ranks: Ranks, requests: int, seed: int = 0) -> list[Any]:
                 engine.cache.clear()
             if own.random() < 0.2:
                 engine.drain(20)
-            prompt = [hash_of(100 * together.randrange(3) + page) for page in range(PAGES)]
-            prompt = prompt[: together.randrange(1, PAGES + 1)]
+            prompt = [hash_of(100 * shared.randrange(3) + page) for page in range(PAGES)]
+            prompt = prompt[: shared.randrange(1, PAGES + 1)]
             lease = engine.prefetch(f"request {number}", prompt).result()
             assert is_right(lease)
-            told.append(_told(lease))
-            if together.random() < 0.7:
-                told.append(_drafted(engine, lease, together))
-            held.append(lease)
-            if len(held) > together.randrange(3):
-                held.pop(0).release()
+            facts.append(_facts(lease))
+            if shared.random() < 0.7:
+                facts.append(_recompute_draft(engine, lease, shared))
+            leases.append(lease)
+            if len(leases) > shared.randrange(3):
+                leases.pop(0).release()
             compute(engine, prompt[lease.pages :], timeout_s=0)
-        for lease in held:
+        for lease in leases:
             lease.release()
         engine.drain(20)
         assert "ranks_lost" not in engine.stats()
         assert not leaked(engine)
-    return told
+    return facts
 
 
 def _lose(storage: HookedStorage, own: random.Random) -> None:
@@ -62,16 +62,16 @@ def _lose(storage: HookedStorage, own: random.Random) -> None:
             storage.inner.batch_delete(space, lost)
 
 
-def _told(lease: Lease) -> Any:
+def _facts(lease: Lease) -> Any:
     coverage = [each.value for each in lease.coverage]
     return lease.pages, lease.verdict.value, coverage, lease.missing("draft"), lease.indices
 
 
-def _drafted(engine: CacheController, lease: Lease, together: random.Random) -> Any:
-    """The draft computes some of what it lacks; the pages that it could, and those that it did."""
+def _recompute_draft(engine: CacheController, lease: Lease, shared: random.Random) -> Any:
+    """Recompute some pages that the draft lacks; return the claimed pages, and the filled ones."""
     draft = engine.cache.pools[engine.cache.pool_set.number("draft")]
     claimed = lease.claim("draft")
-    chosen = [page for page in sorted(claimed) if together.random() < 0.7]
+    chosen = [page for page in sorted(claimed) if shared.random() < 0.7]
     for page in chosen:
         page_hash = lease.entries[page].page_hash
         draft.host.page(claimed[page]).copy_from(content(draft, page_hash))

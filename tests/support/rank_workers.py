@@ -1,4 +1,4 @@
-"""Ranks as real processes: executors of one process each, forked from a server that has torch."""
+"""Ranks as real processes: executors of one process each, forked from a server with torch loaded."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _PRELOADED = ["torch.distributed", "hicache_storage.replay.job", "hicache_backen
 
 
 class RankProcess:
-    """One rank: a process that does what it is told, one thing after another."""
+    """One rank: a process that runs functions, one after another."""
 
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         self._executor = executor
         self.pid = executor.submit(os.getpid).result()
 
-    def ask(self, do: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have it call a function of an importable module."""
-        return self._executor.submit(do, *arguments)
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function of an importable module in the process."""
+        return self._executor.submit(function, *arguments)
 
     def signal(self, number: int) -> None:
-        """Kill, stop or continue it."""
+        """Send a signal to the process."""
         os.kill(self.pid, number)
 
 
 @contextmanager
 def rank_processes(count: int) -> Generator[list[RankProcess], None, None]:
-    """Processes that are gone afterwards, whatever became of them."""
+    """Yield processes, and end them afterwards in any state."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with ExitStack() as stack:
@@ -62,45 +62,47 @@ def _end(rank: RankProcess) -> None:
 
 
 def connect_all(
-    ranks: Sequence[RankProcess], scratch: Path, *, timeout_s: float, way: str = "connect"
+    ranks: Sequence[RankProcess], scratch: Path, *, timeout_s: float, method: str = "connect"
 ) -> None:
-    """Let them meet at a fresh place under `scratch`."""
+    """Connect the ranks at a new place under `scratch`."""
     place = str(scratch / f"ranks-{next(_numbers)}")
-    if way == "tcp":
+    if method == "tcp":
         from servers import free_port
 
         place = f"tcp://127.0.0.1:{free_port()}"
     joining = [
-        process.ask(join, place, rank, len(ranks), timeout_s, way)
+        process.submit(join, place, rank, len(ranks), timeout_s, method)
         for rank, process in enumerate(ranks)
     ]
     for future in joining:
         future.result()
 
 
-# --- what a rank's process does -------------------------------------------------------------------
+# --- functions that a rank's process runs ---------------------------------------------------------
 
 _joined: list[TorchRanks] = []
 _sockets_before: list[int] = []
 
 
-def join(place: str, rank: int, size: int, timeout_s: float, way: str = "connect") -> None:
-    """Meet the other ranks."""
+def join(place: str, rank: int, size: int, timeout_s: float, method: str = "connect") -> None:
+    """Connect to the other ranks, after closing earlier connections."""
     while _joined:
         _joined.pop().close()
     _sockets_before[:] = [_open_sockets()]
-    _joined[:] = [met(place, rank, size, timeout_s, way)]
+    _joined[:] = [connect(place, rank, size, timeout_s, method)]
 
 
-def met(place: str, rank: int, size: int, timeout_s: float, way: str = "connect") -> TorchRanks:
-    """This process as one of the ranks: by a store, or beside a process group that is there."""
+def connect(
+    place: str, rank: int, size: int, timeout_s: float, method: str = "connect"
+) -> TorchRanks:
+    """Connect this process to the other ranks: by a store, or by an existing process group."""
     import torch.distributed as dist
 
     from hicache_storage.controller.torch_consensus import TorchRanks
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    if way != "beside":
-        url = place if way == "tcp" else f"file://{place}"
+    if method != "process group":
+        url = place if method == "tcp" else f"file://{place}"
         return TorchRanks.connect(url, rank=rank, size=size, timeout_s=timeout_s)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -109,12 +111,12 @@ def met(place: str, rank: int, size: int, timeout_s: float, way: str = "connect"
 
 
 def all_reduce_min(channel: Channel, values: list[int]) -> list[int]:
-    """Its answer to one question."""
+    """Return the minimum over all ranks of each value."""
     return _joined[0].all_reduce_min(channel, values)
 
 
 def both_channels(first: Channel, second: Channel) -> list[list[int]]:
-    """Ask on two channels at once, each in a thread of its own."""
+    """Return the minima on two channels, each in its own thread."""
     answers: dict[Channel, list[int]] = {}
 
     def ask(channel: Channel, value: int) -> None:
@@ -132,25 +134,25 @@ def both_channels(first: Channel, second: Channel) -> list[list[int]]:
 
 
 def in_turn(*channels: Channel) -> list[list[int]]:
-    """Ask on one channel after another."""
+    """Return the minima on one channel after another."""
     return [_joined[0].all_reduce_min(channel, [number]) for number, channel in enumerate(channels)]
 
 
 def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]:
-    """What the ranks agree on about a request, asked on each channel by a thread of its own."""
+    """Return the pages that the ranks agree on, on each channel, each in its own thread."""
     from engines import cache_pools
 
     from hicache_storage.backend_support.counters import Counters
-    from hicache_storage.controller.consensus import Agreement
-    from hicache_storage.controller.pool_set import PoolSet
-    from hicache_storage.controller.topic import Topic
+    from hicache_storage.controller.consensus import Consensus
+    from hicache_storage.controller.pools import PoolSet
+    from hicache_storage.controller.ranks import Topic
 
-    agreement = Agreement(_joined[0], Counters(), PoolSet(cache_pools()))
+    consensus = Consensus(_joined[0], Counters(), PoolSet(cache_pools()))
     topic = Topic.of_request(request_id, [])
     pages: list[int] = []
 
     def ask(channel: Channel) -> None:
-        agreed, _ = agreement.agree(channel, topic, [True, True])
+        agreed, _ = consensus.agree_prefix(channel, topic, [True, True])
         pages.append(agreed.pages)
 
     threads = [threading.Thread(target=ask, args=(channel,)) for channel in (first, *others)]
@@ -161,15 +163,15 @@ def agreed_pages(request_id: str, first: Channel, *others: Channel) -> list[int]
     return pages
 
 
-def play_losses(requests: int) -> list[Any]:
-    """What this rank tells of requests while its store loses pages."""
-    from rank_losses import played
+def serve_with_losses(requests: int) -> list[Any]:
+    """Return the facts of this rank's leases while its store loses pages."""
+    import rank_losses
 
-    return played(_joined[0].rank, _joined[0], requests)
+    return rank_losses.serve_with_losses(_joined[0].rank, _joined[0], requests)
 
 
 def connections_after_loss() -> int:
-    """Sockets of its groups that a rank has open which lost the others and still looks at the error."""
+    """Return the number of open sockets of the rank's groups while it handles the loss of a rank."""
     from hicache_storage.controller import Channel, RanksLost
 
     try:
@@ -185,11 +187,11 @@ def _open_sockets() -> int:
 
 
 def close() -> None:
-    """Leave, twice."""
+    """Close the ranks twice."""
     _joined[0].close()
     _joined[0].close()
 
 
-def facts() -> tuple[int, int]:
-    """What it takes itself for."""
+def rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks."""
     return _joined[0].rank, _joined[0].size

@@ -1,4 +1,4 @@
-"""The kinds of server that the redis backend is tested with, and clients of theirs that are not ours."""
+"""Servers for the tests of the redis backend, real and scripted, and redis-py's clients of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import socket
 import ssl
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import redis
+from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import SpaceKeys
+from pages import blank, hash_of, page
 from servers import (
     RedisCluster,
     RedisServer,
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
 
 _redis: Any = redis  # untyped
 AnyServer: TypeAlias = RedisServer | RedisCluster
+PREFIX = "test:"
+"""The prefix of keys in tests that open a storage with `open_on`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ KINDS = {
 
 
 def config_of(server: AnyServer) -> dict[str, Any]:
-    """The config that opens a storage on `server`."""
+    """Return the config that opens a storage on `server`."""
     if isinstance(server, TlsRedisServer):
         return {
             "url": f"rediss://localhost:{server.port}",
@@ -69,7 +75,7 @@ def config_of(server: AnyServer) -> dict[str, Any]:
 
 
 def client_of(server: AnyServer) -> AbstractContextManager[Any]:
-    """redis-py's own client."""
+    """Return redis-py's own client of `server`."""
     if isinstance(server, RedisCluster):
         return closing(_redis.RedisCluster.from_url(server.url))
     if isinstance(server, TlsRedisServer):
@@ -85,12 +91,12 @@ def client_of(server: AnyServer) -> AbstractContextManager[Any]:
 
 
 def client_of_one(server: RedisServer) -> Any:
-    """Of one server, be it one of a cluster; it may be left to be collected."""
+    """Return a client of one server, which may belong to a cluster. It need not be closed."""
     return _redis.Redis.from_url(server.url)
 
 
 def stored(server: AnyServer, prefix: str, space: KeySpace, page_hash: str) -> bytes | None:
-    """What lies under the key of a page."""
+    """Return the value under the key of a page."""
     with client_of(server) as client:
         return cast("bytes | None", client.get(SpaceKeys(prefix, space).page(page_hash)))
 
@@ -98,7 +104,7 @@ def stored(server: AnyServer, prefix: str, space: KeySpace, page_hash: str) -> b
 def put(
     server: AnyServer, prefix: str, space: KeySpace, page_hash: str, data: bytes | None
 ) -> None:
-    """Lay something else there; None: nothing."""
+    """Set the value under the key of a page. None: delete it."""
     key = SpaceKeys(prefix, space).page(page_hash)
     with client_of(server) as client:
         if data is None:
@@ -107,8 +113,27 @@ def put(
             client.set(key, data)
 
 
+def open_on(server: AnyServer, **config: Any) -> RedisStorage:
+    """Open a storage on `server`, with the prefix of the tests."""
+    return RedisStorage.from_config({**config_of(server), "prefix": PREFIX, **config})
+
+
+def hashes_of(count: int, start: int = 0) -> list[str]:
+    return [hash_of(number) for number in range(start, start + count)]
+
+
+def pages_of(count: int, nbytes: int = 4096) -> list[Page]:
+    return [page(nbytes, seed) for seed in range(count)]
+
+
+def must_get(storage: RedisStorage, key_space: KeySpace, hashes: list[str]) -> list[bytes]:
+    pages = [blank(key_space.stored_nbytes) for _ in hashes]
+    assert [True] * len(hashes) == storage.batch_get(key_space, hashes, pages)
+    return [one.tobytes() for one in pages]
+
+
 class SentinelServer(RedisServer):
-    """A sentinel that watches one master alone."""
+    """A sentinel that watches one master, without other sentinels."""
 
     master = "pages"
 
@@ -125,7 +150,7 @@ class SentinelServer(RedisServer):
         address = ["--port", str(self.port), "--bind", "127.0.0.1"]
         return [program(*self.programs), str(self._file), "--sentinel", *address]
 
-    def wait_until_it_knows_a_replica(self) -> None:
+    def wait_for_replica(self) -> None:
         with closing(_redis.Redis(port=self.port)) as sentinel:
             wait_until(lambda: bool(sentinel.sentinel_slaves(self.master)))
 
@@ -191,39 +216,34 @@ class OtherHostServer(TlsRedisServer):
         return context.wrap_socket(plain, server_hostname=self.host)
 
 
-class RespServer:
-    """A server that answers as a test says: bytes to send, or None for silence.
+class _TcpServer(ABC):
+    """A server on a free port of this host, with a thread for each connection."""
 
-    with RespServer(lambda command: b"+OK\\r\\n") as server:
-        RedisStorage.from_config({"url": server.url})
-    """
-
-    def __init__(self, answer: Callable[[list[bytes]], bytes | None]) -> None:
-        self.seen: list[list[bytes]] = []
-        """The commands that came."""
-        self.raw = bytearray()
-        """Everything that came."""
-        self.answer: Callable[[list[bytes]], bytes | None] = answer
+    def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._connections: list[socket.socket] = []
+        self._sockets: list[socket.socket] = [self._listener]
         self._threads: list[threading.Thread] = []
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
+    @abstractmethod
+    def _serve(self, connection: socket.socket) -> None:
+        """Serve one connection until it ends."""
+
     def __enter__(self) -> Self:
         self._start(self._accept)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for one in (self._listener, *self._connections):
+        for one in self._sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(10)
-        for one in (self._listener, *self._connections):
+        for one in self._sockets:
             one.close()
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
@@ -235,25 +255,64 @@ class RespServer:
         with suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                self._connections.append(connection)
+                self._sockets.append(connection)
                 self._start(self._serve, connection)
+
+
+class Forwarder(_TcpServer):
+    """An address that forwards connections to `target_port`, which a test may change."""
+
+    def __init__(self, target_port: int) -> None:
+        super().__init__()
+        self.target_port = target_port
+
+    def _serve(self, connection: socket.socket) -> None:
+        target = socket.create_connection(("127.0.0.1", self.target_port))
+        self._sockets.append(target)
+        self._start(_copy, target, connection)
+        _copy(connection, target)
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for one in (source, target):
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+class RespServer(_TcpServer):
+    """A server whose replies a test chooses. None: no reply.
+
+    with RespServer(lambda command: b"+OK\\r\\n") as server:
+        RedisStorage.from_config({"url": server.url})
+    """
+
+    def __init__(self, answer: Callable[[list[bytes]], bytes | None]) -> None:
+        super().__init__()
+        self.commands: list[list[bytes]] = []
+        """The received commands."""
+        self.raw = bytearray()
+        """All received bytes."""
+        self.answer: Callable[[list[bytes]], bytes | None] = answer
 
     def _serve(self, connection: socket.socket) -> None:
         unread = b""
         with suppress(OSError):
-            while came := connection.recv(1 << 16):
-                self.raw += came
-                unread += came
-                while parsed := _command_of(unread):
+            while received := connection.recv(1 << 16):
+                self.raw += received
+                unread += received
+                while parsed := _parse_command(unread):
                     command, unread = parsed
-                    self.seen.append(command)
+                    self.commands.append(command)
                     reply = self.answer(command)
                     if reply is not None:
                         connection.sendall(reply)
 
 
-def _command_of(data: bytes) -> tuple[list[bytes], bytes] | None:
-    """The first command of `data` and what follows it; None: it is not there yet, or is none."""
+def _parse_command(data: bytes) -> tuple[list[bytes], bytes] | None:
+    """Return the first command of `data` and the rest, or None if it is incomplete or no command."""
     header, found, rest = data.partition(b"\r\n")
     if not found or not header[1:].isdigit():
         return None
@@ -268,35 +327,35 @@ def _command_of(data: bytes) -> tuple[list[bytes], bytes] | None:
 
 
 def bulk(data: bytes) -> bytes:
-    """A string as a server sends it."""
+    """Return a string as a server sends it."""
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 def array(*items: bytes) -> bytes:
-    """An array of replies."""
+    """Return an array of replies as a server sends it."""
     return b"*%d\r\n%b" % (len(items), b"".join(items))
 
 
-def usual(command: list[bytes], *, is_cluster: bool = False) -> bytes:
-    """What an empty server says."""
+def empty_reply(command: list[bytes], *, is_cluster: bool = False) -> bytes:
+    """Return the reply of an empty server."""
     facts = b"maxmemory_policy:noeviction\r\nevicted_keys:0\r\ncluster_enabled:%d\r\n"
-    nothing_more = array(bulk(b"0"), array())
-    told = {
+    last_part = array(bulk(b"0"), array())
+    replies = {
         b"INFO": bulk(facts % is_cluster),
         b"GET": b"$-1\r\n",
         b"HVALS": array(),
         b"STRLEN": b":0\r\n",
-        b"SCAN": nothing_more,
-        b"ZSCAN": nothing_more,
+        b"SCAN": last_part,
+        b"ZSCAN": last_part,
         **dict.fromkeys((b"HSETNX", b"ZADD", b"UNLINK", b"ZREMRANGEBYSCORE"), b":1\r\n"),
     }
     if [part.upper() for part in command[:2]] == [b"CLIENT", b"INFO"]:
         return bulk(b"id=1 addr=127.0.0.1:1")
-    return told.get(command[0].upper(), b"+OK\r\n")
+    return replies.get(command[0].upper(), b"+OK\r\n")
 
 
 def slots(*parts: tuple[int, int, int]) -> bytes:
-    """A map of a cluster on this host: first and last slot, and the port, of each server."""
+    """Return CLUSTER SLOTS of servers on this host, each with first slot, last slot and port."""
     return array(
         *(
             array(
@@ -308,8 +367,8 @@ def slots(*parts: tuple[int, int, int]) -> bytes:
 
 
 @contextmanager
-def hole(*hosts: str) -> Generator[int, None, None]:
-    """A port where connections are neither made nor refused: the queue of its listener is full."""
+def unreachable_port(*hosts: str) -> Generator[int, None, None]:
+    """Yield a port that neither accepts nor refuses connections. The queue of its listener is full."""
     with ExitStack() as stack:
         port = 0
         for host in hosts or ("127.0.0.1",):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from hicache_backends.file.storage import FileSettings, FileStorage
+from hicache_backends.file.settings import FileSettings
+from hicache_backends.file.storage import FileStorage
 
 __all__ = ["FileSettings", "FileStorage"]

@@ -1,11 +1,12 @@
-"""Capacity for new pages: what may be written, and which pages go to make place for it.
+"""The capacity for new pages: how much may be written, and which pages are evicted for it.
 
-Every byte is added to the ledger before it is written, so that no number of processes exceeds the
-capacity together. Victims are claimed by renaming them into the claimer's own directory, which only one
-process can do, and are overwritten there or unlinked.
+Every byte is added to the ledger before it is written, so that all processes together never exceed the
+capacity. A victim is claimed by a rename into the claimer's own directory, which only one process can
+do, and is overwritten there or unlinked.
 
-What a writer was promised, and what it has claimed and not yet taken off the ledger, is noted in its own
-directory (`pend`): a survey allows for it, and never makes the ledger lower than the truth.
+A writer keeps the sum of its pending bytes in its own directory (`add_pending`): bytes that it was
+granted and has not written, and bytes that it has claimed and not taken off the ledger. A scan allows
+for them, and never makes the ledger lower than the truth.
 """
 
 from __future__ import annotations
@@ -18,52 +19,53 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hicache_backends.file.capacity_scan import CapacityScanner
-from hicache_backends.file.victims import Victim, Victims
-from hicache_backends.file.writer import pending_nbytes
+from hicache_backends.file.victims import VictimQueue
+from hicache_backends.file.writer import total_pending_nbytes
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
     from hicache_backends.file.layout import Layout
     from hicache_backends.file.ledger import Ledger
+    from hicache_backends.file.victims_file import Victim
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
 logger = logging.getLogger(__name__)
 
-_LOOKS = 2
-# Small roots are put right before anything is written. Opening a large one does not wait for that.
-_FIRST_SURVEY_S = 0.1
-# Trouble with as many victims in turn is trouble with the file system: the rest fares no better now.
+_ATTEMPTS = 2
+# The ledger of a small root is right before anything is written. A large root is opened without a wait.
+_FIRST_SCAN_S = 0.1
+# So many victims in turn that cannot be claimed mean that the file system fails: no other can be now.
 _MOST_FAILURES = 16
-_LEDGER_PATIENCE_S = 1.0
+_LEDGER_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much of a file system the pages may take."""
+    """The part of a file system that the pages may take."""
 
     capacity_nbytes: int | None = None
     min_free_nbytes: int = 0
     recycle: bool = True
-    """Victims of the right size may be overwritten in place."""
+    """True: victims of the right size may be overwritten in place."""
 
     @property
     def evict(self) -> bool:
-        """Whether pages are ever removed to make room."""
+        """True when pages are evicted at all."""
         return self.capacity_nbytes is not None or self.min_free_nbytes > 0
 
 
 @dataclass(slots=True)
 class Grant:
-    """Capacity for a number of pages, and files that may become some of them."""
+    """Capacity for a number of pages, and claimed files that these pages may overwrite."""
 
     pages: int
     page_nbytes: int
-    spares: list[str] = field(default_factory=list[str])
+    recyclable: list[str] = field(default_factory=list[str])
 
 
 class Capacity:
-    """The room under one root, as one writer sees it. Thread-safe."""
+    """The capacity of one root, as one writer sees it. Thread-safe."""
 
     def __init__(
         self,
@@ -80,151 +82,155 @@ class Capacity:
         self._writer = writer
         self._ledger = ledger
         self._counters = counters
-        self._surveyor = CapacityScanner(layout, writer, ledger, counters, crashed=crashed)
-        self._victims = Victims(self._refreshed, self._surveyor.taken, self._surveyor.sample)
+        self._scanner = CapacityScanner(layout, writer, ledger, counters, crashed=crashed)
+        self._victims = VictimQueue(self._rescan, self._scanner.take, self._scanner.sample)
         self._warned = False
-        since = ledger.totals(_briefly())
-        if ledger.doubtful and layout.is_new():
-            ledger.settle(0, 0, since, _briefly())
-        if not ledger.doubtful:
-            self._warn_of_wholesale_eviction()
+        since = ledger.totals(_ledger_deadline())
+        if ledger.needs_scan and layout.is_new():
+            ledger.correct(0, 0, since, _ledger_deadline())
+        if not ledger.needs_scan:
+            self._warn_of_large_eviction()
         if limits.evict:
-            self._victims.await_survey(self._victims.want(), _FIRST_SURVEY_S)
-        elif ledger.doubtful:
-            self._victims.want()
+            self._victims.await_scan(self._victims.request_scan(), _FIRST_SCAN_S)
+        elif ledger.needs_scan:
+            self._victims.request_scan()
 
     def reserve(self, pages: int, page_nbytes: int, deadline: Deadline) -> Grant:
-        """Capacity for up to `pages` files of `page_nbytes`. `settle` ends it, whatever was written.
+        """Return capacity for up to `pages` files of `page_nbytes`. The caller ends it with `settle`.
 
-        It is made in half the time that is left: what has room is still to be written.
+        Eviction takes at most half of the time that is left: the pages are still to be written.
         """
-        patience = Deadline(deadline.remaining_s() / 2)
+        limit = Deadline(deadline.remaining_s() / 2)
         capacity = self.limits.capacity_nbytes
         most = pages if capacity is None else min(pages, capacity // page_nbytes)
         grant = Grant(most, page_nbytes)
         if most:
-            self._writer.pend(most * page_nbytes, deadline)
+            self._writer.add_pending(most * page_nbytes, deadline)
             self._ledger.add(most * page_nbytes, deadline)
             try:
-                granted = self._granted(grant, patience)
+                granted = self._grantable_pages(grant, limit)
             except BaseException:
                 self.settle(grant, 0, deadline)
                 raise
             grant.pages = granted
             self._give_back((most - granted) * page_nbytes, deadline)
-        reason = "timeouts" if patience.passed() else "refused_no_space"
+        reason = "timeouts" if limit.passed() else "refused_no_space"
         self._counters.add(reason, pages - grant.pages)
         return grant
 
     def settle(self, grant: Grant, written: int, deadline: Deadline) -> None:
-        """The end of a grant: `written` pages are in place, the rest of the room is given back."""
-        for path in grant.spares:
+        """End a grant of which `written` pages are in place, and give the rest back."""
+        for path in grant.recyclable:
             with suppress(OSError):
                 os.unlink(path)
         if written:
-            self._victims.added()
-            self._writer.pend(-written * grant.page_nbytes, deadline)
+            self._victims.note_new_pages()
+            self._writer.add_pending(-written * grant.page_nbytes, deadline)
         self._give_back((grant.pages - written) * grant.page_nbytes, deadline)
 
     def remove(self, path: str, nbytes: int, deadline: Deadline) -> bool:
-        """Unlink a page file that was granted `nbytes`; False where there was none."""
-        self._writer.pend(nbytes, deadline)
+        """Unlink a page file that was granted `nbytes`; return False when there was none."""
+        self._writer.add_pending(nbytes, deadline)
         try:
             os.unlink(path)
             self._ledger.add(-nbytes, deadline)
         except FileNotFoundError:
             return False
         finally:
-            self._writer.pend(-nbytes, deadline)
+            self._writer.add_pending(-nbytes, deadline)
         return True
 
-    def replaced(self, nbytes: int, deadline: Deadline) -> None:
-        """Page files of `nbytes` in all were replaced by others, which have been granted room."""
+    def release_replaced(self, nbytes: int, deadline: Deadline) -> None:
+        """Take page files of `nbytes` off the ledger: files with grants of their own replaced them."""
         self._ledger.add(-nbytes, deadline)
 
-    def relieve(self, nbytes: int, deadline: Deadline) -> None:
+    def evict(self, nbytes: int, deadline: Deadline) -> None:
         """Evict `nbytes` after the file system was found full, so that the next batch fits."""
         if self.limits.evict:
             self._evict(nbytes, Grant(0, 0), deadline)
 
     def close(self, deadline: Deadline) -> None:
-        """End the survey. Idempotent."""
-        self._surveyor.stop()
+        """End the scan. Idempotent."""
+        self._scanner.stop()
         self._victims.close(deadline)
 
-    def forget(self) -> None:
-        """Let go in a forked child."""
-        self._surveyor.forget()
+    def abandon(self) -> None:
+        """Close in a forked child."""
+        self._scanner.abandon()
+
+    # --- parts -----------------------------------------------------------------------------------
 
     def _give_back(self, nbytes: int, deadline: Deadline) -> None:
         if nbytes:
             self._ledger.add(-nbytes, deadline)
-            self._writer.pend(-nbytes, deadline)
+            self._writer.add_pending(-nbytes, deadline)
 
-    def _granted(self, grant: Grant, deadline: Deadline) -> int:
-        """How many of a grant's pages there is room for, or can be made."""
-        if self._ledger.doubtful and not self._is_counted(deadline):
+    def _grantable_pages(self, grant: Grant, deadline: Deadline) -> int:
+        """Return the number of pages of a grant that fit, after eviction."""
+        if self._ledger.needs_scan and not self._await_count(deadline):
             return 0
-        lacking = self._make_room(grant, deadline) if self.limits.evict else 0
+        lacking = self._evict_for(grant, deadline) if self.limits.evict else 0
         return max(0, grant.pages + -lacking // grant.page_nbytes)
 
-    def _is_counted(self, deadline: Deadline) -> bool:
-        """Wait for a survey that tells what is used. Without a capacity nobody needs to know."""
-        self._layout.remake()
-        self._victims.want()
+    def _await_count(self, deadline: Deadline) -> bool:
+        """Wait for a scan that counts the used bytes. Without a capacity the count is not needed."""
+        self._layout.restore()
+        self._victims.request_scan()
         if self.limits.capacity_nbytes is None:
             return True
-        self._victims.await_count(lambda: not self._ledger.doubtful, deadline.remaining_s())
-        return not self._ledger.doubtful
+        self._victims.await_condition(lambda: not self._ledger.needs_scan, deadline.remaining_s())
+        return not self._ledger.needs_scan
 
-    def _make_room(self, grant: Grant, deadline: Deadline) -> int:
-        """Evict until the grant fits; the bytes by which it still does not."""
-        for look in range(_LOOKS):  # a survey in between may have put the ledger right
-            lacking = self._short(grant)
-            is_last = look == _LOOKS - 1
-            if lacking <= 0 or self._evict(lacking, grant, deadline, resolute=is_last) >= lacking:
+    def _evict_for(self, grant: Grant, deadline: Deadline) -> int:
+        """Evict until the grant fits; return the bytes that are still lacking."""
+        for attempt in range(_ATTEMPTS):  # a scan in between may have corrected the ledger
+            lacking = self._lacking_nbytes(grant)
+            is_last = attempt == _ATTEMPTS - 1
+            if lacking <= 0:
                 return 0
-        lacking = min(max(0, self._short(grant)), grant.pages * grant.page_nbytes)
+            if self._evict(lacking, grant, deadline, past_scans=is_last) >= lacking:
+                return 0
+        lacking = min(max(0, self._lacking_nbytes(grant)), grant.pages * grant.page_nbytes)
         if lacking:
-            self._layout.check_there()  # a directory that is gone is not full
+            self._layout.check_exists()  # a directory that is gone is not full
         return lacking
 
-    def _short(self, grant: Grant) -> int:
-        """The bytes that must go: of what is over the capacity, as much as this grant put there."""
+    def _lacking_nbytes(self, grant: Grant) -> int:
+        """Return the bytes to evict: of the excess over the capacity, the part of this grant."""
         wanted = grant.pages * grant.page_nbytes
-        short = 0
+        lacking = 0
         if self.limits.capacity_nbytes is not None:
-            short = min(self._ledger.used - self.limits.capacity_nbytes, wanted)
+            lacking = min(self._ledger.used - self.limits.capacity_nbytes, wanted)
         if self.limits.min_free_nbytes:
-            new = wanted - len(grant.spares) * grant.page_nbytes
-            short = max(short, self.limits.min_free_nbytes + new - self._free_nbytes())
-        return short
+            new = wanted - len(grant.recyclable) * grant.page_nbytes
+            lacking = max(lacking, self.limits.min_free_nbytes + new - self._free_nbytes())
+        return lacking
 
     def _free_nbytes(self) -> int:
         status = os.statvfs(self._layout.root)
         return status.f_bavail * status.f_frsize
 
     def _evict(
-        self, nbytes: int, grant: Grant, deadline: Deadline, *, resolute: bool = True
+        self, nbytes: int, grant: Grant, deadline: Deadline, *, past_scans: bool = True
     ) -> int:
-        """Claim the oldest pages until `nbytes` are free, or time is up; tell the ledger how many are.
+        """Claim the oldest pages until `nbytes` are free or time is up; return the bytes of all claims.
 
-        Unless it is resolute it stops after a survey: there may be room by what that found.
+        Without `past_scans` eviction stops after a scan, which may have found free capacity.
         """
-        freed = pended = failures = 0
-        surveys = self._victims.surveys
+        freed = pending = failures = 0
+        scans = self._victims.scans
         try:
             while freed < nbytes and failures < _MOST_FAILURES and not deadline.passed():
                 victim = self._victims.next(deadline)
                 if victim is None:
                     break
-                if not resolute and surveys != self._victims.surveys:
+                if not past_scans and scans != self._victims.scans:
                     self._victims.put_back(victim)
                     break
-                if pended < freed + victim.nbytes:
-                    more = max(nbytes, freed + victim.nbytes) - pended
-                    self._writer.pend(more, deadline)
-                    pended += more
+                if pending < freed + victim.nbytes:
+                    more = max(nbytes, freed + victim.nbytes) - pending
+                    self._writer.add_pending(more, deadline)
+                    pending += more
                 try:
                     claimed = self._claim(victim, grant)
                 except OSError as error:
@@ -235,14 +241,17 @@ class Capacity:
                     failures = 0
         finally:
             self._ledger.add(-freed, deadline)
-            self._writer.pend(-pended, deadline)
+            self._writer.add_pending(-pending, deadline)
         return freed
 
     def _claim(self, victim: Victim, grant: Grant) -> bool:
-        """Take a page out of its key space; False where it is gone, in use again, or not ours to move.
+        """Take a page out of its key space.
+
+        Returns:
+            False when the page is gone, was used again, or may not be removed by this process.
 
         Raises:
-            OSError: The file system is in trouble, which may pass.
+            OSError: The file system fails, perhaps for a moment.
         """
         path = self._writer.temp_path()
         try:
@@ -255,50 +264,50 @@ class Capacity:
         except PermissionError as error:
             logger.debug("a page cannot be evicted: %s", error)
             self._counters.add("unremovable")
-            self._surveyor.pass_over(victim.path)
+            self._scanner.skip(victim.path)
             return False
         self._counters.add("evicted")
         fits = self.limits.recycle and victim.nbytes == grant.page_nbytes and status.st_nlink == 1
-        if fits and len(grant.spares) < grant.pages:
-            grant.spares.append(path)
+        if fits and len(grant.recyclable) < grant.pages:
+            grant.recyclable.append(path)
         else:
             with suppress(OSError):
                 os.unlink(path)
         return True
 
-    # --- in the thread of the survey --------------------------------------------------------------
+    # --- in the thread that scans ----------------------------------------------------------------
 
-    def _refreshed(self) -> list[Victim]:
-        """Victims from a new survey, once the capacity holds."""
-        victims = deque(self._surveyor.refreshed())
-        self._warn_of_wholesale_eviction()
+    def _rescan(self) -> list[Victim]:
+        """Return victims from a new scan, after eviction down to the capacity."""
+        victims = deque(self._scanner.rescan())
+        self._warn_of_large_eviction()
         while self._is_over_capacity():
-            victims = victims or deque(self._surveyor.taken()[0])
+            victims = victims or deque(self._scanner.take()[0])
             if not victims:
                 break
             self._evict_one(victims.popleft())
         return list(victims)
 
     def _is_over_capacity(self) -> bool:
-        """Whether a capacity was lowered, or filled behind the ledger's back."""
+        """Return True when the capacity was lowered, or exceeded without the ledger."""
         if self.limits.capacity_nbytes is None:
             return False
-        used = self._ledger.totals(_briefly()).used
-        if used <= self.limits.capacity_nbytes or self._surveyor.stopping:
+        used = self._ledger.totals(_ledger_deadline()).used
+        if used <= self.limits.capacity_nbytes or self._scanner.stopping:
             return False
-        return used - pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
+        return used - total_pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
 
     def _evict_one(self, victim: Victim) -> None:
-        deadline = _briefly()
-        self._writer.pend(victim.nbytes, deadline)
+        deadline = _ledger_deadline()
+        self._writer.add_pending(victim.nbytes, deadline)
         try:
             if self._claim(victim, Grant(0, 0)):
                 self._ledger.add(-victim.nbytes, deadline)
         finally:
-            self._writer.pend(-victim.nbytes, deadline)
+            self._writer.add_pending(-victim.nbytes, deadline)
 
-    def _warn_of_wholesale_eviction(self) -> None:
-        """Say so, once, where a capacity costs more than half of what is there: it may be mistyped."""
+    def _warn_of_large_eviction(self) -> None:
+        """Warn once when the capacity, perhaps mistyped, evicts more than half of the pages."""
         capacity, used = self.limits.capacity_nbytes, self._ledger.used
         if capacity is not None and used > 2 * capacity and not self._warned:
             logger.warning(
@@ -311,6 +320,6 @@ class Capacity:
         self._warned = True
 
 
-def _briefly() -> Deadline:
-    """The deadline of a change that no caller waits for."""
-    return Deadline(_LEDGER_PATIENCE_S)
+def _ledger_deadline() -> Deadline:
+    """Return the deadline of a ledger change that no caller waits for."""
+    return Deadline(_LEDGER_WAIT_S)

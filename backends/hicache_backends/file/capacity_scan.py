@@ -1,8 +1,8 @@
-"""Looking at all pages of a root: what they take, and which are the oldest.
+"""Scans of all pages of a root: the bytes that they take, and which pages are the oldest.
 
-One process surveys, and the others take from its list (`_victims_file`). Whoever cannot wait for a
-survey evicts the oldest of a sample: pages are spread over their directories by hash, so that a
-directory of each key space is as good a sample as any.
+One process scans, and the others take victims from its list (`victims_file`). A process that cannot wait
+for a scan evicts the oldest pages of a sample. Pages are spread over their directories by hash, so one
+directory of each key space is a fair sample.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_backends.file.layout import FANS
-from hicache_backends.file.victims_file import PageFile, Share, SurveyLock, Victim, VictimsFile
-from hicache_backends.file.writer import collect_dead, pending_nbytes
+from hicache_backends.file.layout import SHARDS
+from hicache_backends.file.victims_file import (
+    ScanLock,
+    ScannedPage,
+    TakenVictims,
+    Victim,
+    VictimsFile,
+)
+from hicache_backends.file.writer import collect_dead, total_pending_nbytes
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -28,40 +34,41 @@ if TYPE_CHECKING:
     from hicache_backends.file.writer import Writer
     from hicache_storage.backend_support.counters import Counters
 
-# A survey keeps the oldest eighth within these bounds: few surveys, and some 15 MB at most.
+# A scan keeps the oldest eighth within these bounds: few scans, and at most some 15 MB.
 LEAST_LISTED = 1 << 16
 MOST_LISTED = 1 << 17
 _LISTED_SHARE = 8
 _LEAST_SAMPLE = 64
 _MOST_SAMPLE = 1 << 10
 _SORTED_AT_ONCE = 1 << 11
-_MOST_STUCK = 1 << 16
-# Processes that start together share the survey of the first.
+_MOST_UNREMOVABLE = 1 << 16
+# Processes that start together share the scan of the first one.
 _FRESH_NS = 60 * 10**9
-# A long survey begins while a quarter of the list is left. A short one is made when the list is used up.
+# A long scan begins while a quarter of the list is left, a short one when the list is used up.
 _LOW = 0.25
-_LONG_SURVEY_NS = 50 * 10**6
-_PAGES_A_BEAT = 1 << 10
-# While another surveys: seldom in a long survey, whose followers are many and their file system far.
-_LOOK_S = 0.01
-_LOOK_SHARE = 0.1
-_MOST_LOOK_S = 0.5
-_LEDGER_PATIENCE_S = 1.0
+_LONG_SCAN_NS = 50 * 10**6
+_PAGES_A_RENEWAL = 1 << 10
+# The polls of a process that waits for another one's scan. A long scan is polled seldom: many processes
+# may wait for it, on a slow file system.
+_POLL_S = 0.01
+_POLL_SHARE = 0.1
+_MOST_POLL_S = 0.5
+_LEDGER_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
-class CapacityScan:
-    """What a survey counted."""
+class ScanTotals:
+    """The counts of one scan."""
 
     pages: int = 0
     nbytes: int = 0
 
 
 class CapacityScanner:
-    """The surveys of one root, as one process makes or awaits them.
+    """The scans of one root, as one process makes or awaits them.
 
-    `refreshed` is for one thread; everything else is thread-safe. `crashed`: writers have died, so that
-    the ledger may be too high.
+    One thread calls `rescan`; everything else is thread-safe. `crashed` means that writers have died, so
+    that the ledger may be too high.
     """
 
     def __init__(
@@ -79,159 +86,165 @@ class CapacityScanner:
         self._ledger = ledger
         self._counters = counters
         self._file = VictimsFile(layout)
-        self._lock = SurveyLock(layout)
+        self._lock = ScanLock(layout)
         self._stopping = threading.Event()
-        self._stuck: set[str] = set()
+        self._unremovable: set[str] = set()
         self._keep = LEAST_LISTED
-        self._spent_ns: int | None = None
+        self._used_up_ns: int | None = None
+        """The begin of the scan whose list is used up, or nearly so."""
         self._first = True
 
-    def refreshed(self) -> list[Victim]:
-        """The first of a new list of victims: this process's own, or another's."""
-        asked_ns = time.time_ns()
-        if self._ledger.doubtful or (self._first and not self._is_fresh()):
-            survey = self._file.survey()
-            self._spent_ns = survey.begun_ns if survey else None
+    def rescan(self) -> list[Victim]:
+        """Return the first victims of a new list, made by this process or another one."""
+        requested_ns = time.time_ns()
+        if self._ledger.needs_scan or (self._first and not self._is_fresh()):
+            scan = self._file.info()
+            self._used_up_ns = scan.begun_ns if scan else None
         self._first = False
         while not self._stopping.is_set():
             is_ours = self._is_our_turn()
             if is_ours:
                 try:
-                    private = self._surveyed()
+                    private = self._scan_and_publish()
                 finally:
                     self._lock.release()
                 if private:
                     return private
-            victims, survey = self._take()
-            knows_all = is_ours or survey is None or survey.begun_ns >= asked_ns
-            if victims or survey is None or (survey.is_empty and knows_all):
-                self._ledger.totals(Deadline(_LEDGER_PATIENCE_S))
+            victims, scan = self._take_removable()
+            saw_all = is_ours or scan is None or scan.begun_ns >= requested_ns
+            if victims or scan is None or (scan.is_empty and saw_all):
+                self._ledger.totals(Deadline(_LEDGER_WAIT_S))
                 return victims
         return []
 
-    def taken(self) -> tuple[list[Victim], bool]:
-        """The next victims of the list, and whether a new list is needed soon."""
-        victims, survey = self._take()
-        return victims, survey is not None and survey.begun_ns == self._spent_ns
-
-    def _take(self) -> Share:
-        """Take victims that this process may remove; note when the list runs low."""
-        share = self._file.take()
-        victims = self._removable(share.victims)
-        while share.victims and not victims:
-            share = self._file.take()
-            victims = self._removable(share.victims)
-        if share.survey is not None:
-            is_long = share.survey.took_ns > _LONG_SURVEY_NS
-            if share.survey.left < _LOW if is_long else not victims:
-                self._spent_ns = share.survey.begun_ns
-        return Share(victims, share.survey)
-
-    def _removable(self, victims: list[Victim]) -> list[Victim]:
-        return [one for one in victims if one.path not in self._stuck]
+    def take(self) -> tuple[list[Victim], bool]:
+        """Return the next victims of the list, and whether a new list is needed soon."""
+        victims, scan = self._take_removable()
+        return victims, scan is not None and scan.begun_ns == self._used_up_ns
 
     def sample(self, deadline: Deadline) -> list[Victim]:
-        """Return the oldest of some pages, of fewer where the file system is slow."""
-        patience = Deadline(deadline.remaining_s() / 2)  # they are still to be evicted
-        seen: list[PageFile] = []
-        start = random.randrange(len(FANS))
-        for fan in FANS[start:] + FANS[:start]:
-            entries = list(self._layout.pages_in(fan))
+        """Return the oldest pages of a sample, which is smaller on a slow file system."""
+        limit = Deadline(deadline.remaining_s() / 2)  # the pages are still to be evicted
+        seen: list[ScannedPage] = []
+        start = random.randrange(len(SHARDS))
+        for shard in SHARDS[start:] + SHARDS[:start]:
+            entries = list(self._layout.pages_in(shard))
             some = random.sample(entries, min(len(entries), _MOST_SAMPLE))
-            for one in self._seen(some, CapacityScan()):
-                seen.append(one)
-                if patience.passed():
+            for page in self._stat_pages(some, ScanTotals()):
+                seen.append(page)
+                if limit.passed():
                     break
-            if len(seen) >= _LEAST_SAMPLE or patience.passed():
+            if len(seen) >= _LEAST_SAMPLE or limit.passed():
                 break
         seen.sort()
-        return [Victim(*one) for one in seen[: len(seen) // _LISTED_SHARE + 1]]
+        return [Victim(*page) for page in seen[: len(seen) // _LISTED_SHARE + 1]]
 
-    def pass_over(self, path: str) -> None:
+    def skip(self, path: str) -> None:
         """Leave out a page that this process may not remove."""
-        if len(self._stuck) < _MOST_STUCK:
-            self._stuck.add(path)
+        if len(self._unremovable) < _MOST_UNREMOVABLE:
+            self._unremovable.add(path)
 
     def stop(self) -> None:
-        """End a running survey soon."""
+        """End a running scan soon."""
         self._stopping.set()
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called."""
+        """True once `stop` was called."""
         return self._stopping.is_set()
 
-    def forget(self) -> None:
-        """Let go in a forked child."""
-        self._lock.forget()
+    def abandon(self) -> None:
+        """Close in a forked child."""
+        self._lock.abandon()
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _take_removable(self) -> TakenVictims:
+        """Take victims that this process may remove; remember when the list runs low."""
+        taken = self._file.take()
+        victims = self._removable(taken.victims)
+        while taken.victims and not victims:
+            taken = self._file.take()
+            victims = self._removable(taken.victims)
+        if taken.scan is not None:
+            is_long = taken.scan.took_ns > _LONG_SCAN_NS
+            if taken.scan.left < _LOW if is_long else not victims:
+                self._used_up_ns = taken.scan.begun_ns
+        return TakenVictims(victims, taken.scan)
+
+    def _removable(self, victims: list[Victim]) -> list[Victim]:
+        return [victim for victim in victims if victim.path not in self._unremovable]
 
     def _is_fresh(self) -> bool:
-        survey = None if self._crashed else self._file.survey()
-        if survey is None or survey.left == 0:
+        scan = None if self._crashed else self._file.info()
+        if scan is None or scan.left == 0:
             return False
-        return 0 <= time.time_ns() - survey.begun_ns < _FRESH_NS
+        return 0 <= time.time_ns() - scan.begun_ns < _FRESH_NS
 
     def _is_our_turn(self) -> bool:
-        """Wait until there is another list than the one that is used up, or the right to make it."""
+        """Wait for a list that is not used up, or for the right to make one; True is the right."""
         begun_s = time.monotonic()
         while not self._stopping.is_set():
-            if self._has_other_list():
+            if self._has_new_list():
                 return False
             if self._lock.acquire():
-                if not self._has_other_list():
+                if not self._has_new_list():
                     return True
                 self._lock.release()
                 return False
-            share_s = _LOOK_SHARE * (time.monotonic() - begun_s)
-            self._stopping.wait(min(max(_LOOK_S, share_s), _MOST_LOOK_S))
+            share_s = _POLL_SHARE * (time.monotonic() - begun_s)
+            self._stopping.wait(min(max(_POLL_S, share_s), _MOST_POLL_S))
         return False
 
-    def _has_other_list(self) -> bool:
-        survey = self._file.survey()
-        return survey is not None and survey.begun_ns != self._spent_ns
+    def _has_new_list(self) -> bool:
+        scan = self._file.info()
+        return scan is not None and scan.begun_ns != self._used_up_ns
 
-    def _surveyed(self) -> list[Victim]:
-        """Survey, and share the list; what could not be shared is returned."""
+    def _scan_and_publish(self) -> list[Victim]:
+        """Scan, and share the list. Return the victims of a list that could not be shared."""
         begun_ns, begun_s = time.time_ns(), time.monotonic()
-        oldest = self._survey()
+        oldest = self._scan()
         if self._stopping.is_set():
             return []
         took_ns = int((time.monotonic() - begun_s) * 1e9)
         if self._file.publish(_oldest_first(oldest), begun_ns, took_ns, self._writer.temp_path()):
             return []
-        return [Victim(*one) for one in _oldest_first(oldest)]
+        return [Victim(*page) for page in _oldest_first(oldest)]
 
-    def _survey(self) -> list[PageFile]:
-        """Put the ledger right, and collect dead writers; some of the oldest pages, in any order."""
+    def _scan(self) -> list[ScannedPage]:
+        """Correct the ledger, collect dead writers, and return some of the oldest pages in any order."""
         self._counters.add("dead_writers", collect_dead(self._layout.writers))
-        since = self._ledger.totals(Deadline(_LEDGER_PATIENCE_S))
-        pending = pending_nbytes(self._layout.writers)
-        census = CapacityScan()
-        oldest = self._oldest(self._seen(self._layout.all_pages(), census))
+        since = self._ledger.totals(Deadline(_LEDGER_WAIT_S))
+        pending = total_pending_nbytes(self._layout.writers)
+        totals = ScanTotals()
+        oldest = self._oldest(self._stat_pages(self._layout.all_pages(), totals))
         if self._stopping.is_set():
             return []
-        if not oldest and self._stuck:  # there is nothing else: perhaps they can be removed by now
-            self._stuck.clear()
-        pending += pending_nbytes(self._layout.writers)
-        self._ledger.settle(census.nbytes, pending, since, Deadline(_LEDGER_PATIENCE_S))
-        self._keep = min(max(LEAST_LISTED, census.pages // _LISTED_SHARE), MOST_LISTED)
+        if not oldest and self._unremovable:  # there is nothing else; they may be removable by now
+            self._unremovable.clear()
+        pending += total_pending_nbytes(self._layout.writers)
+        self._ledger.correct(totals.nbytes, pending, since, Deadline(_LEDGER_WAIT_S))
+        self._keep = min(max(LEAST_LISTED, totals.pages // _LISTED_SHARE), MOST_LISTED)
         return oldest
 
-    def _oldest(self, seen: Iterable[PageFile]) -> list[PageFile]:
-        """Some of the oldest pages. Nothing large is sorted: that would stop all threads for long."""
-        youngest_first: list[PageFile] = []  # their times are negative: a heap's first is its least
+    def _oldest(self, seen: Iterable[ScannedPage]) -> list[ScannedPage]:
+        """Return some of the oldest pages. No large list is sorted: that would stop all threads."""
+        youngest_first: list[
+            ScannedPage
+        ] = []  # the times are negative: a heap begins with its least
         for number, (modified_ns, nbytes, path) in enumerate(seen):
-            if not number % _PAGES_A_BEAT:
-                self._lock.beat()
+            if not number % _PAGES_A_RENEWAL:
+                self._lock.renew()
             if len(youngest_first) < self._keep:
                 heapq.heappush(youngest_first, (-modified_ns, nbytes, path))
             elif -modified_ns > youngest_first[0][0]:
                 heapq.heapreplace(youngest_first, (-modified_ns, nbytes, path))
         return [(-negative_ns, nbytes, path) for negative_ns, nbytes, path in youngest_first]
 
-    def _seen(
-        self, entries: Iterable[os.DirEntry[str]], census: CapacityScan
-    ) -> Iterator[PageFile]:
+    def _stat_pages(
+        self, entries: Iterable[os.DirEntry[str]], totals: ScanTotals
+    ) -> Iterator[ScannedPage]:
+        """Yield the removable pages among `entries`, and count all of them."""
         for entry in entries:
             if self._stopping.is_set():
                 return
@@ -239,14 +252,14 @@ class CapacityScanner:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue
-            census.pages += 1
-            census.nbytes += status.st_size
-            if entry.path not in self._stuck:
+            totals.pages += 1
+            totals.nbytes += status.st_size
+            if entry.path not in self._unremovable:
                 yield status.st_mtime_ns, status.st_size, entry.path
 
 
-def _oldest_first(victims: list[PageFile]) -> Iterable[PageFile]:
-    """In order, a little at a time: one sort of all would stop all threads for long."""
+def _oldest_first(victims: list[ScannedPage]) -> Iterable[ScannedPage]:
+    """Return the victims in order. They are sorted in small parts: one sort would stop all threads."""
     runs = [
         sorted(victims[start : start + _SORTED_AT_ONCE])
         for start in range(0, len(victims), _SORTED_AT_ONCE)

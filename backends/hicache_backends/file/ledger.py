@@ -1,11 +1,12 @@
-"""How many bytes the pages of a root take, agreed on by all processes that use it.
+"""The number of bytes that the pages of a root take, shared by all processes that use the root.
 
-The file holds two counters, bytes ever added and bytes ever removed. Both only grow, so that a survey of
-the directory that takes seconds can tell what happened meanwhile. A writer adds before it writes and
-removes after it has unlinked: whoever dies in between leaves the sum too high, never too low.
+The file holds two counters: the bytes ever added and the bytes ever removed. Both only grow, so that a
+scan of the directory, which takes seconds, can allow for changes made meanwhile. A writer adds bytes
+before it writes them and removes bytes after it has unlinked them. A process that dies in between leaves
+the sum too high, never too low.
 
-No caller waits for the file longer than its deadline: a change that could not be written down is kept,
-and goes with the next one.
+No caller waits for the file longer than its deadline. A change that could not be written is kept, and
+written with the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache_backends.file.descriptors import lock_file, open_own, unlock_file
+from hicache_storage.backend_support.filesystem import open_own
+from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -32,27 +34,27 @@ logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("<QQ")
 _MOST_PLAUSIBLE = 1 << 62
 # The lock is held for microseconds. It guards a sum, not pages: going on without it costs accuracy only.
-# Whoever was stopped while it held the lock is waited for once, not by every call.
-_PATIENCE_S = 1.0
-_LEAST_PATIENCE_S = 0.01
-_FROZEN_PATIENCE_S = 0.001
+# A process that was stopped while it held the lock is waited for once, not by every call.
+_WAIT_S = 1.0
+_LEAST_WAIT_S = 0.01
+_STOPPED_HOLDER_WAIT_S = 0.001
 _REMEMBERED_S = 30.0
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
 class NotALedger(OSError):
-    """What lies in the ledger's place is somebody else's. It is left as it is."""
+    """The file in the ledger's place belongs to another program. It is left as it is."""
 
 
 class Totals(NamedTuple):
-    """Bytes since the ledger was begun."""
+    """Bytes since the ledger was made."""
 
     added: int
     removed: int
 
     @property
     def used(self) -> int:
-        """Bytes that are there now."""
+        """The bytes that are there now."""
         return self.added - self.removed
 
 
@@ -62,32 +64,33 @@ _NOTHING = Totals(0, 0)
 class Ledger:
     """The used bytes of one root. Thread-safe; after `close` nothing is written any more.
 
-    `promised` tells the bytes that this process has added and has not written yet: they are carried over
-    where the file was removed behind our back and another one has taken its place.
+    `pending_nbytes` returns the bytes that this process has added and has not written yet. They are
+    carried over when the file was removed by another program and a new one has taken its place.
 
     Raises:
-        NotALedger: The file at `path` is another program's.
-        OSError: It cannot be opened.
+        NotALedger: The file at `path` belongs to another program.
+        OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str, promised: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, path: str, pending_nbytes: Callable[[], int] = lambda: 0) -> None:
         self._path = path
-        self._promised = promised
+        self._pending_nbytes = pending_nbytes
         self._lock = threading.Lock()
-        self._owed: deque[Totals] = deque()
+        self._unwritten: deque[Totals] = deque()
+        """Changes that are not in the file yet."""
         self._stored: Totals | None = None
         self._waited_s = self._busy_until_s = 0.0
         self._warned = False
-        self._fd = _opened(path)
+        self._fd = _open_ledger(path)
         found = self._read()
         self._known = found or _NOTHING
-        self.doubtful = found is None
-        """The file was new, or damaged: a survey must tell what is used. Nothing is written before."""
+        self.needs_scan = found is None
+        """The file was new, or damaged. Nothing is written before a scan has counted the used bytes."""
 
     @property
     def used(self) -> int:
         """The sum as this process last saw it. No I/O."""
-        return self._known.used + sum(change.used for change in list(self._owed))
+        return self._known.used + sum(change.used for change in list(self._unwritten))
 
     def totals(self, deadline: Deadline) -> Totals:
         """Return both counters, from the file."""
@@ -95,110 +98,114 @@ class Ledger:
         return self._known
 
     def add(self, nbytes: int, deadline: Deadline) -> None:
-        """Add bytes, or remove them where `nbytes` is negative."""
+        """Add bytes, or remove them when `nbytes` is negative."""
         if nbytes:
             self._change(Totals(max(nbytes, 0), max(-nbytes, 0)), deadline)
 
-    def settle(self, found: int, pending: int, since: Totals, deadline: Deadline) -> None:
-        """Put the sum right after a survey.
+    def correct(self, found: int, pending: int, since: Totals, deadline: Deadline) -> None:
+        """Correct the sum after a scan, by no more than the scan proves.
 
-        `found` bytes of pages were seen; `pending` bytes were promised to writers when it began, at
-        `since`. What came and went meanwhile may or may not have been seen: the sum is moved no further
-        than the survey proves. Where nothing was known before, it becomes the most that there can be.
+        The scan cannot tell whether it saw a change that was made while it ran. A ledger that needed the
+        scan gets the highest sum that is possible.
+
+        Args:
+            found: The bytes of the pages that the scan saw.
+            pending: The pending bytes of all writers when the scan began.
+            since: The counters when the scan began.
+            deadline: The limit of the wait for the file.
         """
-        with self._exclusive(deadline) as alone:
-            if not alone:
+        with self._exclusive(deadline) as may_write:
+            if not may_write:
                 return
             now = self._current()
             least = found - max(0, now.removed - since.removed)
             most = found + pending + max(0, now.added - since.added)
-            wanted = most if self.doubtful else min(max(now.used, least), most)
-            self.doubtful = False
-            more = Totals(max(wanted - now.used, 0), max(now.used - wanted, 0))
-            self._write(_moved(now, more))
+            wanted = most if self.needs_scan else min(max(now.used, least), most)
+            self.needs_scan = False
+            change = Totals(max(wanted - now.used, 0), max(now.used - wanted, 0))
+            self._write(_changed(now, change))
 
     def close(self) -> None:
         """Write no more. Idempotent."""
         with self._lock:
-            self.forget()
+            self.abandon()
 
-    def forget(self) -> None:
-        """Close in a forked child. Takes no lock: the thread that held it may not exist here."""
+    def abandon(self) -> None:
+        """Close in a forked child. No lock is taken: the thread that held it may not exist here."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def _change(self, change: Totals, deadline: Deadline) -> None:
-        self._owed.append(change)
-        with self._exclusive(deadline) as alone:
-            if alone:
+        self._unwritten.append(change)
+        with self._exclusive(deadline) as may_write:
+            if may_write:
                 self._write(self._current())
 
     @contextmanager
     def _exclusive(self, deadline: Deadline) -> Generator[bool]:
-        """Be alone among threads and processes; False where the others are not done in time.
+        """Keep other threads and processes out; yield False when that is not possible in time.
 
-        A process that was stopped while it held the lock is passed over. The sum may then be off
-        until a survey.
+        The lock of a stopped process is ignored. The sum may then be wrong until the next scan.
         """
-        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_PATIENCE_S)):
+        if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
             yield False
             return
         try:
             self._reopen_lost()
-            locked = self._fd >= 0 and self._locked(deadline)
+            locked = self._fd >= 0 and self._lock_file(deadline)
             try:
-                yield locked or self._fd < 0 or self._is_frozen
+                yield locked or self._fd < 0 or self._holder_is_stopped
             finally:
                 if locked:
                     unlock_file(self._fd)
         finally:
             self._lock.release()
 
-    def _locked(self, deadline: Deadline) -> bool:
-        """Lock the file; False where the deadline, or all patience with its holder, is at an end."""
+    def _lock_file(self, deadline: Deadline) -> bool:
+        """Lock the file; return False when the deadline, or the wait for its holder, has ended."""
         begun_s = time.monotonic()
         if begun_s > self._busy_until_s:
             self._waited_s = 0.0
-        patience_s = min(_PATIENCE_S - self._waited_s, deadline.remaining_s())
-        least_s = _FROZEN_PATIENCE_S if self._is_frozen else _LEAST_PATIENCE_S
-        locked = lock_file(self._fd, max(least_s, patience_s))
+        limit_s = min(_WAIT_S - self._waited_s, deadline.remaining_s())
+        least_s = _STOPPED_HOLDER_WAIT_S if self._holder_is_stopped else _LEAST_WAIT_S
+        locked = lock_file(self._fd, max(least_s, limit_s))
         now_s = time.monotonic()
         self._waited_s = 0.0 if locked else self._waited_s + now_s - begun_s
         self._busy_until_s = now_s + _REMEMBERED_S
         return locked
 
     @property
-    def _is_frozen(self) -> bool:
-        """Whether the file's holder was waited for so long, in all, that it must have been stopped."""
-        return self._waited_s >= _PATIENCE_S
+    def _holder_is_stopped(self) -> bool:
+        """True when all waits for the file's holder together were so long that it must be stopped."""
+        return self._waited_s >= _WAIT_S
 
     def _reopen_lost(self) -> None:
-        """Open the file that has taken the place of one that was removed."""
+        """Open the file that has taken the place of a removed one."""
         if self._fd < 0 or not _is_lost(self._fd):
             return
         try:
-            fd = _opened(self._path)
+            fd = _open_ledger(self._path)
         except OSError as error:
             logger.debug("the ledger was removed, and there is no other: %s", error)
             return
         os.close(self._fd)
         self._fd = fd
         found = self._read()
-        self.doubtful = found is None
+        self.needs_scan = found is None
         self._known = found or _NOTHING
-        self._owed.appendleft(Totals(self._promised(), 0))
+        self._unwritten.appendleft(Totals(self._pending_nbytes(), 0))
 
     def _current(self) -> Totals:
-        """The totals as they are, with all changes that are owed."""
+        """Return the totals in the file with all unwritten changes."""
         totals = self._read()
         if totals is None:
             totals = self._known
-        elif self.doubtful:  # another process has surveyed, and may not have seen what we changed
-            totals = _moved(totals, self._known)
-            self.doubtful = False
-        while self._owed:
-            totals = _moved(totals, self._owed.popleft())
+        elif self.needs_scan:  # another process has scanned, and may not have seen our changes
+            totals = _changed(totals, self._known)
+            self.needs_scan = False
+        while self._unwritten:
+            totals = _changed(totals, self._unwritten.popleft())
         return totals
 
     def _read(self) -> Totals | None:
@@ -210,14 +217,14 @@ class Ledger:
             logger.debug("the used bytes cannot be read: %s", error)
             return None
         totals = Totals(*_RECORD.unpack(record)) if len(record) == _RECORD.size else _NOTHING
-        # Zeros tell nothing: a process may have been killed between the two steps of its first write.
+        # Zeros prove nothing: a process may have been killed between the two steps of its first write.
         plausible = totals != _NOTHING and totals.removed <= totals.added <= _MOST_PLAUSIBLE
         self._stored = totals if plausible else None
         return self._stored
 
     def _write(self, totals: Totals) -> None:
         self._known = totals
-        if self._fd < 0 or self.doubtful or totals == self._stored:
+        if self._fd < 0 or self.needs_scan or totals == self._stored:
             return
         try:
             if self._stored is None:  # the size changes at once: it is never that of a foreign file
@@ -231,13 +238,13 @@ class Ledger:
             self._warned = False
 
 
-def _moved(totals: Totals, change: Totals) -> Totals:
-    """The sum never falls below zero, whatever was done to files behind the ledger's back."""
+def _changed(totals: Totals, change: Totals) -> Totals:
+    """Return `totals` with `change`. The sum never falls below zero, whatever other programs removed."""
     added = totals.added + change.added
     return Totals(added, min(totals.removed + change.removed, added))
 
 
-def _opened(path: str) -> int:
+def _open_ledger(path: str) -> int:
     """Open a ledger: a file that is empty, or has the size of one."""
     try:
         fd = open_own(path, os.O_RDWR | os.O_CREAT)

@@ -1,4 +1,4 @@
-"""One process's presence on a root directory: its writer, its view of the ledger, its victims."""
+"""Everything that one process holds open of a root directory: its writer, the ledger, the capacity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.file.capacity import Capacity, Limits
 from hicache_backends.file.ledger import Ledger
-from hicache_backends.file.page_file import Reading
+from hicache_backends.file.page_file import ReadResult
 from hicache_backends.file.writer import Writer, collect_dead
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
@@ -21,48 +21,48 @@ if TYPE_CHECKING:
     from hicache_backends.file.page_file import PageFiles
     from hicache_storage.backend_support.counters import Counters
 
-_CLOSE_TIMEOUT_S = 9.0
+_CLOSE_LIMIT_S = 9.0
 
 
 class ProcessState:
-    """What a process holds of a root between opening and closing it. Thread-safe.
+    """The open root of one process. Thread-safe.
 
-    Belongs to the process that made it: a forked child makes its own, and only calls `forget` here.
+    A forked child makes a state of its own, and only calls `abandon` on the state of its parent.
     """
 
     def __init__(self, layout: Layout, limits: Limits, counters: Counters) -> None:
         self.layout = layout
         self.counters = counters
         self._changed = threading.Condition()
-        self._saving = 0
+        self._batches = 0
         self.closing = False
-        """Pages not begun are refused from now on."""
-        with ExitStack() as undoing:
+        """Pages that are not begun are refused from now on."""
+        with ExitStack() as undo:
             self.writer = Writer(layout.writers)
-            undoing.callback(self.writer.close)
+            undo.callback(self.writer.close)
             dead = collect_dead(layout.writers)
             counters.add("dead_writers", dead)
-            self.ledger = Ledger(layout.usage, self.writer.promised)
-            undoing.callback(self.ledger.close)
-            self.room = Capacity(
+            self.ledger = Ledger(layout.usage, self.writer.pending_nbytes)
+            undo.callback(self.ledger.close)
+            self.capacity = Capacity(
                 layout, limits, self.writer, self.ledger, counters, crashed=dead > 0
             )
-            undoing.pop_all()
+            undo.pop_all()
 
     @contextmanager
-    def saving(self) -> Generator[None]:
-        """While temporary files are in use: `close` waits for it."""
+    def writing(self) -> Generator[None]:
+        """Hold off `close` while a batch uses temporary files."""
         with self._changed:
-            self._saving += 1
+            self._batches += 1
         try:
             yield
         finally:
             with self._changed:
-                self._saving -= 1
+                self._batches -= 1
                 self._changed.notify_all()
 
-    def restore(self, deadline: Deadline) -> None:
-        """Make the own directory anew after it was removed behind our back.
+    def restore_writer(self, deadline: Deadline) -> None:
+        """Make the writer's directory again after another program removed it.
 
         Raises:
             StorageUnavailable: The root is gone.
@@ -75,53 +75,54 @@ class ProcessState:
             ) from error
 
     def heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
-        """Remove a file that is not the page of its name, so that it can be set again.
+        """Remove a file that is not the page of its name, so that the page can be set again.
 
-        It is taken aside and looked at once more: whoever has just put the right page there keeps it.
+        The file is renamed and checked once more. If another process has put the right page there
+        meanwhile, that page goes back to its place.
         """
         path, aside = files.path(page_hash), self.writer.temp_path()
-        if files.check(path, page_hash) is not Reading.WRONG:
+        if files.check(path, page_hash) is not ReadResult.WRONG:
             return
         with suppress(FileNotFoundError):
             os.rename(path, aside)
             if self._is_wrong(files, aside, page_hash):
-                self.room.remove(aside, files.file_nbytes, deadline)
+                self.capacity.remove(aside, files.file_nbytes, deadline)
                 self.counters.add("healed")
             else:
                 os.rename(aside, path)
 
+    def close(self) -> None:
+        """Close everything once the running batches have ended. Idempotent.
+
+        A file system that hangs is left to a daemon thread in time.
+        """
+        self.closing = True
+        thread = threading.Thread(target=self._close, name="hicache-file-close", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
+            self._close()
+        else:
+            thread.join(_CLOSE_LIMIT_S)
+
+    def abandon(self) -> None:
+        """Close the descriptors of a forked child, without a change to the files of its parent."""
+        self.writer.abandon()
+        self.ledger.abandon()
+        self.capacity.abandon()
+
     @staticmethod
     def _is_wrong(files: PageFiles, path: str, page_hash: str) -> bool:
-        """Whether a file is seen to be another page. One that cannot be read is not."""
+        """Return True when a file is another page, and False when the file cannot be read."""
         try:
-            return files.check(path, page_hash) is Reading.WRONG
+            return files.check(path, page_hash) is ReadResult.WRONG
         except OSError:
             return False
 
-    def close(self) -> None:
-        """Give everything back, after the calls that are still writing. Idempotent.
-
-        A file system that hangs is left behind in time, in a thread.
-        """
-        self.closing = True
-        ending = threading.Thread(target=self._end, name="hicache-file-close", daemon=True)
-        try:
-            ending.start()
-        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
-            self._end()
-        else:
-            ending.join(_CLOSE_TIMEOUT_S)
-
-    def forget(self) -> None:
-        """Let go in a forked child, without touching what the parent still uses."""
-        self.writer.forget()
-        self.ledger.forget()
-        self.room.forget()
-
-    def _end(self) -> None:
-        deadline = Deadline(_CLOSE_TIMEOUT_S)
+    def _close(self) -> None:
+        deadline = Deadline(_CLOSE_LIMIT_S)
         with self._changed:
-            self._changed.wait_for(lambda: not self._saving, deadline.remaining_s())
-        self.room.close(deadline)
+            self._changed.wait_for(lambda: not self._batches, deadline.remaining_s())
+        self.capacity.close(deadline)
         self.writer.close()
         self.ledger.close()

@@ -1,7 +1,4 @@
-"""`file`: one file a page under a directory that any number of processes share.
-
-The trust in what is read is in `_page_file`, the sharing of room in `_room`, durability in `_saving`.
-"""
+"""`file` as a HiCacheStorage: one file a page, trusted by its trailer, within a shared capacity."""
 
 from __future__ import annotations
 
@@ -9,32 +6,31 @@ import logging
 import os
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.file.batch_writer import BatchWriter
 from hicache_backends.file.capacity import Limits
-from hicache_backends.file.descriptors import sync_directory
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.ledger import NotALedger
 from hicache_backends.file.page_file import (
-    DIRECT_ALIGNMENT,
     TRAILER_NBYTES,
     PageFiles,
-    Reading,
-    takes_direct_writes,
+    ReadResult,
+    takes_direct_files,
 )
 from hicache_backends.file.process_state import ProcessState
+from hicache_backends.file.settings import DEFAULT_PARALLELISM, FileSettings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.filesystem import is_local
+from hicache_storage.backend_support.filesystem import is_local, sync_directory
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
 from hicache_storage.errors import (
     ConfigError,
     StorageTimeout,
     StorageUnavailable,
     UnsupportedOperation,
 )
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -50,35 +46,10 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-__all__ = ["FileSettings", "FileStorage"]
-
 logger = logging.getLogger(__name__)
 
-# Threads beyond the processors only wait for each other: most of a cached read is a copy.
-_PARALLELISM = min(4, os.cpu_count() or 1)
-# A look at the clock costs a third of a look for a page.
-_PAGES_A_LOOK = 16
-
-
-class FileSettings(Settings):
-    """The config of `file`."""
-
-    path: str = Field(min_length=1)
-    """The directory; made if it is missing. Everything that shares it shares its pages."""
-    capacity_nbytes: ByteSize | None = Field(default=None, gt=TRAILER_NBYTES)
-    """What all page files together may take; the least recently used go first. None: no limit."""
-    min_free_nbytes: ByteSize = Field(default=0, ge=0)
-    """What the pages leave free on the file system."""
-    durability: Literal["crash", "power"] = "crash"
-    """"power": bytes and names are on the disk before a set returns True."""
-    recycle: bool = True
-    """Overwrite victims in place, where that is safe, instead of unlinking them."""
-    parallelism: int = Field(default=_PARALLELISM, ge=1)
-    """Concurrent calls that the page store makes in each direction; 4, or fewer on fewer processors."""
-    touch_interval_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """A get renews a page's recency if it is older than this. 0: every get does, exactly LRU."""
-    timeout_s: PositiveSeconds = 30.0
-    """What is not begun by then is a miss, or refused; exists and delete raise StorageTimeout."""
+# A check of the deadline costs a third of a check for a page.
+_PAGES_A_CHECK = 16
 
 
 class FileStorage(HiCacheStorage):
@@ -90,27 +61,27 @@ class FileStorage(HiCacheStorage):
         shared=True,
         enumerable=True,
         overwrites=False,
-        parallelism=_PARALLELISM,
+        parallelism=DEFAULT_PARALLELISM,
     )
     usable_after_fork = True
 
     def __init__(self, settings: FileSettings) -> None:
         self._settings = settings
         self._files: dict[KeySpace, PageFiles] = {}
-        self._layout = Layout(_made_root(settings.path))
+        self._layout = Layout.create(settings.path)
         self._synced = settings.durability == "power"
         self._limits = Limits(
             capacity_nbytes=settings.capacity_nbytes,
             min_free_nbytes=settings.min_free_nbytes,
             recycle=settings.recycle and not self._synced and is_local(self._layout.root),
         )
-        self._presences = ForkLocal(
-            self._presence_made, close=ProcessState.close, abandon=ProcessState.forget
+        self._process = ForkLocal(
+            self._open_root, close=ProcessState.close, abandon=ProcessState.abandon
         )
-        with ExitStack() as undoing:
-            undoing.callback(self._presences.close)
+        with ExitStack() as undo:
+            undo.callback(self._process.close)
             self._declare()
-            undoing.pop_all()
+            undo.pop_all()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -120,13 +91,13 @@ class FileStorage(HiCacheStorage):
         self.ensure_open()
         self._check_capacity(space)
         super().open_space(space)
-        presence = self._presences.get()
-        with self._translated():
+        process = self._process.get()
+        with self._translate_errors():
             try:
-                self._make_space(space, presence)
+                self._make_space(space, process)
             except FileNotFoundError:
-                presence.restore(Deadline(self._settings.timeout_s))
-                self._make_space(space, presence)
+                process.restore_writer(Deadline(self._settings.timeout_s))
+                self._make_space(space, process)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -134,7 +105,7 @@ class FileStorage(HiCacheStorage):
         files = self._files_of(space)
         verdicts: list[bool] = []
         for index, page_hash in enumerate(hashes):
-            if not index % _PAGES_A_LOOK:
+            if not index % _PAGES_A_CHECK:
                 deadline.check(f"file: looking for {len(hashes)} pages")
             verdicts.append(self._is_there(files, page_hash))
         return verdicts
@@ -159,12 +130,12 @@ class FileStorage(HiCacheStorage):
     ) -> list[bool]:
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
-        presence = self._presences.get()
-        with presence.saving(), self._translated():
+        process = self._process.get()
+        with process.writing(), self._translate_errors():
             self.ensure_open()
             files = self._files_of(space)
-            saving = BatchWriter(presence, files, synced=self._synced, deadline=deadline)
-            return saving.run(hashes, pages)
+            writer = BatchWriter(process, files, synced=self._synced, deadline=deadline)
+            return writer.run(hashes, pages)
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
@@ -173,15 +144,15 @@ class FileStorage(HiCacheStorage):
         verdicts: list[bool] = []
         for page_hash in hashes:
             deadline.check(f"file: deleting {len(hashes)} pages")
-            error = self._deleted(files, page_hash, deadline)
+            error = self._delete(files, page_hash, deadline)
             verdicts.append(error is None)
         if any(verdicts):
-            self._layout.check_there()
+            self._layout.check_exists()
         return verdicts
 
     def spaces(self) -> Iterator[KeySpace]:
         self.ensure_open()
-        return self._layout.key_spaces()
+        return self._layout.key_spaces(skip_unreadable=True)
 
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
@@ -194,10 +165,10 @@ class FileStorage(HiCacheStorage):
         )
 
     def clear(self, space: KeySpace) -> int:
-        """Remove all pages of `space`; how many whole ones that were.
+        """Remove all pages of `space`, and return the number of the whole pages among them.
 
         Raises:
-            StorageUnavailable: Some could not be removed. The others are.
+            StorageUnavailable: Some pages could not be removed. The others are gone.
         """
         self.ensure_open()
         files = self._files_of(space)
@@ -206,12 +177,12 @@ class FileStorage(HiCacheStorage):
         for entries in self._layout.pages(space.id):
             for entry in entries:
                 whole = self._is_there(files, entry.name)
-                error = self._deleted(files, entry.name, Deadline(self._settings.timeout_s))
+                error = self._delete(files, entry.name, Deadline(self._settings.timeout_s))
                 if error is not None:
                     failed, cause = failed + 1, cause or error
                 elif whole:
                     removed += 1
-        self._layout.check_there()
+        self._layout.check_exists()
         if cause is not None:
             raise StorageUnavailable(
                 f"file: {failed} pages of {files.directory} could not be removed"
@@ -222,20 +193,20 @@ class FileStorage(HiCacheStorage):
     def stats(self) -> StorageStats:
         self.ensure_open()
         return StorageStats(
-            nbytes=self._presences.get().ledger.used,
+            nbytes=self._process.get().ledger.used,
             capacity_nbytes=self._settings.capacity_nbytes,
             counters=self._counters.snapshot(),
         )
 
     def close(self) -> None:
         super().close()
-        self._presences.close()
+        self._process.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
     @property
     def _counters(self) -> Counters:
-        return self._presences.get().counters
+        return self._process.get().counters
 
     def _is_there(self, files: PageFiles, page_hash: str) -> bool:
         try:
@@ -252,18 +223,18 @@ class FileStorage(HiCacheStorage):
         try:
             touched_ns = now_ns if self._limits.evict else None
             found = files.read(page_hash, page, touched_ns, self._settings.touch_interval_s)
-            if found is Reading.WRONG:
-                self._presences.get().heal(files, page_hash, deadline)
+            if found is ReadResult.WRONG:
+                self._process.get().heal(files, page_hash, deadline)
         except OSError as error:
             self._note(error)
             return False
-        return found is Reading.HIT
+        return found is ReadResult.HIT
 
-    def _deleted(self, files: PageFiles, page_hash: str, deadline: Deadline) -> OSError | None:
-        """Delete a page; the error, where it may still be there."""
+    def _delete(self, files: PageFiles, page_hash: str, deadline: Deadline) -> OSError | None:
+        """Delete a page; return the error after which the page may still be there."""
         try:
             path = files.path(page_hash)
-            self._presences.get().room.remove(path, files.file_nbytes, deadline)
+            self._process.get().capacity.remove(path, files.file_nbytes, deadline)
         except OSError as error:
             self._note(error)
             return error
@@ -271,7 +242,7 @@ class FileStorage(HiCacheStorage):
 
     def _note(self, error: OSError) -> None:
         self._counters.add("io_errors")
-        logger.debug("a page's file is in trouble: %s", error)
+        logger.debug("a page's file cannot be used: %s", error)
 
     def _files_of(self, space: KeySpace) -> PageFiles:
         files = self._files.get(space)
@@ -279,8 +250,8 @@ class FileStorage(HiCacheStorage):
             files = self._files[space] = PageFiles(self._layout, space)
         return files
 
-    def _make_space(self, space: KeySpace, presence: ProcessState) -> None:
-        made = self._layout.make_space(space, presence.writer.temp_path())
+    def _make_space(self, space: KeySpace, process: ProcessState) -> None:
+        made = self._layout.make_space(space, process.writer.temp_path())
         if made and self._synced:
             for path in (self._layout.space_dir(space.id), self._layout.spaces):
                 sync_directory(path)
@@ -293,7 +264,7 @@ class FileStorage(HiCacheStorage):
                 f" {space.model!r} takes {needed} bytes: raise it, or use a smaller page size"
             )
 
-    def _presence_made(self) -> ProcessState:
+    def _open_root(self) -> ProcessState:
         try:
             return ProcessState(self._layout, self._limits, Counters())
         except NotALedger as error:
@@ -305,7 +276,7 @@ class FileStorage(HiCacheStorage):
             raise self._unavailable(error) from error
 
     @contextmanager
-    def _translated(self) -> Generator[None]:
+    def _translate_errors(self) -> Generator[None]:
         try:
             yield
         except (StorageUnavailable, StorageTimeout):
@@ -335,20 +306,5 @@ class FileStorage(HiCacheStorage):
                 f"file: durability: power needs to sync {error.filename or self._layout.root} and"
                 f" cannot ({error.strerror}): let this user read it, or choose crash"
             ) from error
-        if takes_direct_writes(self._presences.get().writer.temp_path()):
+        if takes_direct_files(self._process.get().writer.temp_path()):
             self.narrow(alignment=DIRECT_ALIGNMENT)
-
-
-def _made_root(path: str) -> str:
-    """The directory at `path`, absolute, made where it was missing."""
-    try:
-        root = os.path.abspath(os.path.expanduser(path))
-        Layout(root).make()
-    except ValueError as error:
-        raise ConfigError(f"file: path: {error}") from error
-    except OSError as error:
-        raise ConfigError(
-            f"file: path: {path} is no directory and cannot be made one ({error.strerror}):"
-            " name another"
-        ) from error
-    return root

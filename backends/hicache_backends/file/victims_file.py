@@ -1,12 +1,12 @@
-"""The oldest pages under a root, written down by the one process that surveyed, for all that evict.
+"""The list of the oldest pages under a root, written by the one process that scans, for all that evict.
 
 survey/victims   a header, then one line a page, oldest first: "MODIFIED_NS NBYTES ID/HH/HASH\\n"
-survey/lock      held locked by the process that surveys; renewed while the survey goes on
+survey/lock      held locked by the process that scans; its time is renewed while the scan goes on
 
-Header: magic, the offset of the first page that nobody has taken, when the survey began, how long it
-took. Each process takes a few pages and moves the offset, so that no two try to evict the same ones.
-What is taken by a process that dies is listed again by the next survey. A claim looks at its page once
-more: a list that is old, or was taken from twice, evicts nothing that is in use.
+The header holds the magic, the offset of the first page that no process has taken, the begin of the scan
+and its duration. Each process takes a few pages and moves the offset, so that no two try to evict the
+same ones. The pages taken by a process that dies are listed again by the next scan. A claim checks its
+page once more, so an old list, or one taken from twice, evicts nothing that is in use.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hicache_backends.file.descriptors import lock_file, open_own, read_own, unlock_file
-from hicache_backends.file.layout import refuse_link
+from hicache_storage.backend_support.filesystem import open_own, read_own, refuse_link
+from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PageFile: TypeAlias = tuple[int, int, str]
-"""What a Victim has, without its cost: the modification time, the size and the path of a page file."""
+ScannedPage: TypeAlias = tuple[int, int, str]
+"""The fields of a Victim without its cost: modification time, size and path of a page file."""
 
 _HEADER = struct.Struct("<8sQQQ")
 _MAGIC = b"HiVictim"
@@ -42,51 +42,51 @@ _LINE = re.compile(
 )
 _MOST_LINE_NBYTES = 256
 _LINES_A_WRITE = 1024
-# Enough to make the file's costs small, and so few of a short list that something is left for others.
+# So many that the costs of the file are small, and so few that a short list serves other processes, too.
 _MOST_TAKEN = 32
 _TAKEN_SHARE = 16
-# The lock is held for microseconds; whoever was stopped while it held it is not waited for.
-_PATIENCE_S = 0.01
-_BEAT_S = 5.0
+# The lock is held for microseconds. A process that was stopped while it held the lock is not waited for.
+_WAIT_S = 0.01
+_RENEWAL_S = 5.0
 _STALLED_S = 60.0
 
 
 class Victim(NamedTuple):
-    """A page file as a survey saw it. Victims sort by age."""
+    """A page file as a scan saw it. Victims sort by age."""
 
     modified_ns: int
     nbytes: int
     path: str
 
 
-class Survey(NamedTuple):
-    """What a list tells of itself, and of the survey that made it."""
+class ScanInfo(NamedTuple):
+    """The header of a list, and its size."""
 
     taken: int
-    """The offset of the first page that nobody has taken."""
+    """The offset of the first page that no process has taken."""
     end: int
     """The offset behind the last page."""
     begun_ns: int
-    """By the clock on the wall; it also tells one survey from another."""
+    """The begin of the scan by the wall clock, which also identifies the scan."""
     took_ns: int
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was nothing to list."""
+        """True when the scan found no page."""
         return self.end <= _HEADER.size
 
     @property
     def left(self) -> float:
-        """The share of the list that nobody has taken, from 0.0 to 1.0."""
+        """The share of the list that no process has taken, from 0.0 to 1.0."""
         return max(0, self.end - self.taken) / max(1, self.end - _HEADER.size)
 
 
-class Share(NamedTuple):
+class TakenVictims(NamedTuple):
     """The pages that a process took from the list."""
 
     victims: list[Victim]
-    survey: Survey | None
-    """The list as it is now; None where there is none."""
+    scan: ScanInfo | None
+    """The list afterwards; None when there is no list."""
 
 
 class VictimsFile:
@@ -94,49 +94,49 @@ class VictimsFile:
 
     def __init__(self, layout: Layout) -> None:
         self._spaces = layout.spaces
-        self._directory = layout.survey
-        self._path = f"{layout.survey}/victims"
+        self._directory = layout.scans
+        self._path = f"{layout.scans}/victims"
 
-    def survey(self) -> Survey | None:
-        """Return what is known of the survey that made the list; None where there is no list."""
+    def info(self) -> ScanInfo | None:
+        """Return the header of the list; None when there is no list."""
         try:
             fd = open_own(self._path, os.O_RDONLY)
         except OSError:
             return None
         try:
-            return _survey_of(fd)
+            return _read_info(fd)
         except OSError:
             return None
         finally:
             os.close(fd)
 
-    def take(self) -> Share:
-        """Take the oldest pages that nobody has taken."""
+    def take(self) -> TakenVictims:
+        """Take the oldest pages that no process has taken."""
         try:
             fd = open_own(self._path, os.O_RDWR)
         except OSError:
-            return Share([], None)
+            return TakenVictims([], None)
         try:
-            locked = lock_file(fd, _PATIENCE_S)
+            locked = lock_file(fd, _WAIT_S)
             try:
-                return self._taken(fd)
+                return self._take_from(fd)
             finally:
                 if locked:
                     unlock_file(fd)
         except OSError as error:
             logger.debug("the list of old pages cannot be read: %s", error)
-            return Share([], None)
+            return TakenVictims([], None)
         finally:
             os.close(fd)
 
     def publish(
-        self, oldest_first: Iterable[PageFile], begun_ns: int, took_ns: int, temp_path: str
+        self, oldest_first: Iterable[ScannedPage], begun_ns: int, took_ns: int, temp_path: str
     ) -> bool:
-        """Replace the list; False, and nothing is changed, where that cannot be done."""
+        """Replace the list; return False, with nothing changed, when that is not possible."""
         try:
             with suppress(FileExistsError):
                 os.mkdir(self._directory)
-            self._check_own()
+            self._refuse_foreign()
             with open(temp_path, "xb") as file:
                 file.write(_HEADER.pack(_MAGIC, _HEADER.size, begun_ns, took_ns))
                 file.writelines(self._lines(oldest_first))
@@ -148,19 +148,19 @@ class VictimsFile:
             return False
         return True
 
-    def _taken(self, fd: int) -> Share:
-        survey = _survey_of(fd)
-        if survey is None:
-            return Share([], None)
-        left_nbytes = max(0, survey.end - survey.taken)
+    def _take_from(self, fd: int) -> TakenVictims:
+        scan = _read_info(fd)
+        if scan is None:
+            return TakenVictims([], None)
+        left_nbytes = max(0, scan.end - scan.taken)
         count = min(_MOST_TAKEN, left_nbytes // (_MOST_LINE_NBYTES * _TAKEN_SHARE) + 1)
-        victims, nbytes = self._parsed(os.pread(fd, count * _MOST_LINE_NBYTES, survey.taken), count)
-        taken = survey.taken + nbytes if victims else survey.end  # what is damaged ends the list
-        if taken != survey.taken:
+        victims, nbytes = self._parse(os.pread(fd, count * _MOST_LINE_NBYTES, scan.taken), count)
+        taken = scan.taken + nbytes if victims else scan.end  # a damaged line ends the list
+        if taken != scan.taken:
             os.pwrite(fd, taken.to_bytes(8, "little"), _TAKEN_OFFSET)
-        return Share(victims, survey._replace(taken=taken))
+        return TakenVictims(victims, scan._replace(taken=taken))
 
-    def _parsed(self, data: bytes, count: int) -> tuple[list[Victim], int]:
+    def _parse(self, data: bytes, count: int) -> tuple[list[Victim], int]:
         victims: list[Victim] = []
         offset = 0
         while len(victims) < count and (line := _LINE.match(data, offset)) is not None:
@@ -169,15 +169,15 @@ class VictimsFile:
             offset = line.end()
         return victims, offset
 
-    def _lines(self, victims: Iterable[PageFile]) -> Iterator[bytes]:
+    def _lines(self, victims: Iterable[ScannedPage]) -> Iterator[bytes]:
         prefix = len(self._spaces) + 1
         todo = iter(victims)
         while some := list(islice(todo, _LINES_A_WRITE)):
             lines = [f"{time_ns} {nbytes} {path[prefix:]}\n" for time_ns, nbytes, path in some]
             yield "".join(lines).encode("ascii")
 
-    def _check_own(self) -> None:
-        """Refuse to replace another program's file. After a loss of power ours can be empty."""
+    def _refuse_foreign(self) -> None:
+        """Refuse to replace another program's file. After a loss of power our own can be empty."""
         refuse_link(self._directory)
         with suppress(FileNotFoundError):
             found = read_own(self._path, _HEADER.size)
@@ -185,62 +185,62 @@ class VictimsFile:
                 raise OSError(errno.EEXIST, "another program's file is in the way", self._path)
 
 
-class SurveyLock:
-    """The right to survey a root for all its processes. Used by one thread.
+class ScanLock:
+    """The right of one process to scan a root for all processes. Used by one thread.
 
-    A holder that was killed gives it up. One that was stopped, or whose file system hangs, shows no sign
-    of life any more, and others survey without the lock.
+    The kernel releases the lock of a killed holder. A holder that was stopped, or whose file system
+    hangs, does not renew the time of the lock; then others scan without the lock.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._directory = layout.survey
-        self._path = f"{layout.survey}/lock"
+        self._directory = layout.scans
+        self._path = f"{layout.scans}/lock"
         self._fd = -1
-        self._beat_s = 0.0
+        self._renewal_s = 0.0
 
     def acquire(self) -> bool:
-        """Whether this process is to survey. True also where the file system has no locks."""
+        """Return True when this process is to scan. That is so, too, on a file system without locks."""
         try:
             with suppress(FileExistsError):
                 os.mkdir(self._directory)
             refuse_link(self._directory)
             fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            logger.debug("the survey cannot be shared: %s", error)
+            logger.debug("the scan cannot be shared: %s", error)
             return True
         if not lock_file(fd, 0.0):
-            # A beat to come is one from before the clock was set back.
+            # A time in the future was set before the clock was set back.
             stalled = abs(time.time() - os.fstat(fd).st_mtime) > _STALLED_S
             os.close(fd)
             return stalled
         self._fd = fd
-        self._beat_s = 0.0
-        self.beat()
+        self._renewal_s = 0.0
+        self.renew()
         return True
 
-    def beat(self) -> None:
-        """Show that the survey goes on."""
-        if self._fd >= 0 and time.monotonic() >= self._beat_s:
-            self._beat_s = time.monotonic() + _BEAT_S
+    def renew(self) -> None:
+        """Renew the time of the lock, which shows that the scan goes on."""
+        if self._fd >= 0 and time.monotonic() >= self._renewal_s:
+            self._renewal_s = time.monotonic() + _RENEWAL_S
             with suppress(OSError):
                 os.utime(self._fd)
 
     def release(self) -> None:
-        """Let others survey. Idempotent."""
+        """Let other processes scan. Idempotent."""
         if self._fd >= 0:
             unlock_file(self._fd)
-        self.forget()
+        self.abandon()
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Close in a forked child."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-def _survey_of(fd: int) -> Survey | None:
+def _read_info(fd: int) -> ScanInfo | None:
     header = os.pread(fd, _HEADER.size, 0)
     if len(header) != _HEADER.size or not header.startswith(_MAGIC):
         return None
     _, taken, begun_ns, took_ns = _HEADER.unpack(header)
-    return Survey(max(taken, _HEADER.size), os.fstat(fd).st_size, begun_ns, took_ns)
+    return ScanInfo(max(taken, _HEADER.size), os.fstat(fd).st_size, begun_ns, took_ns)

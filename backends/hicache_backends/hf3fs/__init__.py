@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from hicache_backends.hf3fs.storage import Hf3fsSettings, Hf3fsStorage
+from hicache_backends.hf3fs.settings import Hf3fsSettings
+from hicache_backends.hf3fs.storage import Hf3fsStorage
 
 __all__ = ["Hf3fsSettings", "Hf3fsStorage"]

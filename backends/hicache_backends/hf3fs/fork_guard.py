@@ -1,11 +1,11 @@
-"""What must not cross a fork: SQLite's connections, and descriptors that hold a lock.
+"""The guard that keeps SQLite's connections and the descriptors of locks from crossing a fork.
 
 SQLite keeps a table of its locks in the memory of the process, by inode. A forked child inherits the
-table and not the locks, so that a connection which the child opens to such a file takes none: other
-processes then remove the log under it. The table forgets a file when its last connection is closed.
+table and not the locks, so that a connection of the child to such a file takes no lock, and other
+processes remove the log under it. The entry of a file leaves the table with its last connection.
 Therefore every connection is closed before a fork, and opened again by the next step that needs it, in
-the parent and in the child. Where a connection is in use for longer than `WAIT_S` it stays open, and the
-child refuses every SQLite index: SQLite's mutexes may be held there by a thread that does not exist.
+the parent and in the child. A connection that is in use for longer than `WAIT_S` stays open, and the
+child refuses every SQLite index: a thread that does not exist there may hold SQLite's mutexes.
 
 A lock by flock(2) belongs to the open file, which parent and child share. The child closes its copies,
 so that a lock ends with the process that took it.
@@ -32,7 +32,7 @@ WAIT_S = 5.0
 """The longest time that a fork waits for steps that use a connection or take a lock."""
 
 
-class Connected(Protocol):
+class ConnectionOwner(Protocol):
     """The owner of one connection."""
 
     @property
@@ -44,17 +44,17 @@ class Connected(Protocol):
 
 
 class ForkGuard:
-    """Steps and forks of one process: a fork waits for steps that have begun, others wait for the fork.
+    """Steps and forks of one process. A fork waits for running steps, and new steps wait for the fork.
 
-    Thread-safe. A step within a step of its thread waits for no fork, since the fork waits for the outer
-    one; and a fork does not wait for steps of the thread that forks: they cannot end.
+    Thread-safe. A step inside another step of its thread does not wait for a fork, which waits for the
+    outer step. A fork does not wait for steps of the forking thread, which cannot end.
     """
 
     def __init__(self) -> None:
-        self._connected: set[Connected] = set()
+        self._connected: set[ConnectionOwner] = set()
         self._descriptors: set[int] = set()
         self._refused = False
-        self._busy: set[Connected] = set()
+        self._busy: set[ConnectionOwner] = set()
         self._reset()
         os.register_at_fork(
             before=self._before, after_in_parent=self._after, after_in_child=self._after_in_child
@@ -62,9 +62,9 @@ class ForkGuard:
 
     @contextmanager
     def step(
-        self, deadline: Deadline, owner: Connected | None = None
+        self, deadline: Deadline, owner: ConnectionOwner | None = None
     ) -> Generator[None, None, None]:
-        """Let no fork happen while a connection of `owner` is in use, or a lock is being taken.
+        """Hold off forks while a connection of `owner` is used, or a lock is taken.
 
         Raises:
             StorageUnavailable: A connection was in use when this process was forked.
@@ -84,21 +84,21 @@ class ForkGuard:
         try:
             yield
         finally:
-            if self._pid == began_in:  # not in a child that was forked in this step: it counts anew
+            if self._pid == began_in:  # a child that was forked in this step counts anew
                 self._end(owner)
 
-    def connected(self, owner: Connected) -> None:
+    def connected(self, owner: ConnectionOwner) -> None:
         """Note that `owner` has a connection; called in a step."""
         with self._changed:
             self._connected.add(owner)
 
-    def disconnected(self, owner: Connected) -> None:
+    def disconnected(self, owner: ConnectionOwner) -> None:
         """Note that the connection of `owner` is closed."""
         with self._changed:
             self._connected.discard(owner)
 
     def hold(self, descriptor: int) -> None:
-        """Have children close `descriptor`; called in the step that opens it."""
+        """Have forked children close `descriptor`; called in the step that opens it."""
         self._descriptors.add(descriptor)
 
     def release(self, descriptor: int) -> None:
@@ -112,7 +112,7 @@ class ForkGuard:
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _begin(self, deadline: Deadline, owner: Connected | None) -> None:
+    def _begin(self, deadline: Deadline, owner: ConnectionOwner | None) -> None:
         thread = threading.get_ident()
         with self._changed:
             if not self._changed.wait_for(
@@ -123,7 +123,7 @@ class ForkGuard:
             if owner is not None:
                 self._busy.add(owner)
 
-    def _end(self, owner: Connected | None) -> None:
+    def _end(self, owner: ConnectionOwner | None) -> None:
         thread = threading.get_ident()
         with self._changed:
             self._steps[thread] -= 1
@@ -135,14 +135,14 @@ class ForkGuard:
                 self._changed.notify_all()
 
     def _reset(self) -> None:
-        """Make locks of this process: one of its parent's may be held for ever."""
+        """Make new locks: in a child, a lock of the parent may be held for ever."""
         self._pid = os.getpid()
         # A signal handler may fork in the thread that holds one of them.
         self._fork_lock = threading.RLock()
         self._changed = threading.Condition()
         self._forking = False
         self._steps: Counter[int] = Counter()
-        """How many have begun in each thread and not ended."""
+        """The number of running steps of each thread."""
         self._busy = set()
 
     def _before(self) -> None:
@@ -174,7 +174,7 @@ class ForkGuard:
 
 
 def _keep_for_ever(connection: object) -> None:
-    """Let nothing close `connection`, not even the interpreter's end: its parent uses it."""
+    """Keep `connection` open, even at the interpreter's end: the parent uses it."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 

@@ -1,74 +1,104 @@
-"""Where everything lies under a root directory.
+"""The names of everything under a root directory, and the format of a slot.
 
-root-id                        what a Redis index calls this root
-lock                           held shared by calls that write, alone by who makes an index anew
-index.sqlite                   a symbolic link to the index of one host (`_database`)
+root-id                        the name of this root in a Redis index
+lock                           held shared by calls that write, exclusively to make an index anew
+index.sqlite                   a symbolic link to the index of one host (`index.sqlite_database`)
 index-TOKEN.sqlite             that index
-writers/TOKEN                  held locked as long as the writer lives (`_writer`)
-spaces/ID/manifest.json        the key space, as JSON
-spaces/ID/slots-0000           its slots (`_slot_files`)
+writers/TOKEN                  held locked as long as the writer lives (`writer`)
+spaces/ID/manifest.json        the key space ID, as JSON
+spaces/ID/slots-0000           its slots (`slots`)
 
-What has another name or lies elsewhere is somebody else's, and is never touched.
+`DirectoryTree` has the rules for files of other programs.
+
+A slot holds one page: a mark, the page's bytes, the same mark again, zeros up to a whole block.
+
+    offset  bytes  field of the mark
+    0       4      magic "HiSl"
+    4       2      format version
+    6       1      length of the page hash in bytes
+    7       1      zero
+    8       16     key-space id
+    24      24     stamp
+    48      64     page hash, zeros
+    112     8      zeros
+    120     8      xxh3-64 of the 120 bytes before
+
+    offset  bytes  field of the stamp, which no two writes share
+    0       8      time of the write in nanoseconds, big-endian
+    8       8      token of the writer
+    16      8      number of the write among those of its writer, big-endian
+
+Both marks and the page are written in one call, in this order. A write that stopped half way has changed
+the first mark and not the last, so a slot with two equal marks holds one whole page. A lost index is
+made anew from the marks. If pages are whole blocks each mark has a block of its own, so that all three
+can go around the page cache.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import secrets
+import struct
+import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+import xxhash
+
+from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.backend_support.writer_lock import TOKEN_NBYTES
 from hicache_storage.errors import ConfigError, StorageUnavailable
-from hicache_storage.keys import KeySpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from hicache_storage.keys import KeySpace
 
-_SPACE_NAME = re.compile(r"[0-9a-f]{32}")
+BLOCK_NBYTES = 4096
+MARK_NBYTES = 128
+STAMP_NBYTES = 24
+
 _INDEX_FILE = re.compile(r"index-[0-9a-f]{16}\.sqlite")
 _INDEX_NAME = re.compile(rf"{_INDEX_FILE.pattern}(-wal|-shm|-journal)?")
 _ROOT_ID = re.compile(r"[0-9a-f]{16}")
-_MANIFEST = "manifest.json"
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_FILE_NBYTES = 1 << 30
+_MAGIC = b"HiSl"
+_VERSION = 1
+_FIELDS = struct.Struct("<4sHBx16s24s64s8x")
+_CHECKSUM = struct.Struct("<Q")
+_STAMP = struct.Struct(f">Q{TOKEN_NBYTES}sQ")
 
 
-class Layout:
+class Layout(DirectoryTree):
     """The paths under one root. Immutable."""
 
-    __slots__ = ("_name", "index", "lock", "root", "spaces", "writers")
+    __slots__ = ("_root_id", "index", "lock")
+
+    backend = "hf3fs"
 
     def __init__(self, root: str) -> None:
-        self.root = root
-        self._name = f"{root}/root-id"
+        super().__init__(root)
+        self._root_id = f"{root}/root-id"
         self.lock = f"{root}/lock"
         self.index = f"{root}/index.sqlite"
-        self.writers = f"{root}/writers"
-        self.spaces = f"{root}/spaces"
-
-    def make(self) -> None:
-        """Make the directories that every root has."""
-        for path in (self.root, self.writers, self.spaces):
-            os.makedirs(path, exist_ok=True)
 
     def root_id(self) -> str:
-        """Return what names this root, on whichever host it is mounted; make it where it is missing.
+        """Return the name of this root, the same on every host; make it where it is missing.
 
         Raises:
             ConfigError: The file holds something else.
         """
         try:
-            with open(self._name, encoding="latin-1") as file:
+            with open(self._root_id, encoding="latin-1") as file:
                 found = file.read(1024)
         except FileNotFoundError:
             self._make_root_id()
             return self.root_id()
         if not _ROOT_ID.fullmatch(found):
             raise ConfigError(
-                f"hf3fs: path: {self._name} does not hold the id of a root: name another directory, or"
-                " remove that file; the index is made anew then"
+                f"hf3fs: path: {self._root_id} does not hold the id of a root: name another directory,"
+                " or remove that file; the index is made anew then"
             )
         return found
 
@@ -76,7 +106,7 @@ class Layout:
         """Return the path of the index, or None where there is none.
 
         Raises:
-            StorageUnavailable: Its name leads to something that is not ours.
+            StorageUnavailable: The name of the index leads to another program's file.
         """
         try:
             target = os.readlink(self.index)
@@ -85,17 +115,17 @@ class Layout:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            raise self._foreign() from None
+            raise self._foreign_index() from None
         if not _INDEX_FILE.fullmatch(target) or os.path.islink(f"{self.root}/{target}"):
-            raise self._foreign()
+            raise self._foreign_index()
         return f"{self.root}/{target}"
 
     def new_index(self) -> str:
-        """Return a path for an index that nothing had before."""
+        """Return a path for an index that no index had before."""
         return f"{self.root}/index-{secrets.token_hex(8)}.sqlite"
 
     def name_index(self, path: str) -> None:
-        """Make the index at `path` the index."""
+        """Make the file at `path` the index."""
         temporary = f"{self.index}.new"
         if os.path.islink(temporary):
             os.unlink(temporary)
@@ -103,7 +133,7 @@ class Layout:
         os.rename(temporary, self.index)
 
     def remove_indexes(self) -> None:
-        """Remove every index of ours, with what SQLite keeps beside it."""
+        """Remove all our indexes, with the files that SQLite keeps beside them."""
         if self.index_file() is not None:
             os.unlink(self.index)
         for name in os.listdir(self.root):
@@ -112,71 +142,99 @@ class Layout:
                     os.unlink(f"{self.root}/{name}")
 
     def _make_root_id(self) -> None:
-        temporary = f"{self._name}-{secrets.token_hex(8)}"
+        temporary = f"{self._root_id}-{secrets.token_hex(8)}"
         try:
             with open(temporary, "x", encoding="ascii") as file:
                 file.write(secrets.token_hex(8))
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another one was quicker
-                os.link(temporary, self._name)
+            with suppress(FileExistsError):  # another process was quicker
+                os.link(temporary, self._root_id)
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
 
-    def _foreign(self) -> StorageUnavailable:
+    def _foreign_index(self) -> StorageUnavailable:
         return StorageUnavailable(
             f"hf3fs: {self.index} is not an index of hf3fs: name another directory as path, or move that"
             " file away"
         )
 
-    def space_dir(self, space_id: str) -> str:
-        """The directory of a key space."""
-        return f"{self.spaces}/{space_id}"
 
-    def make_space(self, space: KeySpace) -> None:
-        """Make the directory and the manifest of `space`, unless both are there.
+class Place(NamedTuple):
+    """The slot of a page, and the write that put the page there."""
 
-        Raises:
-            StorageUnavailable: The directory is a link to one that is not ours.
-        """
-        directory = self.space_dir(space.id)
-        if os.path.islink(directory):
-            raise StorageUnavailable(
-                f"hf3fs: {directory} is a symbolic link: what it leads to is not ours; remove the link"
-            )
-        manifest = f"{directory}/{_MANIFEST}"
-        if _manifest_space(manifest) == space:
-            return
-        os.makedirs(directory, exist_ok=True)
-        temporary = f"{manifest}.new"
-        data = json.dumps(space.manifest(), indent=1).encode()
-        with open(os.open(temporary, _FLAGS, 0o666), "wb") as file:
-            file.write(data)
-            file.truncate()
-        with suppress(FileNotFoundError):  # all who make it write the same, and one has renamed it
-            os.rename(temporary, manifest)
-
-    def key_spaces(self) -> Iterator[KeySpace]:
-        """Every key space whose manifest is that of its directory."""
-        with os.scandir(self.spaces) as entries:
-            names = sorted(entry.name for entry in entries if _SPACE_NAME.fullmatch(entry.name))
-        for name in names:
-            space = self.key_space(name)
-            if space is not None:
-                yield space
-
-    def key_space(self, space_id: str) -> KeySpace | None:
-        """The key space with this id; None where it has no manifest."""
-        space = _manifest_space(f"{self.space_dir(space_id)}/{_MANIFEST}")
-        return space if space is not None and space.id == space_id else None
+    slot: int
+    stamp: bytes
 
 
-def _manifest_space(path: str) -> KeySpace | None:
-    """Return the key space of a manifest, or None where there is none, or it is no manifest."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            manifest: Any = json.load(file)
-        return KeySpace.from_manifest(manifest)
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
-        return None
+class MarkedPage(NamedTuple):
+    """The page and the write that a mark names."""
+
+    page_hash: str
+    stamp: bytes
+
+
+class Geometry:
+    """The slots of one key space: sizes, offsets and marks. Immutable."""
+
+    __slots__ = ("_id", "lead_nbytes", "nbytes", "slot_nbytes", "slots_per_file", "space")
+
+    def __init__(self, space: KeySpace) -> None:
+        self.space = space
+        self._id = bytes.fromhex(space.id)
+        self.nbytes = space.stored_nbytes
+        self.lead_nbytes = BLOCK_NBYTES if self.is_blocks else MARK_NBYTES
+        bare_nbytes = self.lead_nbytes + self.nbytes + MARK_NBYTES
+        self.slot_nbytes = -(-bare_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
+        self.slots_per_file = max(1, _FILE_NBYTES // self.slot_nbytes)
+
+    @property
+    def is_blocks(self) -> bool:
+        """True when a page is made of whole blocks."""
+        return self.nbytes % BLOCK_NBYTES == 0
+
+    @property
+    def tail_nbytes(self) -> int:
+        """The bytes from the end of the page to the end of the slot."""
+        return self.slot_nbytes - self.lead_nbytes - self.nbytes
+
+    @property
+    def last_mark_offset(self) -> int:
+        """The offset of the second mark in its slot."""
+        return self.lead_nbytes + self.nbytes
+
+    def position(self, slot: int) -> tuple[int, int]:
+        """Return the number of the file that holds a slot, and the offset in the file."""
+        file, index = divmod(slot, self.slots_per_file)
+        return file, index * self.slot_nbytes
+
+    def mark(self, page_hash: str, stamp: bytes) -> bytes:
+        """Return the mark that proves that a slot holds this page, of this write."""
+        digest = bytes.fromhex(page_hash)
+        fields = _FIELDS.pack(_MAGIC, _VERSION, len(digest), self._id, stamp, digest)
+        return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+
+    def read_mark(self, mark: bytes) -> MarkedPage | None:
+        """Return the page and the write that `mark` names; None when it is no mark of this key space."""
+        if len(mark) != MARK_NBYTES or not mark.startswith(_MAGIC):
+            return None
+        _, _, length, _, stamp, digest = _FIELDS.unpack_from(mark)
+        page_hash = digest[:length].hex()
+        return MarkedPage(page_hash, stamp) if mark == self.mark(page_hash, stamp) else None
+
+
+def new_stamp(token: str, serial: int) -> bytes:
+    """Return the stamp of a write that happens now."""
+    return _STAMP.pack(time.time_ns(), bytes.fromhex(token), serial)
+
+
+def writer_of(stamp: bytes) -> str:
+    """Return the token of the writer that made a stamp."""
+    token: bytes = _STAMP.unpack(stamp)[1]
+    return token.hex()
+
+
+def written_ns(stamp: bytes) -> int:
+    """Return the time when a stamp was made."""
+    return int(_STAMP.unpack(stamp)[0])

@@ -1,72 +1,74 @@
-"""What one process holds open of a root: its index, its writer's lock, the memory of its transfers."""
+"""Everything that one process holds open of a root: the index, its writer, its transfers."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hicache_backends.hf3fs.access_times import APART_NS, AccessTimes
 from hicache_backends.hf3fs.index.base import Entry, lease_s
 from hicache_backends.hf3fs.index.sqlite import SqliteIndex
+from hicache_backends.hf3fs.settings import SQLITE
 from hicache_backends.hf3fs.transfer import Item, Outcome, Transfers
-from hicache_backends.hf3fs.usrbio import usrbio_of
+from hicache_backends.hf3fs.usrbio import connect_usrbio
 from hicache_backends.hf3fs.writer import Writer
-from hicache_backends.hf3fs.writes_in_doubt import WritesInDoubt
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import BackendNotInstalled, HiCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hicache_backends.hf3fs.index.base import Index, Limits, View
-    from hicache_backends.hf3fs.layout import Layout
-    from hicache_backends.hf3fs.slot_files import SlotFiles
-    from hicache_backends.hf3fs.slots import Place
+    from hicache_backends.hf3fs.layout import Layout, Place
+    from hicache_backends.hf3fs.settings import Hf3fsSettings
+    from hicache_backends.hf3fs.slots import SlotFiles
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.page import Page
 
-SQLITE = "sqlite"
 _OPTIONAL_S = 1.0
-"""The longest that a call waits for what it can do without: healing, and telling what was used."""
+"""The longest wait of a call for a step that it can do without: healing, and flushed access times."""
 _GRACE_S = 0.5
 _CLOSE_S = 8.0
+_MOST_ACCESS_TIMES = 4096
+_APART_NS = 1000
+"""The time between the pages of a batch. A double, which Redis uses, still tells them apart."""
+_MOST_IN_DOUBT = 1024
 
 
 class Mount:
-    """Thread-safe; belongs to the process that made it."""
+    """The open root of one process. Thread-safe; belongs to the process that made it."""
 
     def __init__(
         self,
         layout: Layout,
         limits: Limits,
         counters: Counters,
+        settings: Hf3fsSettings,
         *,
-        index: str,
-        usrbio: bool | None,
         direct: bool,
         local: bool,
-        timeout_s: float,
-        touch_interval_s: float,
     ) -> None:
-        self._counters = counters
-        self._recency = limits.capacity_nbytes is not None
-        rings = usrbio_of(layout.root, wanted=usrbio)
+        self.counters = counters
+        self._evicts = limits.capacity_nbytes is not None
+        timeout_s = settings.timeout_s
+        usrbio = connect_usrbio(layout.root, wanted=settings.usrbio)
         self._writer = Writer(layout.writers)
         try:
-            self.index = _opened(index, layout, limits, self._writer, timeout_s)
+            url = settings.index.get_secret_value()
+            self.index = _open_index(url, layout, limits, self._writer, timeout_s)
         except BaseException:
             self._writer.close()
             raise
-        self._touches = AccessTimes(self.index, touch_interval_s)
-        self._transfers = Transfers(counters, rings, direct=direct, local=local)
+        self._access_times = AccessTimes(self.index, settings.touch_interval_s)
+        self._transfers = Transfers(counters, usrbio, direct=direct, local=local)
         self._in_doubt = WritesInDoubt(self.index.reclaim, lease_s(timeout_s))
 
     def load(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Read pages; return which of them were there, whole."""
+        """Read pages, and return for each whether it was there as a whole."""
         with self.index.view(files, deadline) as view:
             places = view.find(hashes)
             wanted = {
@@ -82,13 +84,13 @@ class Mount:
         wrong = [hashes[n] for n, outcome in found.items() if outcome is Outcome.WRONG]
         with suppress(HiCacheError):
             self._heal(files, {h: places[h] for h in wrong}, _optional(deadline))
-        self._used(files, hashes, still, deadline)
+        self._note_access(files, hashes, still, deadline)
         return [n in whole and page_hash in still for n, page_hash in enumerate(hashes)]
 
     def save(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
-        """Write the pages that are not there; return which are there now."""
+        """Write the pages that are not there, and return for each whether it is there now."""
         with self.index.writing(files, deadline) as view:
             there = self._present(view, files, hashes, deadline)
             absent = {
@@ -98,7 +100,7 @@ class Mount:
             }
             if absent:
                 order = [h for h in dict.fromkeys(hashes) if h in absent]
-                there |= self._written(files, {h: absent[h] for h in order}, deadline)
+                there |= self._write(files, {h: absent[h] for h in order}, deadline)
         return [page_hash in there for page_hash in hashes]
 
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
@@ -107,24 +109,24 @@ class Mount:
             self.index.delete(files, list(dict.fromkeys(hashes)), deadline)
 
     def clear(self, files: SlotFiles, deadline: Deadline) -> int:
-        """Remove all pages of a key space; return how many that were."""
+        """Remove all pages of a key space, and return their number."""
         with self.index.writing(files, deadline):
             return self.index.clear(files)
 
     def close(self) -> None:
-        """Give everything back, but what a file system that hangs does not let go of in time."""
-        closing = threading.Thread(target=self._close, name="hf3fs-close", daemon=True)
+        """Close everything. A file system that hangs is left to a daemon thread in time."""
+        thread = threading.Thread(target=self._close, name="hf3fs-close", daemon=True)
         try:
-            closing.start()
-        except RuntimeError:  # the interpreter ends, and lets no thread begin
+            thread.start()
+        except RuntimeError:  # the interpreter is exiting, and starts no thread any more
             self._close()
         else:
-            closing.join(_CLOSE_S)
+            thread.join(_CLOSE_S)
 
     # --- parts ---------------------------------------------------------------------------------------
 
     def _close(self) -> None:
-        self._touches.tell(Deadline(_OPTIONAL_S))
+        self._access_times.flush(Deadline(_OPTIONAL_S))
         self._transfers.close()
         self.index.close()
         self._writer.close()
@@ -132,26 +134,24 @@ class Mount:
     def _present(
         self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
     ) -> set[str]:
-        """Return those of the pages that are there, and are what the index says they are."""
+        """Return the pages whose slots hold what the index promises."""
         places = view.find(hashes)
         held = files.held(places) if places else set[str]()
         wrong = {h: place for h, place in places.items() if h not in held}
         # A page that stays in the index under a wrong slot would not be found after it was written.
         self._heal(files, wrong, deadline)
-        self._used(files, hashes, held, deadline)
+        self._note_access(files, hashes, held, deadline)
         return held
 
-    def _written(
-        self, files: SlotFiles, absent: Mapping[str, Page], deadline: Deadline
-    ) -> set[str]:
-        """Write pages to slots of their own; return those that are there now."""
+    def _write(self, files: SlotFiles, absent: Mapping[str, Page], deadline: Deadline) -> set[str]:
+        """Write pages to slots of their own, and return the pages that are there now."""
         if self._in_doubt.is_full():
-            self._counters.add("refused_in_doubt", len(absent))
+            self.counters.add("refused_in_doubt", len(absent))
             return set()
-        if self._recency:
-            self._touches.tell(_optional(deadline))
+        if self._evicts:
+            self._access_times.flush(_optional(deadline))
         places = self.index.reserve(files, len(absent), deadline)
-        self._counters.add("refused_no_space", len(absent) - len(places))
+        self.counters.add("refused_no_space", len(absent) - len(places))
         pages = dict(zip(absent, places, strict=False))
         items = [
             Item(*_marked(files, page_hash, place), absent[page_hash])
@@ -160,52 +160,143 @@ class Mount:
         try:
             done = self._transfers.write(files, items, deadline)
         except BaseException:
-            self._broken_off(files, places, deadline)
+            self._give_up(files, places, deadline)
             raise
-        return self._settled(files, pages, done, deadline)
+        return self._settle(files, pages, done, deadline)
 
-    def _broken_off(self, files: SlotFiles, places: Sequence[Place], deadline: Deadline) -> None:
-        """Give slots back, unless they may be written to later."""
+    def _give_up(self, files: SlotFiles, places: Sequence[Place], deadline: Deadline) -> None:
+        """Free the slots of a write that raised, unless they may be written to later."""
         if not self._transfers.is_certain:
             self._in_doubt.add(files.geometry.space.id, places)
             return
         with suppress(HiCacheError):
             self.index.settle(files, (), places, _with_grace(deadline))
 
-    def _settled(
+    def _settle(
         self,
         files: SlotFiles,
         pages: Mapping[str, Place],
         done: Sequence[Outcome],
         deadline: Deadline,
     ) -> set[str]:
-        """Tell the index what came of a write; return the pages that are there now."""
+        """Settle a write by its outcomes, and return the pages that are there now."""
         now_ns = time.time_ns()
         outcomes = list(zip(pages.items(), done, strict=True))
         entries = [
-            Entry(page_hash, place, now_ns - number * APART_NS)
+            Entry(page_hash, place, now_ns - number * _APART_NS)
             for number, ((page_hash, place), outcome) in enumerate(outcomes)
             if outcome is Outcome.MOVED
         ]
-        doubtful = [place for (_, place), outcome in outcomes if outcome is Outcome.IN_DOUBT]
-        self._in_doubt.add(files.geometry.space.id, doubtful)
+        in_doubt = [place for (_, place), outcome in outcomes if outcome is Outcome.IN_DOUBT]
+        self._in_doubt.add(files.geometry.space.id, in_doubt)
         unused = [place for (_, place), outcome in outcomes if outcome is Outcome.NOT_MOVED]
         self.index.settle(files, entries, unused, _with_grace(deadline))
         return {entry.page_hash for entry in entries}
 
-    def _used(
-        self, files: SlotFiles, hashes: Sequence[str], hit: set[str], deadline: Deadline
+    def _note_access(
+        self, files: SlotFiles, hashes: Sequence[str], hits: set[str], deadline: Deadline
     ) -> None:
-        """Note that those of the pages that are hits were used just now."""
-        if self._recency and hit:
-            used = [page_hash for page_hash in hashes if page_hash in hit]
-            self._touches.note(files.geometry.space.id, used, _optional(deadline))
+        """Note that the pages in `hits` were used just now."""
+        if self._evicts and hits:
+            used = [page_hash for page_hash in hashes if page_hash in hits]
+            self._access_times.note(files.geometry.space.id, used, _optional(deadline))
 
     def _heal(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        """Forget pages that are not where the index says, so that the next set stores them."""
+        """Forget pages that their slots do not hold, so that the next set stores them."""
         if wrong:
             self.index.forget(files, wrong, deadline)
-            self._counters.add("healed", len(wrong))
+            self.counters.add("healed", len(wrong))
+
+
+class AccessTimes:
+    """The access times that this process has noted, and that are not in the index yet. Thread-safe."""
+
+    def __init__(self, index: Index, interval_s: float) -> None:
+        self._index = index
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._used: dict[tuple[str, str], int] = {}
+        self._flushed_s = time.monotonic()
+
+    def note(self, space_id: str, hashes: Iterable[str], deadline: Deadline) -> None:
+        """Note an access just now. The first page counts as the latest: a prefix loses its tail."""
+        now_ns = time.time_ns()
+        with self._lock:
+            for index, page_hash in enumerate(hashes):
+                self._used[space_id, page_hash] = now_ns - index * _APART_NS
+            is_late = time.monotonic() > self._flushed_s + self._interval_s
+            is_due = is_late or len(self._used) >= _MOST_ACCESS_TIMES
+        if is_due:
+            self.flush(deadline)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Send the times to the index. If that fails they are lost: recency is no promise."""
+        with self._lock:
+            used, self._used = self._used, {}
+            self._flushed_s = time.monotonic()
+        if used:
+            with suppress(HiCacheError):
+                self._index.touch(used, deadline)
+
+
+class CallGate:
+    """The calls that run in one process. `close` waits for none of them: the last one closes the mount.
+
+    Thread-safe; belongs to the process that made it, since the threads of a parent are not in its child.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._closed = False
+
+    def begin(self) -> bool:
+        """Return True, and count a call that must `end`; return False after `close`."""
+        with self._lock:
+            self._count += not self._closed
+            return not self._closed
+
+    def end(self) -> bool:
+        """Return True when this was the last call after `close`."""
+        with self._lock:
+            self._count -= 1
+            return self._closed and not self._count
+
+    def close(self) -> bool:
+        """Let no more calls begin; return True when this is the first close, and no call runs."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            return first and not self._count
+
+
+class WritesInDoubt:
+    """Slots whose write failed and may be carried out later all the same. Thread-safe.
+
+    The slots stay reserved, so that no other page gets a slot and the late write into it, until the
+    writer or its lease ends. Of more than `_MOST_IN_DOUBT` slots the oldest are reclaimed when a lease
+    has passed. Until then no page is written: the slots would evict all other pages.
+    """
+
+    def __init__(self, reclaim: Callable[[str, Sequence[Place]], None], lease_s: float) -> None:
+        self._reclaim = reclaim
+        self._lease_s = lease_s
+        self._lock = threading.Lock()
+        self._slots: deque[tuple[float, str, Place]] = deque()
+
+    def add(self, space_id: str, places: Sequence[Place]) -> None:
+        """Keep slots reserved."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._slots += [(now_s, space_id, place) for place in places]
+
+    def is_full(self) -> bool:
+        """Return True while there are too many slots for another write."""
+        with self._lock:
+            old_s = time.monotonic() - self._lease_s
+            while len(self._slots) > _MOST_IN_DOUBT and self._slots[0][0] < old_s:
+                _, space_id, place = self._slots.popleft()
+                self._reclaim(space_id, [place])
+            return len(self._slots) > _MOST_IN_DOUBT
 
 
 def _optional(deadline: Deadline) -> Deadline:
@@ -214,16 +305,18 @@ def _optional(deadline: Deadline) -> Deadline:
 
 
 def _with_grace(deadline: Deadline) -> Deadline:
-    """Return a deadline by which what was moved just in time can still be told of."""
+    """Return a deadline by which the index can still get the outcome of a transfer that was in time."""
     return Deadline(max(_GRACE_S, deadline.remaining_s()))
 
 
 def _marked(files: SlotFiles, page_hash: str, place: Place) -> tuple[int, bytes]:
-    """A page's slot, and the mark that it has there."""
+    """Return the slot of a page, and its mark there."""
     return place.slot, files.geometry.mark(page_hash, place.stamp)
 
 
-def _opened(url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float) -> Index:
+def _open_index(
+    url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float
+) -> Index:
     """Open the index that the config names."""
     if url == SQLITE:
         return SqliteIndex(layout, limits, writer, timeout_s)

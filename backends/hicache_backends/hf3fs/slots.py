@@ -1,101 +1,265 @@
-"""One page in one slot: a mark, the page's bytes, the same mark again, zeros up to a whole block.
-
-    offset  bytes  field of the mark
-    0       4      magic "HiSl"
-    4       2      format version
-    6       1      length of the page hash in bytes
-    7       1      zero
-    8       16     key-space id
-    24      24     stamp: when (nanoseconds, big-endian), by whom, which of its writes; never used twice
-    48      64     page hash, zeros
-    112     8      zeros
-    120     8      xxh3-64 of the 120 bytes before
-
-Both marks and the page are written in one call, in this order. A write that stopped half way has changed
-the first mark and not the last, so a slot whose marks are equal holds one whole page: that is what an
-index which was lost is made from. Where pages are whole blocks each mark has a block of its own, so that
-all three can go around the page cache.
-"""
+"""The files of one key space's slots: opened, made larger, read for their marks, and deallocated."""
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING, NamedTuple
+import ctypes
+import errno
+import os
+import re
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-import xxhash
+from hicache_backends.hf3fs.layout import MARK_NBYTES, Place
+from hicache_storage.backend_support.vectored_io import DIRECT
 
 if TYPE_CHECKING:
-    from hicache_storage.keys import KeySpace
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
-BLOCK_NBYTES = 4096
-MARK_NBYTES = 128
-STAMP_NBYTES = 24
+    from hicache_backends.hf3fs.layout import Geometry, Layout, MarkedPage
+    from hicache_storage.backend_support.deadline import Deadline
 
-_FILE_NBYTES = 1 << 30
-_MAGIC = b"HiSl"
-_VERSION = 1
-_FIELDS = struct.Struct("<4sHBx16s24s64s8x")
-_SEAL = struct.Struct("<Q")
-
-
-class Place(NamedTuple):
-    """Where a page is, and which write of that slot it was."""
-
-    slot: int
-    stamp: bytes
+_FILE_NAME = re.compile(r"slots-([0-9]{4,})")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_LEAST_STEP_NBYTES = 1 << 20
+_MOST_STEP_NBYTES = 256 << 20
+_LEFT_FREE_NBYTES = 16 << 20
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV})
+_NO_MARK = bytes(MARK_NBYTES)
 
 
-class Found(NamedTuple):
-    """What a mark says."""
+class SlotFiles:
+    """The files of one key space. Immutable; everything raises OSError."""
 
-    page_hash: str
-    stamp: bytes
+    __slots__ = ("_layout", "directory", "geometry")
+
+    def __init__(self, layout: Layout, geometry: Geometry) -> None:
+        self._layout = layout
+        self.geometry = geometry
+        self.directory = layout.space_dir(geometry.space.id)
+
+    def path(self, number: int) -> str:
+        """Return the path of the file with this number."""
+        return f"{self.directory}/{_file_name(number)}"
+
+    @contextmanager
+    def opened(self, *, writing: bool) -> Generator[OpenFiles, None, None]:
+        """Yield the files, open for the time of one call."""
+        files = OpenFiles(self, writing=writing)
+        try:
+            yield files
+        finally:
+            files.close()
+
+    def grow(self, allocated: int, missing: int, most: int | None) -> int:
+        """Add `missing` slots behind the first `allocated`; return the number of slots afterwards.
+
+        The number of slots is doubled, within bounds, but at most `most` slots are added. A full file
+        system may leave fewer.
+        """
+        slot_nbytes = self.geometry.slot_nbytes
+        least = -(-_LEAST_STEP_NBYTES // slot_nbytes)
+        step = max(least, min(allocated, _MOST_STEP_NBYTES // slot_nbytes), missing)
+        for wanted in (step if most is None else max(missing, min(step, most)), missing):
+            try:
+                self._extend(allocated, allocated + wanted)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+            else:
+                return allocated + wanted
+        return allocated
+
+    def held(self, places: Mapping[str, Place]) -> set[str]:
+        """Return the pages whose slots have the right marks."""
+        held: set[str] = set()
+        with self.opened(writing=False) as files:
+            for page_hash, place in places.items():
+                mark = self.geometry.mark(page_hash, place.stamp)
+                with suppress(OSError):
+                    if self._marks(files, place.slot) == (mark, mark):
+                        held.add(page_hash)
+        return held
+
+    def invalidate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
+        """Erase the first mark of each slot, so that an index made anew finds no page there.
+
+        No slot is begun after `until`. Return the number of finished slots.
+        """
+        return self._each(slots, until, _invalidate)
+
+    def deallocate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
+        """Invalidate slots, and return their blocks to the file system where it supports that.
+
+        No slot is begun after `until`. Return the number of finished slots.
+        """
+        return self._each(slots, until, self._punch)
+
+    def allocated(self) -> int:
+        """Return the number of slots by the sizes of the files."""
+        numbers = self._numbers()
+        if not numbers:
+            return 0
+        nbytes = os.stat(self.path(numbers[-1])).st_size
+        whole = min(nbytes // self.geometry.slot_nbytes, self.geometry.slots_per_file)
+        return numbers[-1] * self.geometry.slots_per_file + whole
+
+    def newest(self, on_slot: Callable[[], None] = lambda: None) -> dict[str, Place]:
+        """Return every whole page by the marks, and the place of its latest write.
+
+        `on_slot` is called before each slot is read, and may raise to stop.
+        """
+        newest: dict[str, Place] = {}
+        for slot, found in self._whole_slots(on_slot):
+            place = newest.get(found.page_hash)
+            if place is None or place.stamp < found.stamp:
+                newest[found.page_hash] = Place(slot, found.stamp)
+        return newest
+
+    def make_directory(self) -> None:
+        """Make the key space's directory when it has vanished."""
+        self._layout.make_space(self.geometry.space)
+
+    def _each(
+        self, slots: Sequence[int], until: Deadline | None, act: Callable[[int, int], None]
+    ) -> int:
+        with self.opened(writing=True) as files:
+            for done, slot in enumerate(slots):
+                number, offset = self.geometry.position(slot)
+                fd = files.descriptor(number)
+                if until is not None and until.passed():
+                    return done
+                act(fd, offset)
+        return len(slots)
+
+    def _punch(self, fd: int, offset: int) -> None:
+        try:
+            _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, self.geometry.slot_nbytes)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            _invalidate(fd, offset)
+
+    def _whole_slots(self, on_slot: Callable[[], None]) -> Iterator[tuple[int, MarkedPage]]:
+        """Yield the slots with two equal marks, and the pages that the marks name."""
+        with self.opened(writing=False) as files:
+            for number in self._numbers():
+                first = number * self.geometry.slots_per_file
+                nbytes = os.stat(self.path(number)).st_size
+                for slot in range(first, first + nbytes // self.geometry.slot_nbytes):
+                    on_slot()
+                    head, tail = self._marks(files, slot)
+                    found = self.geometry.read_mark(head) if head == tail else None
+                    if found is not None:
+                        yield slot, found
+
+    def _marks(self, files: OpenFiles, slot: int) -> tuple[bytes, bytes]:
+        number, offset = self.geometry.position(slot)
+        fd = files.descriptor(number)
+        head = os.pread(fd, MARK_NBYTES, offset)
+        if not head.strip(b"\0"):
+            return head, b""
+        return head, os.pread(fd, MARK_NBYTES, offset + self.geometry.last_mark_offset)
+
+    def _extend(self, start: int, stop: int) -> None:
+        """Make the slots from `start` to `stop`, in one file after the other."""
+        _require_free_space(self._layout.root, (stop - start) * self.geometry.slot_nbytes)
+        with self.opened(writing=True) as files:
+            while start < stop:
+                number, offset = self.geometry.position(start)
+                end = min(stop, (number + 1) * self.geometry.slots_per_file)
+                nbytes = (end - start) * self.geometry.slot_nbytes
+                _preallocate(files.descriptor(number), offset, nbytes)
+                start = end
+
+    def _numbers(self) -> list[int]:
+        try:
+            with os.scandir(self.directory) as entries:
+                found = [_FILE_NAME.fullmatch(entry.name) for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for match in found if match)
 
 
-class Geometry:
-    """The slots of one key space: sizes, offsets and marks. Immutable."""
+class OpenFiles:
+    """The descriptors of one call, each opened at its first use. Not thread-safe."""
 
-    __slots__ = ("_id", "lead_nbytes", "nbytes", "slot_nbytes", "slots_per_file", "space")
+    def __init__(self, files: SlotFiles, *, writing: bool) -> None:
+        self._files = files
+        self._writing = writing
+        self._descriptors: dict[tuple[int, bool], int] = {}
+        self._directory_fd = -1
 
-    def __init__(self, space: KeySpace) -> None:
-        self.space = space
-        self._id = bytes.fromhex(space.id)
-        self.nbytes = space.stored_nbytes
-        self.lead_nbytes = BLOCK_NBYTES if self.is_blocks else MARK_NBYTES
-        bare_nbytes = self.lead_nbytes + self.nbytes + MARK_NBYTES
-        self.slot_nbytes = -(-bare_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
-        self.slots_per_file = max(1, _FILE_NBYTES // self.slot_nbytes)
+    def descriptor(self, number: int, *, direct: bool = False) -> int:
+        """Return a descriptor of the file with this number; `direct` goes around the page cache."""
+        key = number, direct
+        if key not in self._descriptors:
+            flags = (_WRITE if self._writing else _READ) | (DIRECT if direct else 0)
+            self._descriptors[key] = self._open(_file_name(number), flags)
+        return self._descriptors[key]
 
-    @property
-    def is_blocks(self) -> bool:
-        """Whether a page is made of whole blocks."""
-        return self.nbytes % BLOCK_NBYTES == 0
+    def close(self) -> None:
+        """Close all descriptors."""
+        for fd in self._descriptors.values():
+            os.close(fd)
+        self._descriptors.clear()
+        self._close_directory()
 
-    @property
-    def tail_nbytes(self) -> int:
-        """From the end of the page to the end of the slot."""
-        return self.slot_nbytes - self.lead_nbytes - self.nbytes
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
+        except FileNotFoundError:
+            if not self._writing:
+                raise
+            self._files.make_directory()
+            self._close_directory()
+            return os.open(name, flags, 0o666, dir_fd=self._directory())
 
-    @property
-    def last_mark_offset(self) -> int:
-        """Of the mark behind the page, in its slot."""
-        return self.lead_nbytes + self.nbytes
+    def _directory(self) -> int:
+        """Return a descriptor of the key space's directory, which is no link to another."""
+        if self._directory_fd < 0:
+            self._directory_fd = os.open(self._files.directory, _DIRECTORY)
+        return self._directory_fd
 
-    def position(self, slot: int) -> tuple[int, int]:
-        """The number of the file that a slot is in, and its offset there."""
-        file, index = divmod(slot, self.slots_per_file)
-        return file, index * self.slot_nbytes
+    def _close_directory(self) -> None:
+        fd, self._directory_fd = self._directory_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def mark(self, page_hash: str, stamp: bytes) -> bytes:
-        """What proves that a slot holds this page, of this write."""
-        digest = bytes.fromhex(page_hash)
-        fields = _FIELDS.pack(_MAGIC, _VERSION, len(digest), self._id, stamp, digest)
-        return fields + _SEAL.pack(xxhash.xxh3_64_intdigest(fields))
 
-    def read_mark(self, mark: bytes) -> Found | None:
-        """What `mark` says; None where it is none of this key space."""
-        if len(mark) != MARK_NBYTES or not mark.startswith(_MAGIC):
-            return None
-        _, _, length, _, stamp, digest = _FIELDS.unpack_from(mark)
-        page_hash = digest[:length].hex()
-        return Found(page_hash, stamp) if mark == self.mark(page_hash, stamp) else None
+def _file_name(number: int) -> str:
+    return f"slots-{number:04d}"
+
+
+def _invalidate(fd: int, offset: int) -> None:
+    os.pwrite(fd, _NO_MARK, offset)
+
+
+def _require_free_space(root: str, nbytes: int) -> None:
+    """Refuse slots that would leave no space for the log of the index, which must free slots later."""
+    status = os.statvfs(root)
+    if status.f_bavail * status.f_frsize < nbytes + _LEFT_FREE_NBYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), root)
+
+
+def _preallocate(fd: int, offset: int, nbytes: int) -> None:
+    try:
+        _fallocate(fd, 0, offset, nbytes)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        if os.fstat(fd).st_size < offset + nbytes:
+            os.ftruncate(fd, offset + nbytes)
+
+
+def _fallocate(fd: int, mode: int, offset: int, nbytes: int) -> None:
+    """Call fallocate(2). Where it is missing posix_fallocate would write to every block instead."""
+    if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(nbytes)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
-"""Pages between memory and slots: neighbouring slots in one preadv or pwritev, around the page cache
-where memory, size and file system allow it."""
+"""Transfers of pages between memory and slots: neighbouring slots in one preadv or pwritev, around the
+page cache where memory, size and file system allow it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ import mmap
 import os
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hicache_backends.hf3fs.slots import BLOCK_NBYTES, MARK_NBYTES
+from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES
+from hicache_storage.backend_support.vectored_io import IOV_MAX, is_aligned, move_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hicache_backends.hf3fs.slot_files import OpenFiles, SlotFiles
-    from hicache_backends.hf3fs.slots import Geometry
+    from hicache_backends.hf3fs.layout import Geometry
+    from hicache_backends.hf3fs.slots import OpenFiles, SlotFiles
     from hicache_backends.hf3fs.usrbio import Usrbio
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.page import Page
 
-    Vectored: TypeAlias = Callable[[int, list[memoryview], int, Deadline], int]
+    VectoredCall: TypeAlias = Callable[[int, list[memoryview], int, Deadline], int]
 
 logger = logging.getLogger(__name__)
 
-_IOV_MAX = 1024
 _RUN_NBYTES = 8 << 20
 _RUN_SLOTS = 64
-# A mark and what fills its block; behind a page that is no whole block that may be two blocks' worth.
+# A mark and the rest of its block. Behind a page that is no whole block that may be two blocks.
 _STRIDE_NBYTES = 3 * BLOCK_NBYTES
 
-
-# Errors that refuse a write, or come before it. After any other one a file system that is not this
+# Errors that refuse a write, or come before it. After any other error a file system that is not this
 # machine's alone may carry the write out later: the request may lie in a queue of a server.
 _REFUSED = frozenset(
     {
@@ -48,17 +47,17 @@ class Outcome(enum.Enum):
     """The end of one item of a batch."""
 
     MOVED = enum.auto()
-    """All of it was written; or read, between the right marks."""
+    """The item was written as a whole; or read as a whole, between the right marks."""
     WRONG = enum.auto()
-    """It was read, and the marks are not those of the page."""
+    """The item was read, and the marks are not those of the page."""
     NOT_MOVED = enum.auto()
-    """It was not tried, or failed, and nothing of it happens later."""
+    """The item was not tried, or failed, and no part of it is written later."""
     IN_DOUBT = enum.auto()
-    """It failed, and some of it may be written later."""
+    """The item failed, and a part of it may be written later."""
 
 
 class Item(NamedTuple):
-    """A page, the slot that it is in or goes to, and the mark that it has there."""
+    """A page, its slot, and its mark in that slot."""
 
     slot: int
     mark: bytes
@@ -72,10 +71,10 @@ class _Run(NamedTuple):
     direct: bool
 
 
-class _Way(NamedTuple):
-    """How the bytes of one call are moved."""
+class _Call(NamedTuple):
+    """The means and the conditions of one call."""
 
-    call: Vectored
+    move: VectoredCall
     deadline: Deadline
     writing: bool
     is_certain: bool
@@ -89,75 +88,75 @@ class Transfers:
     ) -> None:
         self._usrbio = usrbio
         self.is_certain = local and usrbio is None
-        """A kernel waits for what it has begun on its own devices, whatever came of it."""
+        """True when a call that failed writes nothing later. A kernel waits for its own devices."""
         self._direct = direct and usrbio is None
         self._counters = counters
         self._scratches: list[memoryview] = []
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free the rings and their memory."""
         if self._usrbio is not None:
             self._usrbio.close()
 
     def read(self, files: SlotFiles, items: Sequence[Item], deadline: Deadline) -> list[Outcome]:
-        """Fill the pages."""
-        return self._through(files, items, deadline, writing=False)
+        """Fill the pages from their slots."""
+        return self._move(files, items, deadline, writing=False)
 
     def write(self, files: SlotFiles, items: Sequence[Item], deadline: Deadline) -> list[Outcome]:
-        """Fill the slots."""
-        return self._through(files, items, deadline, writing=True)
+        """Fill the slots from their pages."""
+        return self._move(files, items, deadline, writing=True)
 
-    def _through(
+    def _move(
         self, files: SlotFiles, items: Sequence[Item], deadline: Deadline, *, writing: bool
     ) -> list[Outcome]:
         by = self._usrbio or _Kernel
-        call: Vectored = by.pwritev if writing else by.preadv
-        scratch = self._scratch()
+        move: VectoredCall = by.pwritev if writing else by.preadv
+        call = _Call(move, deadline, writing, self.is_certain)
+        scratch = self._take_scratch()
         done: list[Outcome] = []
         order = sorted(range(len(items)), key=lambda number: items[number].slot)
         with files.opened(writing=writing) as opened:
-            way = _Way(call, deadline, writing, self.is_certain)
-            step = _Step(files.geometry, opened, scratch, self._counters, way)
+            mover = _RunMover(files.geometry, opened, scratch, self._counters, call)
             for run in self._runs(files.geometry, [items[number] for number in order]):
-                done += step.run(run)
+                done += mover.move(run)
         self._scratches.append(scratch)
-        verdicts = dict(zip(order, done, strict=True))
-        return [verdicts[number] for number in range(len(items))]
+        outcomes = dict(zip(order, done, strict=True))
+        return [outcomes[number] for number in range(len(items))]
 
-    def _scratch(self) -> memoryview:
-        """Memory for the marks of one call."""
+    def _take_scratch(self) -> memoryview:
+        """Return memory for the marks of one call."""
         try:
             return self._scratches.pop()
         except IndexError:
             return memoryview(mmap.mmap(-1, _RUN_SLOTS * _STRIDE_NBYTES))
 
     def _runs(self, geometry: Geometry, items: Sequence[Item]) -> Iterator[_Run]:
-        """`items`, which are in the order of their slots, in as few calls as can be."""
+        """Yield `items`, which are in the order of their slots, in as few runs as possible."""
         most = max(1, min(_RUN_SLOTS, _RUN_NBYTES // geometry.slot_nbytes))
         run: list[Item] = []
         run_direct = False
-        iovs = 0
+        buffers = 0
         for item in items:
-            direct = self._direct and geometry.is_blocks and _is_aligned(item.page)
+            direct = self._direct and geometry.is_blocks and is_aligned(item.page)
             size = len(item.page.segments) + 2
             if run and (
                 item.slot != run[-1].slot + 1
                 or item.slot % geometry.slots_per_file == 0
                 or direct != run_direct
                 or len(run) == most
-                or iovs + size > _IOV_MAX
+                or buffers + size > IOV_MAX
             ):
                 yield _Run(run, run_direct)
-                run, iovs = [], 0
+                run, buffers = [], 0
             run_direct = direct
             run.append(item)
-            iovs += size
+            buffers += size
         if run:
             yield _Run(run, run_direct)
 
 
-class _Step:
-    """The runs of one call."""
+class _RunMover:
+    """Moves the runs of one call."""
 
     def __init__(
         self,
@@ -165,33 +164,33 @@ class _Step:
         opened: OpenFiles,
         scratch: memoryview,
         counters: Counters,
-        way: _Way,
+        call: _Call,
     ) -> None:
         self._geometry = geometry
         self._opened = opened
         self._scratch = scratch
         self._counters = counters
-        self._call, self._deadline, self._writing, self._is_certain = way
+        self._call, self._deadline, self._writing, self._is_certain = call
 
-    def run(self, run: _Run) -> list[Outcome]:
-        """Move the items; one that fails is no other one's failure."""
+    def move(self, run: _Run) -> list[Outcome]:
+        """Move the items. If a run fails without doubt, its items are moved one by one."""
         if self._deadline.passed():
             self._counters.add("timeouts", len(run.items))
             return [Outcome.NOT_MOVED] * len(run.items)
         try:
-            return self._moved(run)
+            return self._move_together(run)
         except OSError as error:
             if run.direct and error.errno == errno.EINVAL:
-                return self.run(_Run(run.items, direct=False))
+                return self.move(_Run(run.items, direct=False))
             in_doubt = self._is_in_doubt(error)
             if in_doubt or len(run.items) == 1:
                 self._note(error, len(run.items))
                 return [Outcome.IN_DOUBT if in_doubt else Outcome.NOT_MOVED] * len(run.items)
-        return [self.run(_Run([item], run.direct))[0] for item in run.items]
+        return [self.move(_Run([item], run.direct))[0] for item in run.items]
 
-    def _moved(self, run: _Run) -> list[Outcome]:
+    def _move_together(self, run: _Run) -> list[Outcome]:
         number, offset = self._geometry.position(run.items[0].slot)
-        descriptor = self._opened.descriptor(number, direct=run.direct)
+        fd = self._opened.descriptor(number, direct=run.direct)
         buffers: list[memoryview] = []
         for index, item in enumerate(run.items):
             lead, tail = self._margins(index)
@@ -199,16 +198,19 @@ class _Step:
                 lead[:] = item.mark.ljust(len(lead), b"\0")
                 tail[:] = item.mark.ljust(len(tail), b"\0")
             buffers += [lead, *item.page.segments, tail]
-        done = self._whole(descriptor, buffers, offset)
+        done = move_all(self._call_once, fd, buffers, sum(map(len, buffers)), offset)
         whole = done // self._geometry.slot_nbytes
         return [
             self._outcome(index, item) if index < whole else self._cut_off
             for index, item in enumerate(run.items)
         ]
 
+    def _call_once(self, fd: int, buffers: list[memoryview], offset: int) -> int:
+        return self._call(fd, buffers, offset, self._deadline)
+
     @property
     def _cut_off(self) -> Outcome:
-        """What comes of an item behind the end of the file."""
+        """The outcome of an item behind the end of the file."""
         return Outcome.NOT_MOVED if self._writing else Outcome.WRONG
 
     def _outcome(self, index: int, item: Item) -> Outcome:
@@ -216,19 +218,8 @@ class _Step:
             return Outcome.MOVED
         return Outcome.WRONG
 
-    def _whole(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        """Move all of `buffers`, whatever is done in one call; fewer bytes where the file ends."""
-        wanted, done = sum(map(len, buffers)), 0
-        while done < wanted:
-            rest = _after(buffers, done)[:_IOV_MAX] if done else buffers[:_IOV_MAX]
-            step = self._call(descriptor, rest, offset + done, self._deadline)
-            if not step:
-                break
-            done += step
-        return done
-
     def _margins(self, index: int) -> tuple[memoryview, memoryview]:
-        """The memory of what lies in front of a page and behind it."""
+        """Return the memory for the bytes in front of a page, and for the bytes behind it."""
         start = index * _STRIDE_NBYTES
         middle = start + BLOCK_NBYTES
         return (
@@ -252,28 +243,12 @@ class _Step:
 
 
 class _Kernel:
-    """Reads and writes by way of the mount."""
+    """Reads and writes through the mount."""
 
     @staticmethod
-    def preadv(descriptor: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
-        return os.preadv(descriptor, buffers, offset)
+    def preadv(fd: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
+        return os.preadv(fd, buffers, offset)
 
     @staticmethod
-    def pwritev(descriptor: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
-        return os.pwritev(descriptor, buffers, offset)
-
-
-def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
-    """`views` without their first `nbytes`."""
-    for index, view in enumerate(views):
-        if nbytes < len(view):
-            return [view[nbytes:], *views[index + 1 :]]
-        nbytes -= len(view)
-    return []
-
-
-def _is_aligned(page: Page) -> bool:
-    return all(
-        address % BLOCK_NBYTES == 0 and nbytes % BLOCK_NBYTES == 0
-        for address, nbytes in page.addresses
-    )
+    def pwritev(fd: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
+        return os.pwritev(fd, buffers, offset)

@@ -1,7 +1,7 @@
 """Reads and writes through the rings of 3FS (USRBIO), around FUSE.
 
-The client, `hf3fs_fuse.io`, comes with 3FS. It moves bytes between files and shared memory that it was
-told of, so pages are copied once on their way.
+The client, `hf3fs_fuse.io`, comes with 3FS. It moves bytes between files and registered shared memory,
+so pages are copied once on their way.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from hicache_storage.backend_support.deadline import Deadline
 
-_LANE_NBYTES = 8 << 20
-# Beyond that nothing more is handed to a 3FS that does not answer: 128 MiB of memory wait for it then.
+_CHANNEL_NBYTES = 8 << 20
+# With so many late transfers 3FS gets no more of them: 128 MiB of memory wait for its answers then.
 _MOST_LATE = 16
 
 
@@ -34,53 +34,53 @@ class Usrbio:
         self._client = client
         self._mount = mount
         self._lock = threading.Lock()
-        self._idle: list[_Lane] = []
-        self._late: list[_Lane] = []
-        """Lanes that something may still be moved to or from."""
+        self._idle: list[_Channel] = []
+        self._late: list[_Channel] = []
+        """Channels whose transfers have not ended."""
 
     def preadv(
         self, descriptor: int, buffers: Sequence[memoryview], offset: int, deadline: Deadline
     ) -> int:
-        """As os.preadv does it."""
+        """Read as os.preadv does."""
         nbytes = sum(map(len, buffers))
-        if nbytes > _LANE_NBYTES:
+        if nbytes > _CHANNEL_NBYTES:
             return os.preadv(descriptor, buffers, offset)
-        lane = self._taken()
-        done = self._moved(lane, descriptor, nbytes, offset, deadline, reading=True)
+        channel = self._take()
+        done = self._move(channel, descriptor, nbytes, offset, deadline, reading=True)
         start = 0
         for buffer in buffers:
-            part = lane.bytes[start : min(start + len(buffer), done)]
+            part = channel.bytes[start : min(start + len(buffer), done)]
             buffer[: len(part)] = part
             start += len(buffer)
-        self._give_back(lane)
+        self._give_back(channel)
         return done
 
     def pwritev(
         self, descriptor: int, buffers: Sequence[memoryview], offset: int, deadline: Deadline
     ) -> int:
-        """As os.pwritev does it."""
+        """Write as os.pwritev does."""
         nbytes = sum(map(len, buffers))
-        if nbytes > _LANE_NBYTES:
+        if nbytes > _CHANNEL_NBYTES:
             return os.pwritev(descriptor, buffers, offset)
-        lane = self._taken()
+        channel = self._take()
         start = 0
         for buffer in buffers:
-            lane.bytes[start : start + len(buffer)] = buffer
+            channel.bytes[start : start + len(buffer)] = buffer
             start += len(buffer)
-        done = self._moved(lane, descriptor, nbytes, offset, deadline, reading=False)
-        self._give_back(lane)
+        done = self._move(channel, descriptor, nbytes, offset, deadline, reading=False)
+        self._give_back(channel)
         return done
 
     def close(self) -> None:
-        """Give rings and memory back."""
+        """Free the rings and their memory."""
         with self._lock:
-            lanes, self._idle, self._late = self._idle + self._late, [], []
-        for lane in lanes:
-            lane.close()
+            channels, self._idle, self._late = self._idle + self._late, [], []
+        for channel in channels:
+            channel.close()
 
-    def _moved(
+    def _move(
         self,
-        lane: _Lane,
+        channel: _Channel,
         descriptor: int,
         nbytes: int,
         offset: int,
@@ -88,23 +88,23 @@ class Usrbio:
         *,
         reading: bool,
     ) -> int:
-        """Move bytes and return how many; the lane is the caller's again, unless it raises."""
+        """Move bytes, and return their number. After an error the caller has lost the channel."""
         try:
-            result = self._result(lane, descriptor, nbytes, offset, deadline, reading=reading)
+            result = self._submit(channel, descriptor, nbytes, offset, deadline, reading=reading)
         except BaseException:
-            self._put_aside(lane)
+            self._put_aside(channel)
             raise
         if result is None:
-            self._put_aside(lane)
+            self._put_aside(channel)
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         if result < 0:
-            self._give_back(lane)
+            self._give_back(channel)
             raise OSError(-result, os.strerror(-result))
         return result
 
-    def _result(
+    def _submit(
         self,
-        lane: _Lane,
+        channel: _Channel,
         descriptor: int,
         nbytes: int,
         offset: int,
@@ -112,24 +112,24 @@ class Usrbio:
         *,
         reading: bool,
     ) -> int | None:
-        """Return what the ring says; None where it says nothing by the deadline."""
-        ring = lane.reads if reading else lane.writes
-        with _translated():
+        """Return the result of the ring; None when there is none by the deadline."""
+        ring = channel.reads if reading else channel.writes
+        with _translate_errors():
             self._client.register_fd(descriptor)
             try:
-                ring.prepare(lane.vector[0:nbytes], reading, descriptor, offset)
-                lane.waiting = ring.submit()
+                ring.prepare(channel.vector[0:nbytes], reading, descriptor, offset)
+                channel.waiting = ring.submit()
                 left = timedelta(seconds=deadline.remaining_s())
-                return _first(lane.waiting.wait(min_results=1, timeout=left))
+                return _first(channel.waiting.wait(min_results=1, timeout=left))
             finally:
-                with suppress(Exception):  # what the ring said counts
+                with suppress(Exception):  # the result of the ring counts
                     self._client.deregister_fd(descriptor)
 
-    def _taken(self) -> _Lane:
-        """Take a lane that nothing is moved to or from.
+    def _take(self) -> _Channel:
+        """Return a channel without a transfer.
 
         Raises:
-            OSError: There are as many late lanes as there may be (EMFILE), or none can be made.
+            OSError: There are too many late channels (EMFILE), or no channel can be made.
         """
         with self._lock:
             self._reap()
@@ -137,38 +137,38 @@ class Usrbio:
                 return self._idle.pop()
             if len(self._late) >= _MOST_LATE:
                 raise OSError(errno.EMFILE, f"{len(self._late)} transfers of 3FS have not ended")
-        with _translated():
-            return _Lane(self._client, self._mount)
+        with _translate_errors():
+            return _Channel(self._client, self._mount)
 
     def _reap(self) -> None:
-        """Take lanes back whose transfers have ended after all."""
-        for lane in list(self._late):
-            with suppress(OSError), _translated():
-                if lane.has_ended():
-                    self._late.remove(lane)
-                    self._idle.append(lane)
+        """Make late channels idle again once their transfers have ended."""
+        for channel in list(self._late):
+            with suppress(OSError), _translate_errors():
+                if channel.has_ended():
+                    self._late.remove(channel)
+                    self._idle.append(channel)
 
-    def _put_aside(self, lane: _Lane) -> None:
-        """Keep a lane until its transfer has ended; one whose ring took nothing whole is of no use."""
-        if lane.waiting is None:
-            lane.close()
+    def _put_aside(self, channel: _Channel) -> None:
+        """Keep a channel until its transfer has ended. A channel whose ring failed at once is closed."""
+        if channel.waiting is None:
+            channel.close()
             return
         with self._lock:
-            self._late.append(lane)
+            self._late.append(channel)
 
-    def _give_back(self, lane: _Lane) -> None:
-        lane.waiting = None
+    def _give_back(self, channel: _Channel) -> None:
+        channel.waiting = None
         with self._lock:
-            self._idle.append(lane)
+            self._idle.append(channel)
 
 
-class _Lane:
-    """What one call at a time needs: memory that 3FS knows, and a ring for each direction."""
+class _Channel:
+    """The means of one call at a time: memory registered with 3FS, and a ring for each direction."""
 
     def __init__(self, client: Any, mount: str) -> None:
-        self._memory = SharedMemory(create=True, size=_LANE_NBYTES)
+        self._memory = SharedMemory(create=True, size=_CHANNEL_NBYTES)
         self.waiting: Any = None
-        """The ring that something was handed to, and that has not said yet what came of it."""
+        """The ring of a transfer that has not ended; None without a transfer."""
         try:
             assert self._memory.buf is not None
             self.bytes: memoryview = self._memory.buf
@@ -182,23 +182,23 @@ class _Lane:
             self._memory.unlink()
 
     def has_ended(self) -> bool:
-        """Ask without waiting whether the transfer has ended."""
+        """Return True when the transfer has ended, without a wait."""
         if _first(self.waiting.wait(min_results=1, timeout=timedelta())) is None:
             return False
         self.waiting = None
         return True
 
     def close(self) -> None:
-        """Let go of the memory, after those who refer to it."""
+        """Free the memory, after the objects that refer to it."""
         for name in ("vector", "reads", "writes", "waiting"):
             vars(self).pop(name, None)
-        with suppress(BufferError):  # of a client that still refers to it
+        with suppress(BufferError):  # the client still refers to the memory
             self._memory.close()
 
 
 @contextmanager
-def _translated() -> Generator[None, None, None]:
-    """Raise OSError for whatever 3FS's client raises."""
+def _translate_errors() -> Generator[None, None, None]:
+    """Raise OSError for every error of 3FS's client."""
     try:
         yield
     except OSError:
@@ -211,11 +211,11 @@ def _first(results: Sequence[Any]) -> int | None:
     return int(results[0].result) if results else None
 
 
-def usrbio_of(root: str, *, wanted: bool | None) -> Usrbio | None:
-    """Return the client for the mount that `root` is on; None where it is not wanted, or not to be had.
+def connect_usrbio(root: str, *, wanted: bool | None) -> Usrbio | None:
+    """Return the client for the mount of `root`; None when it is not wanted, or not available.
 
     Raises:
-        BackendNotInstalled, ConfigError: It is wanted (True, not None) and not to be had.
+        BackendNotInstalled, ConfigError: The client is required (True, not None) and not available.
     """
     if wanted is False:
         return None

@@ -1,26 +1,22 @@
-"""Writers, and which of them are dead.
+"""Live writers and dead ones.
 
-writers/TOKEN is held locked as long as the writer lives. The kernel lets go of it when it dies, however.
+writers/TOKEN is held locked as long as the writer lives. The kernel releases the lock of a dead writer.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import re
-import secrets
 import time
 from contextlib import suppress
 
 from hicache_backends.hf3fs.fork_guard import FORKS, WAIT_S
+from hicache_backends.hf3fs.layout import new_stamp
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.writer_lock import WRITER_TOKEN, new_token, try_lock_at
 
-_TOKEN_NBYTES = 8
-_SERIAL_NBYTES = 8
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MISSING_NS = 600 * 10**9
-_TOKEN_NAME = re.compile(r"[0-9a-f]{16}")
 
 
 class Writer:
@@ -29,82 +25,67 @@ class Writer:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._serials = itertools.count()
-        self._descriptor = -1
-        while (
-            self._descriptor < 0
-        ):  # a collector may take it for a dead writer's before it is locked
-            self.token = secrets.token_hex(_TOKEN_NBYTES)
-            self._descriptor = _locked(f"{directory}/{self.token}", os.O_CREAT | os.O_EXCL)
+        self._fd = -1
+        while self._fd < 0:  # a collector may remove the file before it is locked
+            self.token = new_token()
+            self._fd = _lock_file(f"{directory}/{self.token}", os.O_CREAT | os.O_EXCL)
 
     def stamp(self) -> bytes:
-        """What no write had before."""
-        serial = next(self._serials).to_bytes(_SERIAL_NBYTES, "big")
-        return time.time_ns().to_bytes(8, "big") + bytes.fromhex(self.token) + serial
+        """Return the stamp of a new write."""
+        return new_stamp(self.token, next(self._serials))
 
     def close(self) -> None:
         """Unlock and remove the file. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
             with suppress(OSError):
                 os.unlink(f"{self._directory}/{self.token}")
-            FORKS.release(descriptor)
-
-
-def writer_of(stamp: bytes) -> str:
-    """The token of the writer that made a stamp."""
-    return stamp[8 : 8 + _TOKEN_NBYTES].hex()
-
-
-def written_ns(stamp: bytes) -> int:
-    """When a stamp was made."""
-    return int.from_bytes(stamp[:8], "big")
+            FORKS.release(fd)
 
 
 def is_dead(directory: str, token: str, reserved_ns: int) -> bool:
-    """Whether the writer with this token, whose last reservation is known, is gone.
+    """Return True when the writer with this token is gone, and remove its file.
 
-    The file that it left is removed then. One whose file is missing may have lost it: it is given time.
+    A writer whose file is missing may have lost the file. It counts as dead ten minutes after
+    `reserved_ns`, the time of its last known reservation.
     """
     path = f"{directory}/{token}"
     try:
-        descriptor = _locked(path, 0)
+        fd = _lock_file(path, 0)
     except FileNotFoundError:
         return time.time_ns() - reserved_ns > _MISSING_NS
     except OSError:
         return False
-    if descriptor < 0:
+    if fd < 0:
         return False
     with suppress(OSError):
-        if not os.fstat(descriptor).st_size:  # ours are empty
+        if not os.fstat(fd).st_size:  # our files are empty
             os.unlink(path)
-    FORKS.release(descriptor)
+    FORKS.release(fd)
     return True
 
 
 def tokens(directory: str) -> set[str]:
-    """Of all writers that have a file."""
+    """Return the tokens of all writers that have a file."""
     try:
-        return {name for name in os.listdir(directory) if _TOKEN_NAME.fullmatch(name)}
+        return {name for name in os.listdir(directory) if WRITER_TOKEN.fullmatch(name)}
     except FileNotFoundError:
         return set()
 
 
-def _locked(path: str, flags: int) -> int:
-    """Return a descriptor that holds the lock; -1 where somebody else does, or the file was removed.
+def _lock_file(path: str, flags: int) -> int:
+    """Return a descriptor that holds the lock; -1 when another process does, or the file was removed.
 
     A forked child closes its copy, so that the lock ends with this process.
     """
     with FORKS.step(Deadline(2 * WAIT_S)):
-        descriptor = os.open(path, _FLAGS | flags, 0o666)
-        FORKS.hold(descriptor)
+        fd = os.open(path, _FLAGS | flags, 0o666)
+        FORKS.hold(fd)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.exists(path):
-            return descriptor
-    except BlockingIOError:
-        pass
+        if try_lock_at(path, fd):
+            return fd
     except OSError:
-        FORKS.release(descriptor)
+        FORKS.release(fd)
         raise
-    FORKS.release(descriptor)
+    FORKS.release(fd)
     return -1

@@ -1,7 +1,8 @@
-"""`memory`: pages in a dict. The reference that other backends are compared with: obviously right."""
+"""`memory`: pages in a dict, the plain reference with which other backends are compared."""
 
 from __future__ import annotations
 
-from hicache_backends.memory.storage import MemorySettings, MemoryStorage
+from hicache_backends.memory.settings import MemorySettings
+from hicache_backends.memory.storage import MemoryStorage
 
 __all__ = ["MemorySettings", "MemoryStorage"]

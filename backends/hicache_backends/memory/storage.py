@@ -1,12 +1,12 @@
-"""`memory`: pages in a dict. The reference that other backends are compared with: obviously right."""
+"""`memory` as a HiCacheStorage: one dict a key space, one lock, no eviction."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from hicache_backends.memory.settings import MemorySettings
 from hicache_storage.errors import UnsupportedOperation
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
 from hicache_storage.storage import (
     Capabilities,
     HiCacheStorage,
@@ -22,17 +22,8 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 
-class MemorySettings(Settings):
-    """The config of `memory`."""
-
-    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
-    """Payload and frame bytes to hold; a set beyond it is refused. None: as much as there is memory."""
-    timeout_s: PositiveSeconds = 30.0
-    """Every backend has it; nothing here can take long."""
-
-
 class MemoryStorage(HiCacheStorage):
-    """Pages of this process, until they are deleted. One lock, one dict a key space, no eviction."""
+    """Pages of this process, until they are deleted. Thread-safe."""
 
     capabilities = Capabilities(retention=Retention.UNTIL_DELETED, enumerable=True)
 
@@ -72,7 +63,7 @@ class MemoryStorage(HiCacheStorage):
         self.ensure_open()
         stored = self._spaces.get(space, {})
         return [
-            _copied(stored.get(page_hash), page)
+            _copy(stored.get(page_hash), page)
             for page_hash, page in zip(hashes, pages, strict=True)
         ]
 
@@ -131,7 +122,7 @@ class MemoryStorage(HiCacheStorage):
             return True
 
 
-def _copied(data: bytes | None, page: Page) -> bool:
+def _copy(data: bytes | None, page: Page) -> bool:
     if data is None or len(data) != page.nbytes:
         return False
     page.copy_from(data)

@@ -53,7 +53,6 @@ _MODULES = (
     "concurrency.linearizability",
     "concurrency.parallel_calls",
     "concurrency.processes",
-    "basics.model",
     "declarations.declarations",
     "declarations.bounded",
     "declarations.limits",
@@ -93,10 +92,10 @@ def check(
     """Register a function as a check of rule `rule_id`. Its docstring states the fact, in a sentence."""
 
     def register(run: Callable[[Case], None]) -> Callable[[Case], None]:
-        made = Check(RULES[rule_id], run, needs, quick, stochastic)
-        if made.name in _CHECKS:
-            raise ValueError(f"two checks are called {made.name}")
-        _CHECKS[made.name] = made
+        new = Check(RULES[rule_id], run, needs, quick, stochastic)
+        if new.name in _CHECKS:
+            raise ValueError(f"two checks are called {new.name}")
+        _CHECKS[new.name] = new
         return run
 
     return register

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HICACHE_CONFORMANCE = Program(
     name="hicache-conformance",
-    description="Judge a KV-cache store by the rules of the storage contract. A cache may forget; it"
+    description="Test a KV-cache store by the rules of the storage contract. A cache may forget; it"
     " may never lie.",
     verbs=(run, new, selftest, compare, matrix, rules),
     default=run,

@@ -108,12 +108,14 @@ class Caller:
     def open_space(self) -> Attempt:
         """Attempt `open_space`. The answer is None."""
         storage = self.probe.storage
-        return self._made("open_space", [], lambda: storage.open_space(self.space))
+        return self._attempt("open_space", [], lambda: storage.open_space(self.space))
 
     def exists(self, hashes: Sequence[str]) -> Attempt:
         """Attempt `batch_exists`. The answer is a list of bool."""
         storage = self.probe.storage
-        return self._made("batch_exists", hashes, lambda: storage.batch_exists(self.space, hashes))
+        return self._attempt(
+            "batch_exists", hashes, lambda: storage.batch_exists(self.space, hashes)
+        )
 
     def get(self, hashes: Sequence[str]) -> Attempt:
         """Attempt `batch_get`. The answer is the bytes of each page, or None for a miss."""
@@ -126,33 +128,33 @@ class Caller:
                 for hit, page in zip(hits, memory.pages, strict=True)
             ]
 
-        return self._made("batch_get", hashes, call)
+        return self._attempt("batch_get", hashes, call)
 
     def set(self, contents: Mapping[str, bytes]) -> Attempt:
-        """Attempt `batch_set`. The answer is a list of bool. The trace counts the pages as stored
-        in any case.
-        """
+        """Attempt `batch_set`. The answer is a list of bool. The trace counts the pages as stored."""
         hashes = list(contents)
         memory = self.probe.memory(self.space, len(hashes)).filled_with(list(contents.values()))
         self.probe.trace.stored[self.space].update(hashes)
         self.probe.trace.offered(self.space, hashes)
         storage = self.probe.storage
-        return self._made(
+        return self._attempt(
             "batch_set", hashes, lambda: storage.batch_set(self.space, hashes, memory.pages)
         )
 
     def delete(self, hashes: Sequence[str]) -> Attempt:
         """Attempt `batch_delete`. The answer is a list of bool."""
         storage = self.probe.storage
-        return self._made("batch_delete", hashes, lambda: storage.batch_delete(self.space, hashes))
+        return self._attempt(
+            "batch_delete", hashes, lambda: storage.batch_delete(self.space, hashes)
+        )
 
     def close(self) -> Attempt:
         """Attempt `close`. The answer is None."""
         return make_attempt(self.probe, "close", self.probe.storage.close, limit_s=self.limit_s)
 
-    def _made(self, operation: str, hashes: Sequence[str], call: Callable[[], Any]) -> Attempt:
-        shown = ", ".join(page_hash[:8] for page_hash in hashes[:4])
-        detail = f"{space_text(self.space)}, [{shown}]"
+    def _attempt(self, operation: str, hashes: Sequence[str], call: Callable[[], Any]) -> Attempt:
+        hashes_text = ", ".join(page_hash[:8] for page_hash in hashes[:4])
+        detail = f"{space_text(self.space)}, [{hashes_text}]"
         return make_attempt(self.probe, operation, call, limit_s=self.limit_s, detail=detail)
 
 

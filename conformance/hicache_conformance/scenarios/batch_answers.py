@@ -39,7 +39,7 @@ def must_answer(
         allowed = pages.get(page_hash)
         if allowed is None:
             if there or data is not None:
-                raise _strange_hit(case, store, space, (place, page_hash), data)
+                raise _unexpected_hit(case, store, space, (place, page_hash), data)
             continue
         contents = [allowed] if isinstance(allowed, bytes) else list(allowed)
         if data is None:
@@ -50,7 +50,7 @@ def must_answer(
             case.missed(store, space, page_hash, "batch_exists")
 
 
-def _strange_hit(
+def _unexpected_hit(
     case: Case, store: Probe, space: KeySpace, item: tuple[int, str], data: bytes | None
 ) -> Violation:
     """Return the violation of a hit for an absent page. `data` is what batch_get read, if anything."""

@@ -36,9 +36,9 @@ def batch_sizes(limit: int) -> list[int]:
     return [size for size in _BATCH_SIZES if size < limit] + [limit]
 
 
-def deceptive_bytes(nbytes: int, noise: random.Random) -> dict[str, bytes]:
+def deceptive_bytes(nbytes: int, rng: random.Random) -> dict[str, bytes]:
     """Return pages of `nbytes` that code between caller and store may misread, by a description."""
-    random_bytes = noise.randbytes(nbytes)
+    random_bytes = rng.randbytes(nbytes)
     half = random_bytes[: nbytes // 2]
     starts = {
         "random bytes": random_bytes,
@@ -62,16 +62,18 @@ def deceptive_bytes(nbytes: int, noise: random.Random) -> dict[str, bytes]:
         "a zlib stream": zlib.compress(bytes(16)),
         "a pickle": pickle.dumps(b"x" * 16),
     }
-    return {words: start[:nbytes].ljust(nbytes, b"\0") for words, start in starts.items()}
+    return {
+        description: start[:nbytes].ljust(nbytes, b"\0") for description, start in starts.items()
+    }
 
 
 def _not_zero(value: int) -> int:
     return value or 1
 
 
-def nearly_equal(nbytes: int, noise: random.Random) -> list[bytes]:
+def nearly_equal(nbytes: int, rng: random.Random) -> list[bytes]:
     """Return pages that differ from the first one in one byte, in their order, or in one bit."""
-    base = noise.randbytes(nbytes)
+    base = rng.randbytes(nbytes)
     places = {0, 1, nbytes // 4, nbytes // 2, 3 * nbytes // 4, nbytes - 2, nbytes - 1}
     changed = [
         _with(base, place, base[place] ^ 1) for place in sorted(places) if 0 <= place < nbytes
@@ -85,10 +87,10 @@ def _with(data: bytes, place: int, value: int) -> bytes:
     return data[:place] + bytes([value]) + data[place + 1 :]
 
 
-def similar_hashes(noise: random.Random) -> dict[str, list[str]]:
+def similar_hashes(rng: random.Random) -> dict[str, list[str]]:
     """Return groups of page hashes that are easily confused, by what they have in common."""
-    short, usual, long = (noise.randbytes(count).hex() for count in (16, 32, 64))
-    number = f"7{noise.randrange(10**62):062}1"
+    short, usual, long = (rng.randbytes(count).hex() for count in (16, 32, 64))
+    number = f"7{rng.randrange(10**62):062}1"
     return {
         "one is the start of the other": [long[:length] for length in (32, 34, 40, 64, 96, 128)],
         "one is the end of the other": [long[-length:] for length in (32, 34, 40, 64, 96, 128)],
@@ -119,7 +121,7 @@ def _one_digit_changed(page_hash: str, step: int) -> list[str]:
 
 
 def segmentations(
-    nbytes: int, alignment: int, noise: random.Random, most: int = _MOST_SEGMENTS
+    nbytes: int, alignment: int, rng: random.Random, most: int = _MOST_SEGMENTS
 ) -> dict[str, Sequence[int]]:
     """Return lengths of a page's segments, by a description. Cuts are multiples of `alignment`."""
     fibonacci = takewhile(lambda place: place < nbytes, accumulate(_fibonacci(), initial=0))
@@ -129,11 +131,11 @@ def segmentations(
         "3 segments, a byte at each end": (1, nbytes - 1),
         "a header of 64 bytes and the rest": (64,),
         "segments that grow": [*fibonacci],
-        "16 segments of any length": [noise.randrange(nbytes) for _ in range(15)],
-        "129 segments of any length": [noise.randrange(nbytes) for _ in range(128)],
+        "16 segments of any length": [rng.randrange(nbytes) for _ in range(15)],
+        "129 segments of any length": [rng.randrange(nbytes) for _ in range(128)],
         f"{most} equal segments": [index * nbytes // most for index in range(most)],
     }
-    return {words: _lengths(nbytes, alignment, cuts) for words, cuts in places.items()}
+    return {description: _lengths(nbytes, alignment, cuts) for description, cuts in places.items()}
 
 
 def _fibonacci() -> list[int]:

@@ -114,9 +114,7 @@ class _HandleUser:
                 raise NotVerified(f"the store takes no page before the fork: {attempt.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for `limit_s` and some rounds at least. Stop at the first
-        fault.
-        """
+        """Set, read and look up pages for `limit_s`, and some rounds at least, up to the first fault."""
         began_s = time.monotonic()
         elapsed_s, turn = 0.0, 0
         while not self.report.problem and (
@@ -149,10 +147,10 @@ class _HandleUser:
             if lost and was_set and self._keeps:
                 yield f"a page that was set is a miss: {page_hash[:8]}"
         if len(self.report.taken) > 8 * _ROUND_PAGES:
-            going = list(self.report.taken)[:_ROUND_PAGES]
-            attempt = self.caller.delete(going)
+            to_delete = list(self.report.taken)[:_ROUND_PAGES]
+            attempt = self.caller.delete(to_delete)
             yield from filter(None, [self._foreign_error(attempt)])
-            for page_hash in going:
+            for page_hash in to_delete:
                 del self.report.taken[page_hash]
 
     def _foreign_error(self, attempt: Attempt) -> str:
@@ -181,14 +179,14 @@ class _ForkedUser:
     """The parent's side of a forked child that uses the inherited handle on request."""
 
     def __init__(self, parent: _HandleUser) -> None:
-        self._connection, theirs = Pipe()
+        self._connection, child_end = Pipe()
         self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
             with suppress(BaseException):
-                _run_child(theirs, _HandleUser(parent.caller, parent.kept, "forked child"))
+                _run_child(child_end, _HandleUser(parent.caller, parent.kept, "forked child"))
             os._exit(0)
-        theirs.close()
+        child_end.close()
 
     def send(self, limit_s: float) -> None:
         """Request that the child uses the handle for `limit_s`."""

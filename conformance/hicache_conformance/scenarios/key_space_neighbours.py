@@ -73,9 +73,9 @@ def neighbours(space: KeySpace, *, quick: bool = False) -> list[Neighbour]:
     ]
     for name, values in shards.items():
         for value in values[:ways]:
-            words = _difference(f"shard.{name}", getattr(space.shard, name), value)
+            description = _difference(f"shard.{name}", getattr(space.shard, name), value)
             apart = replace(space, shard=replace(space.shard, **{name: value}))
-            found.append(Neighbour(f"shard.{name}", apart, words))
+            found.append(Neighbour(f"shard.{name}", apart, description))
     return [one for one in found if one.space != space]
 
 
@@ -109,14 +109,14 @@ def colliding_fields(space: KeySpace) -> Iterator[tuple[str, KeySpace, KeySpace]
         ("no context, and one rank", _shard((0, 4), (0, 8)), _shard((0, 4), (0, 8), (0, 1))),
         ("no heads, and all of them", _shard((0, 4), None), _shard((0, 4), (0, 8))),
     )
-    for words, one, other in plain:
+    for description, one, other in plain:
         sizes = {fields.get("page_nbytes", 1) for fields in (one, other)}
         # Pages that are too small for a pair are left out.
         if one != other and all(0 < nbytes <= whole for nbytes in sizes):
-            yield words, replace(space, **one), replace(space, **other)
-    for words, one, other in shards:
+            yield description, replace(space, **one), replace(space, **other)
+    for description, one, other in shards:
         first, second = replace(space.shard, **one), replace(space.shard, **other)
-        yield words, replace(space, shard=first), replace(space, shard=second)
+        yield description, replace(space, shard=first), replace(space, shard=second)
 
 
 def equal_when_joined(space: KeySpace, separator: str, token: str) -> dict[str, KeySpace]:
@@ -146,22 +146,20 @@ def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, K
     Each pair has a description. None of the key spaces is `space` itself, nor equal to it.
     """
     ways = {"begin": slice(digits), "end": slice(-digits, None)}
-    seen: dict[str, dict[str, KeySpace]] = {words: {} for words in ways}
+    seen: dict[str, dict[str, KeySpace]] = {description: {} for description in ways}
     for number in count(space.page_tokens + 1):
         one = replace(space, page_tokens=number)
-        for words, cut in list(ways.items()):
-            other = seen[words].setdefault(one.id[cut], one)
+        for description, cut in list(ways.items()):
+            other = seen[description].setdefault(one.id[cut], one)
             if other is not one:
-                del ways[words]
-                yield f"their ids {words} with {one.id[cut]}", other, one
+                del ways[description]
+                yield f"their ids {description} with {one.id[cut]}", other, one
         if not ways:
             return
 
 
 def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield such pairs with twelve equal digits. The search took long, so they are the same in
-    every run.
-    """
+    """Yield such pairs with twelve equal digits. They are the same in every run."""
     space = KeySpace(
         model="conformance/look-alike",
         dtype="bfloat16",
@@ -170,9 +168,9 @@ def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
         page_nbytes=16,
         shard=Shard(layers=(0, 1)),
     )
-    for words, one, other in (("begin", 13198055, 20640447), ("end", 15106214, 19022614)):
+    for description, one, other in (("begin", 13198055, 20640447), ("end", 15106214, 19022614)):
         first, second = replace(space, page_tokens=one), replace(space, page_tokens=other)
-        yield f"their ids {words} with the same twelve digits", first, second
+        yield f"their ids {description} with the same twelve digits", first, second
 
 
 def odd_names(token: str, elsewhere: str, *, quick: bool = False) -> list[str]:

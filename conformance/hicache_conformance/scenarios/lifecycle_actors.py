@@ -41,9 +41,7 @@ _CLOSE_LIMIT_S = 20.0
 _ANSWER_LIMIT_S = 240.0
 _USERS = 3
 _WARM_UP_ROUNDS = 2
-"""The rounds before the count: libraries keep an epoll descriptor or an event loop of their first
-use.
-"""
+"""The rounds before the count: libraries keep a descriptor or an event loop of their first use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +87,16 @@ class _LocalLink(Link):
     """A link of an actor that runs in this process."""
 
     def __init__(self, case: Case) -> None:
-        self._ours, theirs = Pipe()
-        super().__init__(theirs, None, case.config, case.absent)
+        self._parent_end, child_end = Pipe()
+        super().__init__(child_end, None, case.config, case.absent)
         self._case = case
 
     def open_storage(self) -> HiCacheStorage:
         return self._case.subject.storage_class.from_config(self.config)
 
     def result(self) -> Any:
-        with self._ours, self.connection:
-            return self._ours.recv()
+        with self._parent_end, self.connection:
+            return self._parent_end.recv()
 
 
 def _run_locally(case: Case, actor: Callable[..., None], *arguments: Any) -> Any:

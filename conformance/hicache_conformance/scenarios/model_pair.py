@@ -129,8 +129,8 @@ class ModelPair:
     def _delete(self, step: Step) -> None:
         hashes = [self._hashes[page] for page in step.pages]
         verdicts = self._handles[step.handle].delete(self._space(step), hashes)
-        for page, gone in zip(step.pages, verdicts, strict=True):
-            if not gone:
+        for page, deleted in zip(step.pages, verdicts, strict=True):
+            if not deleted:
                 raise self._disagreement("batch_delete is False", "True: it is gone", page)
             self._held.pop((step.space, page), None)
 
@@ -191,25 +191,25 @@ class ModelPair:
             raise self._disagreement(f"{operation} is False", "True: it was set", page)
 
     def _hit(self, operation: str, versions: Sequence[int], page: int, what: str) -> None:
-        wanted = " or ".join(f"version {version}" for version in versions)
+        expected = " or ".join(f"version {version}" for version in versions)
         got = f"{operation} is True" + (f": {what}" if what else "")
-        raise self._disagreement(got, wanted or "False: no such page is there", page)
+        raise self._disagreement(got, expected or "False: no such page is there", page)
 
     def _disagreement(self, got: str, expected: str, page: int | None = None) -> Violation:
         note = "the store disagrees with a dict" + ("" if page is None else f" about page {page}")
         return Violation(f"{note}: {got.partition(':')[0]}", expected, got)
 
     def _text(self, step: Step) -> str:
-        words = [step.kind]
+        description = [step.kind]
         if step.pages:
-            words.append(f"page {', '.join(map(str, step.pages))}")
+            description.append(f"page {', '.join(map(str, step.pages))}")
         if step.kind == "agree":
             return "get and exists of everything"
         if step.kind != "reopen":
-            words.append(f"of {self._spaces[step.space].pool!r}")
+            description.append(f"of {self._spaces[step.space].pool!r}")
         if self.handles > 1:
-            words.append(f"by handle {step.handle}")
-        return " ".join(words)
+            description.append(f"by handle {step.handle}")
+        return " ".join(description)
 
     def _names(self, hashes: Sequence[str]) -> str:
         known = {page_hash: f"page {page}" for page, page_hash in enumerate(self._hashes)}

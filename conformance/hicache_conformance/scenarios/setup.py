@@ -54,12 +54,12 @@ def store_many(
 
 
 @contextmanager
-def note(words: str) -> Generator[None, None, None]:
+def note(description: str) -> Generator[None, None, None]:
     """Add to a violation a fact that its message can't contain."""
     try:
         yield
     except Violation as violation:
-        violation.message += f" ({words})"
+        violation.message += f" ({description})"
         raise
 
 

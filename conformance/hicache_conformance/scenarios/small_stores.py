@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _FIELDS = ("capacity_nbytes", "max_nbytes", "map_nbytes", "size_nbytes", "capacity", "map_size")
-"""Names of a capacity in configs. The first is the contract's, and is tried where the config has
-none.
-"""
+"""Names of a capacity in configs. The first, the contract's, is tried where the config has none."""
 _PAGE_NBYTES = 64 << 10
 _PAGES = 16
 """The number of pages that have room in the small store."""
@@ -123,13 +121,13 @@ def make_small(case: Case, capacity_nbytes: int) -> int:
     if own_nbytes is not None and own_nbytes <= _LARGEST_NBYTES:
         return own_nbytes
     case.reconfigure(**_small_fields(case, capacity_nbytes))
-    made_nbytes = _capacity_nbytes(case)
-    if made_nbytes is not None and made_nbytes > _LARGEST_NBYTES:
+    new_nbytes = _capacity_nbytes(case)
+    if new_nbytes is not None and new_nbytes > _LARGEST_NBYTES:
         raise NotVerified(
             f"the store was not made small: asked for {capacity_nbytes} bytes, it says that it has room"
-            f" for {made_nbytes}"
+            f" for {new_nbytes}"
         )
-    return made_nbytes or capacity_nbytes
+    return new_nbytes or capacity_nbytes
 
 
 def _small_fields(case: Case, capacity_nbytes: int) -> dict[str, Any]:
@@ -159,9 +157,9 @@ def _is_own(case: Case) -> bool:
 
     A prefix may name a store, or only names in a store which others fill as well.
     """
-    dies_with_us = not case.claims.shared and case.claims.durability < Durability.CRASH
+    dies_with_process = not case.claims.shared and case.claims.durability < Durability.CRASH
     named = str(case.config)
-    if dies_with_us or str(case.scratch.path) in named:
+    if dies_with_process or str(case.scratch.path) in named:
         return True
     if case.scratch.prefix not in named:
         return False

@@ -37,7 +37,7 @@ A, B = hash_of(1), hash_of(2)
 
 
 def request(server: S3Server, method: str, name: str, data: bytes | None = None) -> bytes | None:
-    """What the server answers, past the backend; None where there is no such object."""
+    """Return the body of the server's answer, or None if there is no such object."""
     url = f"{server.endpoint_url}/{BUCKET}/{name}"
     asked = urllib.request.Request(url, data, method=method)  # noqa: S310  # http only
     try:
@@ -52,7 +52,7 @@ def request(server: S3Server, method: str, name: str, data: bytes | None = None)
 
 @contextmanager
 def running(directory: Path) -> Generator[Ministack, None, None]:
-    """A server with an empty bucket."""
+    """Yield a server with an empty bucket."""
     with Ministack(directory) as server:
         request(server, "PUT", "")
         yield server
@@ -127,7 +127,7 @@ def test_options_of_the_user_come_first_and_leave_ours(ministack: Ministack) -> 
 
 
 def test_a_put_carries_a_checksum(ministack: Ministack) -> None:
-    """Ministack takes half a body for the whole object without."""
+    """Without a checksum ministack accepts half a body as the whole object."""
     with FsspecStorage.from_config(config(ministack, "checksums")) as store:
         filesystem = store._mounts.get().files._filesystem()[0]
         chosen = filesystem._s3.meta.config.request_checksum_calculation
@@ -136,7 +136,7 @@ def test_a_put_carries_a_checksum(ministack: Ministack) -> None:
 
 
 def test_listings_by_the_first_digit_are_the_whole_listing(store: FsspecStorage) -> None:
-    """`clear` cuts a listing that takes too long."""
+    """`clear` splits a listing that takes too long."""
     hashes = [hash_of(number) for number in range(40)]
     store.batch_set(SPACE, hashes, [page() for _ in hashes])
 

@@ -1,4 +1,4 @@
-"""The time that calls of `hf3fs` take where an index, a resolver or a file system says nothing."""
+"""The deadlines of `hf3fs` calls while an index, a name server or a file system does not answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from urllib.parse import quote
 import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, mount
-from hicache_backends.hf3fs.background import Background
 from hicache_backends.hf3fs.index import redis_client
-from hicache_backends.hf3fs.slot_files import SlotFiles
+from hicache_backends.hf3fs.slots import SlotFiles
 from pages import page
 from redis.connection import SSLConnection
 from servers import RedisServer, TlsRedisServer
@@ -45,7 +44,7 @@ def ends_in(limit_s: float) -> Generator[None, None, None]:
 
 @contextmanager
 def index_held(root: Path) -> Generator[None, None, None]:
-    """Hold SQLite's write lock, as another process may."""
+    """Hold SQLite's write lock as another process would."""
     with closing(sqlite3.connect((root / "index.sqlite").resolve(), isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -53,7 +52,7 @@ def index_held(root: Path) -> Generator[None, None, None]:
 
 
 def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let whoever makes an index anew wait at the first slot, until the event."""
+    """Make every rebuild wait at the first slot until the event is set."""
     go_on, real = threading.Event(), SlotFiles._marks
 
     def waiting(*arguments: Any) -> Any:
@@ -71,7 +70,7 @@ def damage_first_page(root: Path) -> None:
 
 class TestSqliteIndex:
     def test_all_steps_of_a_set_share_one_deadline(self, root: Path) -> None:
-        """It has to heal a page, to tell of what was used, and to reserve slots."""
+        """The set heals a page, flushes access times and reserves slots."""
         with opened(root, timeout_s=TIMEOUT_S, capacity_nbytes="100MiB") as storage:
             stored(storage, range(2))
             hits(storage, range(1))
@@ -202,7 +201,7 @@ sys.stdin.read()
 
 
 class Talker:
-    """A server on loopback that answers with one byte now and then, and never with a whole line."""
+    """A server on loopback that sends one byte now and then, and never a whole line."""
 
     def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0))
@@ -270,13 +269,13 @@ class TestRedisIndex:
     def test_calls_that_need_one_name_look_it_up_once_at_a_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """While the name server is silent they use the address that it gave before."""
+        """While the name server is silent the calls use its last answer."""
         hangs, looked_up = threading.Event(), list[object]()
         monkeypatch.setattr(redis_client, "RESOLVER", Resolver())
         with RedisServer(tmp_path / "redis") as server:
             url = f"redis://localhost:{server.port}"
             with opened_by(url, tmp_path / "r") as storage:
-                index: Any = storage._mounts.get().index
+                index: Any = storage._mount.get().index
 
                 def hanging(*given: Any, **_: Any) -> list[Any]:
                     looked_up.append(given)
@@ -294,7 +293,7 @@ class TestRedisIndex:
     def test_addresses_that_do_not_answer_share_the_deadline(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A full backlog is what a host looks like that drops packets."""
+        """A full backlog behaves like a host that drops packets."""
         with closing(socket.socket()) as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(0)
@@ -335,7 +334,7 @@ class TestRedisIndex:
         ):
             stored(storage, range(4))
             go_on = held_up(monkeypatch)
-            index: Any = storage._mounts.get().index
+            index: Any = storage._mount.get().index
             with index._client.call(Deadline(30)) as client:
                 client.hdel(f"{index._prefix}:state", "made")
             with ends_in(LATE_S), pytest.raises(StorageTimeout, match="anew"):
@@ -366,30 +365,11 @@ class TestRedisIndex:
                 assert [True] * 2 == hits(storage, range(2))
 
 
-class TestBackground:
-    def test_work_that_no_thread_could_be_had_for_is_begun_by_the_next_call(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        background, done = Background(), list[int]()
-
-        def refused(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refused)
-            with pytest.raises(StorageUnavailable, match="no thread"):
-                background.run(lambda: done.append(1), Deadline(0.1))
-        background.run(lambda: done.append(2), Deadline(30))
-        background.close()
-
-        assert [2] == done
-
-
 class TestTls:
     def test_a_certificate_of_another_host_is_sent_no_password(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Releases 5 of redis-py do not verify the name unless they are told."""
+        """Releases 5 of redis-py do not verify the name without an option."""
         tls: Any = SSLConnection
         real: Any = tls.__init__
 
@@ -419,7 +399,7 @@ class TestTls:
 
 
 def saying(found: list[Any]) -> Callable[..., list[Any]]:
-    """Return a resolver that finds this."""
+    """Return a resolver function with the result `found`."""
 
     def resolved(*_: Any, **__: Any) -> list[Any]:
         return found
@@ -428,7 +408,7 @@ def saying(found: list[Any]) -> Callable[..., list[Any]]:
 
 
 def _becomes(wanted: object, call: Callable[[], object]) -> bool:
-    """Return True when `call` gives what is wanted, within a while."""
+    """Return True when `call` returns `wanted` within a limit."""
     ends_s = time.monotonic() + 30
     while time.monotonic() < ends_s:
         with suppress(HiCacheError):

@@ -1,4 +1,4 @@
-"""The `hf3fs` backend: what is in the slots, what is believed of it, and what a batch answers."""
+"""The `hf3fs` backend as a storage: slots, batches, eviction, lost indexes, damage and settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.slot_files import SlotFiles
-from hicache_backends.hf3fs.slots import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
+from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
+from hicache_backends.hf3fs.slots import SlotFiles
 from pages import blank, hash_of, page, space
 
 from hicache_storage import (
@@ -62,7 +62,7 @@ def got(storage: Hf3fsStorage, page_hash: str) -> bytes | None:
 
 
 def aligned(nbytes: int, seed: int = 0) -> Page:
-    """A page whose memory begins a block."""
+    """Return a page whose memory begins at a multiple of the block size."""
     memory = memoryview(mmap.mmap(-1, nbytes))
     memory[:] = random.Random(seed).randbytes(nbytes)
     return Page(memory)
@@ -74,7 +74,7 @@ def descriptors() -> int:
 
 def place_of(storage: Hf3fsStorage, page_hash: str) -> Place:
     files = storage._files_of(SPACE)
-    with storage._mounts.get().index.view(files, Deadline(30)) as view:
+    with storage._mount.get().index.view(files, Deadline(30)) as view:
         return view.find([page_hash])[page_hash]
 
 
@@ -156,7 +156,7 @@ class TestSlots:
             return real(descriptor, buffers, offset)
 
         monkeypatch.setattr(os, "pwritev", counting)
-        # By chance a page may begin a block, and then travels apart from its neighbours.
+        # A page may begin a block by chance, and is then moved apart from its neighbours.
         pages = [Page(memoryview(bytearray(4097))[1:]) for _ in range(8)]
         assert [True] * 8 == storage.batch_set(SPACE, HASHES[:8], pages)
 
@@ -182,7 +182,7 @@ class TestPages:
         def known(_: str) -> bool:
             return local
 
-        monkeypatch.setattr("hicache_backends.hf3fs.is_local", known)
+        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", known)
 
         with opened(root) as storage:
             assert storage.capabilities.alignment == alignment
@@ -227,7 +227,7 @@ class TestReuse:
     def test_a_reader_whose_slot_was_reused_misses(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The slot gets another page, and the first one back, between the read and the second look."""
+        """Between read and second look-up the slot gets another page, and the first one again."""
         stored(storage, range(1))
         real = os.preadv
 
@@ -325,7 +325,7 @@ class TestReuse:
 
 
 class TestWritesInDoubt:
-    """A stand-in for a mount over a network: an error comes back, and the write is carried out later."""
+    """A mount over a network may report an error and carry the write out later."""
 
     @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
     def test_what_a_mount_carries_out_late_lands_in_no_other_page(
@@ -337,7 +337,7 @@ class TestWritesInDoubt:
             late.append((os.dup(descriptor), [bytes(buffer) for buffer in buffers], offset))
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -358,7 +358,7 @@ class TestWritesInDoubt:
         def failing(*_: object) -> int:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr("hicache_backends.hf3fs.is_local", _is_remote)
+        monkeypatch.setattr("hicache_backends.hf3fs.storage.is_local", _is_remote)
         with opened(root, direct=False) as storage:
             with monkeypatch.context() as patched:
                 patched.setattr(os, "pwritev", failing)
@@ -533,7 +533,7 @@ class TestLostIndex:
             assert page(seed=0).tobytes() == got(again, HASHES[0])
 
     def test_half_a_page_is_not_found_again(self, storage: Hf3fsStorage, root: Path) -> None:
-        """As a writer leaves it that was killed while it wrote over another page."""
+        """A writer that is killed while it overwrites a page leaves such a slot."""
         stored(storage, range(2))
         slot = place_of(storage, HASHES[1]).slot
         storage.close()
@@ -587,7 +587,7 @@ class TestDamage:
             raise StorageTimeout("the index was locked")
 
         with monkeypatch.context() as patched:
-            patched.setattr(storage._mounts.get().index, "forget", failing)
+            patched.setattr(storage._mount.get().index, "forget", failing)
             assert None is got(storage, HASHES[0])
             with pytest.raises(StorageTimeout):
                 storage.batch_set(SPACE, HASHES[:1], [page()])
@@ -663,7 +663,7 @@ class TestLifecycle:
     ) -> None:
         with opened(root) as storage:
             stored(storage, range(2))
-            transfers = storage._mounts.get()._transfers
+            transfers = storage._mount.get()._transfers
             for name in ("read", "write"):
                 monkeypatch.setattr(transfers, name, _too_late(getattr(transfers, name)))
 
@@ -673,7 +673,7 @@ class TestLifecycle:
 
 
 def _too_late(move: Any) -> Any:
-    """Give a transfer no time."""
+    """Return `move` with a deadline that has passed."""
 
     def moving(files: SlotFiles, items: Any, _: Deadline) -> Any:
         return move(files, items, Deadline(0))

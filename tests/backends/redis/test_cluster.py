@@ -31,7 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def cluster(shared: RedisCluster) -> RedisCluster:
-    """A cluster with nothing in it."""
+    """Return an empty cluster."""
     for node in shared.nodes:
         client_of_one(node).flushall()
     return shared
@@ -55,7 +55,7 @@ def must_get_all(storage: RedisStorage) -> None:
 
 
 class Move:
-    """A slot with pages on its way from one server to another."""
+    """The migration of a slot with pages from one server to another."""
 
     def __init__(self, cluster: RedisCluster, page_hash: str) -> None:
         self.slot = key_slot(KEYS.page(page_hash))
@@ -77,8 +77,8 @@ class Move:
         self._set_slot(self.target, "IMPORTING", ids[self.source])
         self._set_slot(self.source, "MIGRATING", ids[self.target])
 
-    def carry(self, *keys: bytes) -> None:
-        """Take these keys over, or all."""
+    def migrate(self, *keys: bytes) -> None:
+        """Migrate these keys, or all keys of the slot."""
         taken = keys or client_of_one(self.source).execute_command(
             "CLUSTER", "GETKEYSINSLOT", self.slot, 1000
         )
@@ -116,7 +116,7 @@ class TestCluster:
         set_all(storage)
         move = Move(cluster, HASHES[0])
         move.begin()
-        move.carry()
+        move.migrate()
         move.end()
 
         must_get_all(storage)
@@ -129,18 +129,18 @@ class TestCluster:
     def test_a_slot_on_its_way_works(
         self, cluster: RedisCluster, storage: RedisStorage, *, index_first: bool
     ) -> None:
-        """Some of its keys are there already; what is new goes where it will be."""
+        """Some keys of the slot have moved already. New keys go to the target."""
         victim, late = HASHES[1], HASHES[1][:2] + HASHES[2][2:]
         set_all(storage)
         move = Move(cluster, victim)
         move.begin()
-        move.carry(KEYS.index(victim[:2]) if index_first else KEYS.page(victim))
+        move.migrate(KEYS.index(victim[:2]) if index_first else KEYS.page(victim))
 
         must_get_all(storage)
         assert [False] == storage.batch_exists(space(), [late])
         assert [True] == storage.batch_set(space(), [late], [page()])
         assert [True] == storage.batch_get(space(), [late], [blank()])
-        move.carry()
+        move.migrate()
         move.end()
         must_get_all(storage)
         listed = {info.page_hash for info in storage.scan(space())}
@@ -184,7 +184,7 @@ class TestSentinels:
                 "sentinel_master": sentinel.master,
                 "timeout_s": 3,
             }
-            sentinel.wait_until_it_knows_a_replica()
+            sentinel.wait_for_replica()
             with RedisStorage.from_config(config) as storage:
                 assert [True] * len(HASHES) == set_all(storage)
                 must_get_all(storage)

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class OnOneServer(Subject):
-    """One server for all tests of a class: a key prefix a test keeps them apart."""
+    """One server for all tests of a class. Each test has its own key prefix."""
 
     storage_class = RedisStorage
     kind: ClassVar[Kind]
     shared_server: ClassVar[AnyServer]
-    rooms: ClassVar[pytest.TempPathFactory]
+    directories: ClassVar[pytest.TempPathFactory]
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-        cls.rooms = tmp_path_factory
-        with cls.kind.start(cls.rooms.mktemp("shared")) as cls.shared_server:
+        cls.directories = tmp_path_factory
+        with cls.kind.start(cls.directories.mktemp("shared")) as cls.shared_server:
             yield
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class OnOneServer(Subject):
 
     @contextmanager
     def server(self) -> Generator[AnyServer, None, None]:
-        with self.kind.start(self.rooms.mktemp("own")) as self._own_server:
+        with self.kind.start(self.directories.mktemp("own")) as self._own_server:
             yield self._own_server
 
 
@@ -57,7 +57,7 @@ class TestRedis(OnOneServer, StorageConformance):
 
 
 class TestSmall(OnOneServer, StorageConformance):
-    """A server with room for some dozens of pages. Most checks need more."""
+    """A server with memory for some dozens of pages. Most checks need more."""
 
     kind = KINDS["small"]
     concerns = "kv_006"

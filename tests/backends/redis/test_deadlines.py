@@ -1,4 +1,4 @@
-"""The time that calls of the redis backend take, whatever the server does."""
+"""The time that calls of the redis backend take when a server fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hicache_backends.redis.access import Address
 from hicache_backends.redis.deadline_socket import DeadlineSocket
 from hicache_backends.redis.session import Session
 from pages import blank, hash_of, page, space
-from redis_servers import RespServer, array, bulk, hole, usual
+from redis_servers import RespServer, array, bulk, empty_reply, unreachable_port
 from servers import wait_until
 
 from hicache_storage import StorageClosed, StorageTimeout, StorageUnavailable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 0.4
 LATE_S = LIMIT_S + 1.0
-"""What the capability `bounded` allows."""
+"""The limit that the capability `bounded` sets."""
 SPACE = space()
 NBYTES = SPACE.stored_nbytes
 
@@ -40,7 +40,7 @@ def opened(server: RespServer, **config: Any) -> RedisStorage:
 
 
 def took_s(call: Callable[[], object]) -> float:
-    """How long a call takes that must end as a time-out, or as a store that is not there."""
+    """Return the duration of a call that must time out or find no server."""
     began_s = time.monotonic()
     with pytest.raises((StorageTimeout, StorageUnavailable)):
         call()
@@ -66,7 +66,7 @@ CALLS = ("open_space", "exists", "get", "set", "delete", "spaces", "scan", "clea
 
 @contextmanager
 def signals(every_s: float) -> Generator[None, None, None]:
-    """Interrupt this thread's system calls again and again."""
+    """Interrupt this thread's system calls periodically."""
     before = signal.signal(signal.SIGALRM, _nothing)
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
@@ -77,17 +77,17 @@ def signals(every_s: float) -> Generator[None, None, None]:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """Handle a signal: it must have a handler in order to interrupt a system call."""
+    """Do nothing. A signal interrupts a system call only if it has a handler."""
 
 
 class Fault:
-    """A server that is well until something happens to it."""
+    """A fault that a test switches on. Before it the server answers as an empty one."""
 
     def __init__(self) -> None:
-        self.happens: Callable[[list[bytes]], bytes | None] | None = None
+        self.reply: Callable[[list[bytes]], bytes | None] | None = None
 
     def answer(self, command: list[bytes]) -> bytes | None:
-        return usual(command) if self.happens is None else self.happens(command)
+        return empty_reply(command) if self.reply is None else self.reply(command)
 
 
 @pytest.fixture
@@ -111,13 +111,13 @@ def storage(server: RespServer) -> Iterator[RedisStorage]:
 class TestSilence:
     @pytest.mark.parametrize("name", CALLS)
     def test_every_call_ends_in_time(self, storage: RedisStorage, fault: Fault, name: str) -> None:
-        fault.happens = lambda _: None
+        fault.reply = lambda _: None
 
         assert took_s(calls_of(storage)[name]) < LATE_S
 
     def test_half_a_reply_is_silence(self, storage: RedisStorage, fault: Fault) -> None:
         halves = {b"GET": b"$%d\r\nhalf a page" % NBYTES, b"STRLEN": b":12", b"UNLINK": b":"}
-        fault.happens = lambda command: halves.get(command[0], usual(command))
+        fault.reply = lambda command: halves.get(command[0], empty_reply(command))
 
         for name in ("exists", "get", "set", "delete"):
             assert took_s(calls_of(storage)[name]) < LATE_S
@@ -126,13 +126,13 @@ class TestSilence:
         self, server: RespServer, storage: RedisStorage, fault: Fault
     ) -> None:
         late = threading.Event()
-        fault.happens = lambda command: usual(command) if command[0] != b"GET" else _when(late)
+        fault.reply = lambda command: empty_reply(command) if command[0] != b"GET" else _when(late)
         one = blank()
         with pytest.raises(StorageTimeout):
             storage.batch_get(SPACE, [hash_of(1)], [one])
         late.set()
         wait_until(lambda: not any(thread.name == "late" for thread in threading.enumerate()))
-        fault.happens = None
+        fault.reply = None
 
         assert [False] == storage.batch_exists(SPACE, [hash_of(1)])
         assert blank().tobytes() == one.tobytes()
@@ -154,10 +154,10 @@ class TestDrips:
 
 
 class Dripping(RespServer):
-    """It answers byte by byte, and never to the end."""
+    """A server that sends its reply byte by byte, and never ends it."""
 
     def __init__(self) -> None:
-        super().__init__(usual)
+        super().__init__(empty_reply)
         self.drips = False
 
     def _serve(self, connection: socket.socket) -> None:
@@ -166,7 +166,7 @@ class Dripping(RespServer):
 
     def _dripped(self, connection: socket.socket, command: list[bytes]) -> bytes | None:
         if not self.drips:
-            return usual(command)
+            return empty_reply(command)
         connection.sendall(b"$%d\r\n" % NBYTES if command[0] == b"GET" else b"-")
         while True:
             connection.sendall(b"x")
@@ -178,27 +178,27 @@ class TestSignals:
     def test_they_do_not_begin_the_time_again(
         self, storage: RedisStorage, fault: Fault, name: str
     ) -> None:
-        fault.happens = lambda _: None
+        fault.reply = lambda _: None
         with signals(LIMIT_S / 20):
             assert took_s(calls_of(storage)[name]) < LATE_S
 
     def test_they_do_not_in_the_middle_of_a_page(self, storage: RedisStorage, fault: Fault) -> None:
         half = b"$%d\r\n" % NBYTES + b"x" * (NBYTES // 2)
-        fault.happens = lambda command: half if command[0] == b"GET" else usual(command)
+        fault.reply = lambda command: half if command[0] == b"GET" else empty_reply(command)
         with signals(LIMIT_S / 20):
             get = partial(storage.batch_get, SPACE, [hash_of(1)], [blank()])
             assert took_s(get) < LATE_S
 
     def test_they_do_not_while_nobody_reads_what_is_sent(self, fault: Fault) -> None:
         large = space(page_nbytes=16 << 20)
-        with Deaf() as server, opened(server) as storage, signals(LIMIT_S / 20):
+        with NotReading() as server, opened(server) as storage, signals(LIMIT_S / 20):
             storage.open_space(large)
-            server.is_deaf.set()
+            server.stops_reading.set()
             given = [page(16 << 20)]
             assert took_s(lambda: storage.batch_set(large, [hash_of(1)], given)) < LATE_S
 
     def test_they_do_not_while_a_connection_is_made(self) -> None:
-        with hole() as port, signals(LIMIT_S / 20):
+        with unreachable_port() as port, signals(LIMIT_S / 20):
             url = f"redis://127.0.0.1:{port}"
             config = {"url": url, "timeout_s": LIMIT_S}
             assert took_s(lambda: RedisStorage.from_config(config)) < LATE_S
@@ -209,25 +209,25 @@ class TestSignals:
             assert took_s(lambda: RedisStorage.from_config(config)) < LATE_S
 
 
-class Deaf(RespServer):
-    """It reads no page."""
+class NotReading(RespServer):
+    """A server that reads no page."""
 
     def __init__(self) -> None:
-        super().__init__(self._hears)
-        self.is_deaf = threading.Event()
-        self._ends = threading.Event()
+        super().__init__(self._answer)
+        self.stops_reading = threading.Event()
+        self._unblocked = threading.Event()
 
-    def _hears(self, command: list[bytes]) -> bytes:
-        if self.is_deaf.is_set() and command[0] == b"STRLEN":
-            self.answer = self._sleeps
-        return usual(command)
+    def _answer(self, command: list[bytes]) -> bytes:
+        if self.stops_reading.is_set() and command[0] == b"STRLEN":
+            self.answer = self._block
+        return empty_reply(command)
 
-    def _sleeps(self, command: list[bytes]) -> bytes | None:
-        self._ends.wait(30)
+    def _block(self, command: list[bytes]) -> bytes | None:
+        self._unblocked.wait(30)
         return None
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ends.set()
+        self._unblocked.set()
         super().__exit__(*exc_info)
 
 
@@ -235,18 +235,18 @@ class TestSentinels:
     def test_they_and_those_who_wait_for_them_keep_the_time_of_the_call(self) -> None:
         silent = threading.Event()
 
-        def master_says(command: list[bytes]) -> bytes | None:
-            return None if silent.is_set() else usual(command)
+        def master_reply(command: list[bytes]) -> bytes | None:
+            return None if silent.is_set() else empty_reply(command)
 
-        def sentinel_says(command: list[bytes]) -> bytes | None:
+        def sentinel_reply(command: list[bytes]) -> bytes | None:
             if command[0] != b"SENTINEL":
-                return usual(command)
+                return empty_reply(command)
             fields = {b"name": b"m", b"ip": b"127.0.0.1", b"flags": b"master"}
             fields[b"port"] = b"%d" % master.port
-            told = [bulk(part) for item in fields.items() for part in item]
-            return None if silent.is_set() else array(array(*told))
+            parts = [bulk(part) for item in fields.items() for part in item]
+            return None if silent.is_set() else array(array(*parts))
 
-        with RespServer(master_says) as master, RespServer(sentinel_says) as sentinel:
+        with RespServer(master_reply) as master, RespServer(sentinel_reply) as sentinel:
             config = {
                 "url": "redis://ignored",
                 "sentinels": [f"127.0.0.1:{sentinel.port}"],
@@ -278,13 +278,13 @@ class TestClose:
     def test_connections_that_are_being_made_share_its_time(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing wakes who connects: close waits for all servers of a cluster together."""
+        """Nothing wakes a thread that connects. `close` waits for all servers of a cluster together."""
         limit_s, hosts = 1.5, [f"127.0.0.{number}" for number in range(2, 7)]
         monkeypatch.setattr("hicache_backends.redis.session._CLOSE_LIMIT_S", limit_s)
         settings = RedisSettings.parse("redis", {"url": "redis://localhost"})
         access = settings.access()
         session = Session(settings, access, access, Counters(), is_cluster=False)
-        with hole(*hosts) as port:
+        with unreachable_port(*hosts) as port:
             pools = [session.pools.at(Address(host, port)) for host in hosts]
 
             def use(pool: ServerPool) -> None:
@@ -306,7 +306,7 @@ class TestClose:
 
 class TestUnixSockets:
     def test_a_server_that_reads_little_by_little_does_not_prolong_a_call(self) -> None:
-        """The kernel's limit for a send is there that of each part of it."""
+        """The kernel limits each part of a send over a unix socket, not the whole send."""
         near, far = socket.socketpair()
         with near, far:
             sock = DeadlineSocket(near, Deadline(LIMIT_S))

@@ -1,4 +1,4 @@
-"""The redis backend behind a network that fails: what becomes of pages that were under way."""
+"""The redis backend behind a network that fails: the pages that were on their way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hicache_backends.redis import RedisStorage
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
-from redis_servers import client_of_one, config_of
+from redis_servers import config_of
 from servers import RedisServer, TlsRedisServer, wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
@@ -22,20 +22,6 @@ SPACE = space(page_nbytes=NBYTES)
 HASHES = [hash_of(number) for number in range(8)]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: RedisServer) -> RedisServer:
-    """A server with nothing in it."""
-    with client_of_one(shared) as admin:
-        admin.flushall()
-    return shared
-
-
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[FaultProxy]:
     with FaultProxy(("127.0.0.1", server.port)) as proxy:
@@ -44,14 +30,14 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def direct(server: RedisServer) -> Iterator[RedisStorage]:
-    """A storage that nothing happens to."""
+    """Yield a storage that does not use the proxy."""
     with opened(server) as storage:
         yield storage
 
 
 @pytest.fixture
 def storage(server: RedisServer, proxy: FaultProxy) -> Iterator[RedisStorage]:
-    """One behind the proxy, with a connection that has been in use."""
+    """Yield a storage behind the proxy, with a connection that has been used."""
     with opened(server, proxy) as storage:
         storage.open_space(SPACE)
         yield storage
@@ -110,7 +96,7 @@ class TestSet:
             assert set_all(storage) == direct.batch_exists(SPACE, HASHES) == [True] * 8
 
     def test_who_may_not_end_connections_gives_no_verdict(self, tmp_path: Path) -> None:
-        """A False could turn out a lie: the user has no right to CLIENT KILL."""
+        """The user has no right to CLIENT KILL, so that a verdict of False could become wrong."""
         with (
             TlsRedisServer(tmp_path) as server,
             FaultProxy(("127.0.0.1", server.port)) as proxy,
@@ -126,7 +112,7 @@ class TestSet:
     def test_a_paused_server_does_not_bring_back_what_was_given_up(
         self, server: RedisServer, proxy: FaultProxy, direct: RedisStorage
     ) -> None:
-        """What lies in the server's buffers when it goes on was told as unknown, never as refused."""
+        """Writes in the server's buffers are reported as unknown, never as refused."""
         with opened(server, proxy, timeout_s=0.5) as storage:
             storage.open_space(SPACE)
             server.pause()

@@ -1,4 +1,4 @@
-"""Pages of Redis and their indices, beside others who set and remove the same pages."""
+"""The index of the redis backend, while others set and remove the same pages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hicache_backends.redis import RedisStorage, batch
 from hicache_backends.redis.connection import Connection
 from hicache_backends.redis.layout import SpaceKeys
 from pages import hash_of, page, space
-from redis_servers import client_of_one, config_of
-from servers import RedisServer
+from redis_servers import PREFIX, client_of_one, open_on
 
 from hicache_storage import StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-PREFIX = "test:"
+    from servers import RedisServer
+
 SPACE = space(page_nbytes=64)
 KEYS = SpaceKeys(PREFIX, SPACE)
 BUCKET_MATES = ["ab" + hash_of(number)[2:] for number in range(2)]
@@ -26,37 +26,18 @@ HASHES = [*BUCKET_MATES, "cd" + hash_of(2)[2:]]
 PAGES = [page(64, seed) for seed in range(3)]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: RedisServer) -> RedisServer:
-    """A server with nothing in it."""
-    admin = client_of_one(shared)
-    admin.flushall()
-    admin.config_set("maxmemory", 0)
-    return shared
-
-
 @pytest.fixture
 def remover(server: RedisServer) -> Iterator[RedisStorage]:
-    with opened(server) as storage:
+    with open_on(server) as storage:
         storage.open_space(SPACE)
         yield storage
 
 
 @pytest.fixture
 def writer(server: RedisServer) -> Iterator[RedisStorage]:
-    with opened(server) as storage:
+    with open_on(server) as storage:
         storage.open_space(SPACE)
         yield storage
-
-
-def opened(server: RedisServer, **config: Any) -> RedisStorage:
-    return RedisStorage.from_config({**config_of(server), "prefix": PREFIX, **config})
 
 
 def present(storage: RedisStorage) -> set[str]:
@@ -70,7 +51,7 @@ def listed(storage: RedisStorage) -> set[str]:
 
 @contextmanager
 def between_commands(at: int, act: Callable[[], None]) -> Generator[list[int], None, None]:
-    """Send commands one by one, and call `act` before the one with this number; the count of all."""
+    """Send commands one by one, and call `act` before command `at`. Yield the count of all commands."""
     connection_class: Any = Connection
     execute = connection_class.execute
     sent = [0]
@@ -144,7 +125,7 @@ class TestDelete:
     def test_a_page_that_the_server_does_not_remove_stays_listed(
         self, server: RedisServer, writer: RedisStorage
     ) -> None:
-        """The user of the remover may change indices, and remove no keys."""
+        """The remover's user may change indices, but may not remove keys."""
         admin = client_of_one(server)
         admin.acl_setuser(
             "half", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-unlink", "-del"]
@@ -152,7 +133,7 @@ class TestDelete:
         set_all(writer)
         try:
             with (
-                opened(server, username="half", password="any") as half,  # noqa: S106
+                open_on(server, username="half", password="any") as half,  # noqa: S106
                 pytest.raises(StorageUnavailable, match="NOPERM"),
             ):
                 half.batch_delete(SPACE, HASHES)
@@ -164,7 +145,7 @@ class TestDelete:
     def test_a_full_server_deletes_pages_and_members(
         self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
     ) -> None:
-        """It takes no marks while it is full; there is room when the pages are gone."""
+        """A full server takes no marks. It has memory again when the pages are gone."""
         large = space(page_nbytes=1 << 20)
         writer.batch_set(large, HASHES, [page(1 << 20, seed) for seed in range(3)])
         admin = client_of_one(server)
@@ -226,35 +207,35 @@ class TestExpiry:
     def test_a_shorter_life_elsewhere_takes_no_page_out_of_its_index(
         self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two writers set one page at once: the one that keeps pages for ever is first."""
+        """Two writers set one page at once. The first of them keeps pages for ever."""
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         monkeypatch.setattr("hicache_backends.redis.index._CLOCK_SKEW_S", -3600.0)
-        router: Any = batch
-        unhindered = router.set_pages
+        batch_module: Any = batch
+        set_pages = batch_module.set_pages
 
         def late(*arguments: Any) -> None:
-            monkeypatch.setattr(batch, "set_pages", unhindered)
+            monkeypatch.setattr(batch, "set_pages", set_pages)
             set_all(writer)
-            unhindered(*arguments)
+            set_pages(*arguments)
 
-        with opened(server, ttl_s=60) as passing:
-            passing.open_space(SPACE)
+        with open_on(server, ttl_s=60) as expiring:
+            expiring.open_space(SPACE)
             monkeypatch.setattr(batch, "set_pages", late)
-            passing.batch_set(SPACE, HASHES, PAGES)  # which trims
-            assert router.set_pages is unhindered
+            expiring.batch_set(SPACE, HASHES, PAGES)  # which trims
+            assert batch_module.set_pages is set_pages
 
             assert -1 == client_of_one(server).ttl(KEYS.page(HASHES[0]))
-            assert set(HASHES) == listed(passing)
+            assert set(HASHES) == listed(expiring)
 
     def test_trimming_leaves_members_that_a_remover_has_marked(
         self, server: RedisServer, writer: RedisStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The remover has died; its pages are there."""
+        """The remover has died before it removed its pages."""
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         set_all(writer)
         admin = client_of_one(server)
         admin.zadd(KEYS.index("ab"), dict.fromkeys(BUCKET_MATES, -(1 << 51)))
-        with opened(server, ttl_s=60) as passing:
-            passing.batch_set(SPACE, HASHES, PAGES)
+        with open_on(server, ttl_s=60) as expiring:
+            expiring.batch_set(SPACE, HASHES, PAGES)
 
         assert set(HASHES) == listed(writer)

@@ -1,4 +1,4 @@
-"""The page path of the redis backend, against a peer that answers whatever a test wants it to."""
+"""GET and SET of pages, against a peer whose replies a test chooses."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ _BLANK = b"\xa5" * _NBYTES
 
 
 class Peer:
-    """The other end of a wire. It has said all that it will say before it is asked anything."""
+    """The other end of a socket. It sends its replies before it receives a command."""
 
     def __init__(self) -> None:
         near, self._far = socket.socketpair()
         self.socket = DeadlineSocket(near, Deadline(10))
         self._near = near
-        self._speaker = threading.Thread()
+        self._sender = threading.Thread()
 
-    def says(self, *replies: bytes, each: int | None = None) -> None:
-        """Send replies, in pieces of `each` bytes."""
-        said = b"".join(replies)
+    def send(self, *replies: bytes, each: int | None = None) -> None:
+        """Send replies, in parts of `each` bytes."""
+        data = b"".join(replies)
         if each is None:
-            self._far.sendall(said)
+            self._far.sendall(data)
             return
 
-        def speak() -> None:
-            for start in range(0, len(said), each):
-                self._far.sendall(said[start : start + each])
+        def send_parts() -> None:
+            for start in range(0, len(data), each):
+                self._far.sendall(data[start : start + each])
 
-        self._speaker = threading.Thread(target=speak)
-        self._speaker.start()
+        self._sender = threading.Thread(target=send_parts)
+        self._sender.start()
 
-    def hangs_up(self) -> None:
+    def shut_down(self) -> None:
         self._far.shutdown(socket.SHUT_WR)
 
-    def heard(self) -> bytes:
+    def received(self) -> bytes:
         return self._far.recv(1 << 20)
 
     def close(self) -> None:
         self._near.close()
-        if self._speaker.ident is not None:
-            self._speaker.join()
+        if self._sender.ident is not None:
+            self._sender.join()
         self._far.close()
 
 
@@ -74,7 +74,7 @@ def contents(count: int, nbytes: int = _NBYTES) -> list[bytes]:
 
 
 def got(peer: Peer, pages: list[Page], window: int = 4) -> tuple[list[Reply], Exception | None]:
-    """What came of a get of these pages: verdicts, and what it raised."""
+    """Get pages. Return the verdicts, and the exception if one was raised."""
     replies: list[Reply] = [UNANSWERED] * len(pages)
 
     def settle(index: int, reply: Reply) -> None:
@@ -96,7 +96,7 @@ class TestGet:
     ) -> None:
         data = contents(3, nbytes)
         pages = [blank(nbytes) for _ in data]
-        peer.says(*map(bulk, data), each=each)
+        peer.send(*map(bulk, data), each=each)
 
         assert ([True] * 3, None) == got(peer, pages)
         assert data == [one.tobytes() for one in pages]
@@ -105,7 +105,7 @@ class TestGet:
     def test_a_miss_shifts_nothing(self, peer: Peer, each: int | None) -> None:
         data = contents(3)
         pages = [blank(_NBYTES) for _ in range(5)]
-        peer.says(b"$-1\r\n", bulk(data[0]), b"$-1\r\n", *map(bulk, data[1:]), each=each)
+        peer.send(b"$-1\r\n", bulk(data[0]), b"$-1\r\n", *map(bulk, data[1:]), each=each)
 
         assert ([False, True, False, True, True], None) == got(peer, pages)
         assert [_BLANK, data[0], _BLANK, *data[1:]] == [one.tobytes() for one in pages]
@@ -113,7 +113,7 @@ class TestGet:
     def test_an_error_in_the_middle_is_its_own_page_s(self, peer: Peer) -> None:
         data = contents(2)
         pages = [blank(_NBYTES) for _ in range(3)]
-        peer.says(bulk(data[0]), b"-WRONGTYPE no string\r\n", bulk(data[1]))
+        peer.send(bulk(data[0]), b"-WRONGTYPE no string\r\n", bulk(data[1]))
 
         replies, error = got(peer, pages)
 
@@ -131,7 +131,7 @@ class TestGet:
     ) -> None:
         data = contents(2)
         pages = [blank(_NBYTES) for _ in range(3)]
-        peer.says(bulk(data[0]), wrong, bulk(data[1]))
+        peer.send(bulk(data[0]), wrong, bulk(data[1]))
 
         replies, error = got(peer, pages)
 
@@ -144,7 +144,7 @@ class TestGet:
     )
     def test_a_reply_of_another_kind_ends_the_connection(self, peer: Peer, wrong: bytes) -> None:
         pages = [blank(_NBYTES) for _ in range(2)]
-        peer.says(wrong, bulk(contents(1)[0]))
+        peer.send(wrong, bulk(contents(1)[0]))
 
         replies, error = got(peer, pages)
 
@@ -152,7 +152,7 @@ class TestGet:
         assert isinstance(error, WrongReply)
 
     def test_a_page_without_its_end_is_no_hit(self, peer: Peer) -> None:
-        peer.says(b"$%d\r\n%bXY" % (_NBYTES, contents(1)[0]))
+        peer.send(b"$%d\r\n%bXY" % (_NBYTES, contents(1)[0]))
 
         replies, error = got(peer, [blank(_NBYTES)])
 
@@ -165,8 +165,8 @@ class TestGet:
     ) -> None:
         data = contents(2)
         pages = [blank(_NBYTES) for _ in data]
-        peer.says(b"".join(map(bulk, data))[:cut])
-        peer.hangs_up()
+        peer.send(b"".join(map(bulk, data))[:cut])
+        peer.shut_down()
 
         replies, error = got(peer, pages)
 
@@ -182,25 +182,25 @@ class TestGet:
         assert isinstance(error, TimeoutError)
 
     def test_no_more_than_the_window_is_asked_for(self, peer: Peer) -> None:
-        peer.hangs_up()
+        peer.shut_down()
         got(peer, [blank(_NBYTES) for _ in range(10)], window=2)
 
-        assert 2 == peer.heard().count(b"GET")
+        assert 2 == peer.received().count(b"GET")
 
     def test_many_segments_are_filled_in_order(self, peer: Peer) -> None:
         (data,) = contents(1, 3000)
         memory = bytearray(3000)
         segments = [memoryview(memory)[start : start + 2] for start in range(0, 3000, 2)]
-        peer.says(bulk(data))
+        peer.send(bulk(data))
 
         assert ([True], None) == got(peer, [Page(*segments)])
         assert data == memory
 
 
-def put(peer: Peer, count: int, *, listing: tuple[bytes, ...] = ()) -> list[Reply]:
-    """The replies to sets of so many pages."""
+def put(peer: Peer, count: int, *, index_command: tuple[bytes, ...] = ()) -> list[Reply]:
+    """Set `count` pages. Return their replies."""
     settled: list[Reply] = []
-    requests = [PageRequest(b"key", _NBYTES, listing=listing)] * count
+    requests = [PageRequest(b"key", _NBYTES, index_command=index_command)] * count
     pages = [page(_NBYTES, seed) for seed in range(count)]
     set_pages(peer.socket, requests, pages, 4, lambda _, replies: settled.append(replies))
     return settled
@@ -208,31 +208,31 @@ def put(peer: Peer, count: int, *, listing: tuple[bytes, ...] = ()) -> list[Repl
 
 class TestSet:
     def test_each_page_has_its_own_replies(self, peer: Peer) -> None:
-        peer.says(b":1\r\n+OK\r\n:0\r\n", b":0\r\n$-1\r\n:0\r\n", b"-OOM no\r\n" * 3)
+        peer.send(b":1\r\n+OK\r\n:0\r\n", b":0\r\n$-1\r\n:0\r\n", b"-OOM no\r\n" * 3)
 
         assert [[1, True, 0], [0, None, 0], [ErrorReply("OOM", "no")] * 3] == put(
-            peer, 3, listing=(b"ZADD", b"index", b"+inf", b"hash")
+            peer, 3, index_command=(b"ZADD", b"index", b"+inf", b"hash")
         )
 
     def test_what_is_sent_is_listed_set_and_listed_again(self, peer: Peer) -> None:
-        peer.says(b":1\r\n+OK\r\n:0\r\n")
-        put(peer, 1, listing=(b"ZADD", b"i", b"1", b"h"))
+        peer.send(b":1\r\n+OK\r\n:0\r\n")
+        put(peer, 1, index_command=(b"ZADD", b"i", b"1", b"h"))
         zadd = b"*4\r\n$4\r\nZADD\r\n$1\r\ni\r\n$1\r\n1\r\n$1\r\nh\r\n"
         command = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$100\r\n" + page(_NBYTES).tobytes() + b"\r\n"
 
-        assert zadd + command + zadd == peer.heard()
+        assert zadd + command + zadd == peer.received()
 
     @pytest.mark.parametrize("wrong", [b"+QUEUED\r\n", b"$5\r\nhello\r\n", b"+OK\r\n+OK\r\n"])
     def test_replies_of_another_kind_or_number_are_not_believed(
         self, peer: Peer, wrong: bytes
     ) -> None:
-        peer.says(wrong)
+        peer.send(wrong)
 
         with pytest.raises(WrongReply):
             put(peer, 1)
 
     def test_an_endless_line_is_not_read(self, peer: Peer) -> None:
-        peer.says(b"-" + b"x" * 8000)
+        peer.send(b"-" + b"x" * 8000)
 
         with pytest.raises(WrongReply):
             put(peer, 1)
@@ -250,7 +250,7 @@ def test_drips_do_not_prolong_a_deadline(peer: Peer) -> None:
 
     def drip() -> None:
         while not stop.wait(0.02):
-            peer.says(b"$")
+            peer.send(b"$")
 
     dripping = threading.Thread(target=drip)
     dripping.start()

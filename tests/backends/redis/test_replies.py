@@ -1,4 +1,4 @@
-"""Replies that no Redis server should send: nothing but answers and errors of this package."""
+"""Replies that no Redis server should send. They lead to answers, or to errors of this package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hicache_backends.redis import RedisStorage
 from pages import blank, hash_of, page, space
-from redis_servers import RespServer, bulk, slots, usual
+from redis_servers import RespServer, bulk, empty_reply, slots
 from servers import wait_until
 
 from hicache_storage import HiCacheError
@@ -57,19 +57,19 @@ class TestOddReplies:
     @pytest.mark.parametrize("is_cluster", [False, True])
     @pytest.mark.parametrize("seed", range(12))
     def test_none_is_a_foreign_error(self, seed: int, *, is_cluster: bool) -> None:
-        """Nothing but answers and errors of this package, whatever comes instead of what should."""
+        """Every malformed reply leads to an answer, or to an error of this package."""
         choice = random.Random(seed)
         well = threading.Event()
         well.set()
 
-        def says(command: list[bytes]) -> bytes:
+        def answer(command: list[bytes]) -> bytes:
             if not well.is_set() and choice.random() < 0.7:
                 return choice.choice(ODD)
             if command[0] == b"CLUSTER":
                 return slots((0, LAST_SLOT, server.port))
-            return usual(command, is_cluster=is_cluster)
+            return empty_reply(command, is_cluster=is_cluster)
 
-        with RespServer(says) as server:
+        with RespServer(answer) as server:
             config = {"url": server.url, "timeout_s": 0.2, "password": "hunter2"}
             with RedisStorage.from_config(config) as storage:
                 calls: list[Callable[[], Any]] = [
@@ -91,13 +91,13 @@ class TestOddReplies:
                 wait_until(lambda: _is_well(storage))
 
     def test_what_a_server_repeats_of_a_password_is_not_shown(self) -> None:
-        def says(command: list[bytes]) -> bytes:
+        def answer(command: list[bytes]) -> bytes:
             if command[0] == b"AUTH":
                 args = b" ".join(b"`%b`" % part for part in command[1:])
                 return b"-ERR unknown command `AUTH`, with args beginning with: %b\r\n" % args
-            return usual(command)
+            return empty_reply(command)
 
-        with RespServer(says) as server, pytest.raises(HiCacheError) as raised:
+        with RespServer(answer) as server, pytest.raises(HiCacheError) as raised:
             RedisStorage.from_config({"url": server.url, "password": "hunter2"})
 
         error: BaseException | None = raised.value

@@ -1,4 +1,4 @@
-"""Names of Redis servers: look-ups have a time limit, and every address has its turn."""
+"""Look-ups of server names have a time limit, and every address of a name is tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hicache_backends.redis import RedisStorage
 from name_servers import Names, look_ups
 from pages import hash_of, space
-from redis_servers import RespServer, hole, usual
+from redis_servers import RespServer, empty_reply, unreachable_port
 from servers import wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
@@ -26,7 +26,7 @@ SPACE = space()
 
 
 def took_s(config: dict[str, Any]) -> float:
-    """How long it takes to find out that a server cannot be reached."""
+    """Return the time after which a server counts as unreachable."""
     began_s = time.monotonic()
     with pytest.raises((StorageTimeout, StorageUnavailable)):
         RedisStorage.from_config(config)
@@ -35,7 +35,7 @@ def took_s(config: dict[str, Any]) -> float:
 
 @pytest.fixture
 def server() -> Iterator[RespServer]:
-    with RespServer(usual) as server:
+    with RespServer(empty_reply) as server:
         yield server
 
 
@@ -74,7 +74,7 @@ class TestNames:
             server.answer = lambda command: b"-LOADING\r\n"
             with pytest.raises(StorageUnavailable):
                 storage.batch_exists(SPACE, [hash_of(1)])  # which ends all connections
-            server.answer = usual
+            server.answer = empty_reply
 
             assert [False] == storage.batch_exists(SPACE, [hash_of(1)])
             assert 1 == len(look_ups())
@@ -83,7 +83,7 @@ class TestNames:
 class TestAddresses:
     def test_all_of_a_name_share_the_time_of_the_call(self, names: Names) -> None:
         names.hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-        with hole(*names.hosts) as port:
+        with unreachable_port(*names.hosts) as port:
             config = {"url": f"redis://cache.example:{port}", "timeout_s": LIMIT_S}
 
             with pytest.raises(StorageTimeout, match="connecting to cache"):

@@ -1,4 +1,4 @@
-"""The config of the redis backend: what is refused, by which name, and where secrets may come from."""
+"""The config of the redis backend: refused fields, and sources of secrets."""
 
 from __future__ import annotations
 

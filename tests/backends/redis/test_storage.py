@@ -1,89 +1,27 @@
-"""The redis backend on a real server: what lies in the database, what a call costs, what it claims."""
+"""The redis backend on a real server: keys in the database, round trips, capabilities."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import re
-import threading
 import time
 import tracemalloc
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from hicache_backends.redis import RedisStorage
 from hicache_backends.redis.layout import BUCKETS, SpaceKeys, registry
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
-from redis.exceptions import BusyLoadingError
-from redis_servers import client_of_one, config_of
-from servers import ROOT, RedisServer, TlsRedisServer, wait_until
+from redis_servers import PREFIX, client_of_one, hashes_of, must_get, open_on, pages_of
+from servers import RedisServer, wait_until
 
 from hicache_storage import (
-    ConfigError,
-    KeySpace,
     Page,
     Retention,
-    StorageClosed,
-    StorageTimeout,
-    StorageUnavailable,
 )
-from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from hicache_backends.redis import RedisStorage
 
-PREFIX = "test:"
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    options = ("--enable-debug-command", "local")
-    with RedisServer(tmp_path_factory.mktemp("redis"), *options) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: RedisServer) -> RedisServer:
-    """A server with nothing in it."""
-    with client(shared) as admin:
-        admin.flushall()
-        admin.config_set("maxmemory", 0)
-        admin.config_set("maxmemory-policy", "noeviction")
-        admin.config_resetstat()
-    return shared
-
-
-@pytest.fixture
-def storage(server: RedisServer) -> Iterator[RedisStorage]:
-    with opened(server) as storage:
-        yield storage
-
-
-def opened(server: RedisServer, **config: Any) -> RedisStorage:
-    return RedisStorage.from_config({**config_of(server), "prefix": PREFIX, **config})
-
-
-@contextmanager
-def client(server: RedisServer) -> Generator[Any, None, None]:
-    with client_of_one(server) as made:
-        yield made
-
-
-def hashes_of(count: int, start: int = 0) -> list[str]:
-    return [hash_of(number) for number in range(start, start + count)]
-
-
-def pages_of(count: int, nbytes: int = 4096) -> list[Page]:
-    return [page(nbytes, seed) for seed in range(count)]
-
-
-def must_get(storage: RedisStorage, key_space: KeySpace, hashes: list[str]) -> list[bytes]:
-    pages = [blank(key_space.stored_nbytes) for _ in hashes]
-    assert [True] * len(hashes) == storage.batch_get(key_space, hashes, pages)
-    return [one.tobytes() for one in pages]
 
 
 class TestDatabase:
@@ -94,7 +32,7 @@ class TestDatabase:
         storage.batch_set(space(), [hash_of(1)], [page()])
         keys = SpaceKeys(PREFIX, space())
 
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             assert page().tobytes() == admin.get(keys.page(hash_of(1)))
             assert [hash_of(1).encode()] == admin.zrange(keys.index(hash_of(1)[:2]), 0, -1)
             assert 1 == admin.hlen(registry(PREFIX))
@@ -106,14 +44,14 @@ class TestDatabase:
         storage.batch_set(space(), hashes_of(50), pages_of(50))
         storage.batch_delete(space(), hashes_of(50))
 
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             assert [registry(PREFIX)] == admin.keys("*")
 
     @pytest.mark.parametrize("wrong", [b"", b"short", b"x" * 5000])
     def test_what_has_another_length_is_replaced(
         self, server: RedisServer, storage: RedisStorage, wrong: bytes
     ) -> None:
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.set(SpaceKeys(PREFIX, space()).page(hash_of(1)), wrong)
 
         assert [False] == storage.batch_exists(space(), [hash_of(1)])
@@ -124,7 +62,7 @@ class TestDatabase:
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.batch_set(space(), hashes_of(3), pages_of(3))
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             key = SpaceKeys(PREFIX, space()).page(hash_of(1))
             admin.delete(key)
             admin.lpush(key, "a list")
@@ -139,7 +77,7 @@ class TestDatabase:
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.batch_set(space(), hashes_of(40), pages_of(40))
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             for number in range(0, 40, 2):
                 admin.append(SpaceKeys(PREFIX, space()).page(hash_of(number)), b"!")
 
@@ -149,13 +87,13 @@ class TestDatabase:
         assert 20 == storage.stats().counters["wrong_replies"]
 
     def test_pages_expire(self, server: RedisServer) -> None:
-        with opened(server, ttl_s=0.05) as storage:
+        with open_on(server, ttl_s=0.05) as storage:
             assert Retention.BEST_EFFORT is storage.capabilities.retention
             assert [True] == storage.batch_set(space(), [hash_of(1)], [page()])
             wait_until(lambda: storage.batch_exists(space(), [hash_of(1)]) == [False])
 
             assert [] == list(storage.scan(space()))
-            with client(server) as admin:
+            with client_of_one(server) as admin:
                 assert 0 == admin.zcard(SpaceKeys(PREFIX, space()).index(hash_of(1)[:2]))
 
     def test_what_has_expired_leaves_the_indices_though_nobody_lists(
@@ -163,7 +101,7 @@ class TestDatabase:
     ) -> None:
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
         keys = SpaceKeys(PREFIX, space())
-        with opened(server, ttl_s=60) as storage, client(server) as admin:
+        with open_on(server, ttl_s=60) as storage, client_of_one(server) as admin:
             index = keys.index(hash_of(1)[:2])
             admin.zadd(index, {"gone long ago": time.time() - 3600})
             storage.batch_set(space(), [hash_of(1)], [page()])
@@ -174,7 +112,7 @@ class TestDatabase:
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.open_space(space())
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.flushall()
 
         assert [space()] == list(storage.spaces())
@@ -185,7 +123,7 @@ class TestListings:
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.batch_set(space(), hashes_of(300), pages_of(300))
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.execute_command("DEBUG", "POPULATE", 100_000, "somebody-s")
             assert set(hashes_of(300)) == {info.page_hash for info in storage.scan(space())}
             assert 300 == storage.clear(space())
@@ -198,9 +136,9 @@ class TestListings:
     def test_an_index_that_was_evicted_hides_no_page(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
-        """The policy is changed under an open storage."""
+        """The policy changes while a storage is open."""
         storage.batch_set(space(), hashes_of(300), pages_of(300))
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.config_set("maxmemory-policy", "allkeys-lru")
             keys = SpaceKeys(PREFIX, space())
             admin.delete(*(keys.index(bucket) for bucket in BUCKETS))
@@ -214,7 +152,7 @@ class TestListings:
     ) -> None:
         storage.batch_set(space(), hashes_of(20), pages_of(20))
         keys = SpaceKeys(PREFIX, space())
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.delete(*(keys.index(bucket) for bucket in BUCKETS))
             admin.config_set("maxmemory-policy", "allkeys-random")
             admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 50_000)
@@ -231,7 +169,7 @@ class TestListings:
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         index = SpaceKeys(PREFIX, space()).index(hash_of(1)[:2])
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.zadd(index, {hash_of(1): "inf"})
 
             assert [] == list(storage.scan(space()))
@@ -251,16 +189,16 @@ class TestClaims:
     def test_retention_follows_the_server_s_policy(
         self, server: RedisServer, policy: str, ttl_s: float | None, retention: Retention
     ) -> None:
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.config_set("maxmemory-policy", policy)
-        with opened(server, ttl_s=ttl_s) as storage:
+        with open_on(server, ttl_s=ttl_s) as storage:
             assert retention is storage.capabilities.retention
 
     def test_a_full_server_refuses_and_recovers(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         large = space(page_nbytes=MIB)
-        with client(server) as admin:
+        with client_of_one(server) as admin:
             admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 6 * MIB)
         verdicts = storage.batch_set(large, hashes_of(12), pages_of(12, MIB))
         taken = [one for one, ok in zip(hashes_of(12), verdicts, strict=True) if ok]
@@ -278,7 +216,7 @@ class TestCosts:
         small = space(page_nbytes=64)
         with FaultProxy(("127.0.0.1", server.port)) as proxy:
             url = f"redis://127.0.0.1:{proxy.address[1]}"
-            with opened(server, url=url) as storage:
+            with open_on(server, url=url) as storage:
                 storage.open_space(small)
                 turns = [proxy.turns]
 
@@ -299,7 +237,7 @@ class TestCosts:
         large = space(page_nbytes=MIB)
         with FaultProxy(("127.0.0.1", server.port)) as proxy:
             url = f"redis://127.0.0.1:{proxy.address[1]}"
-            with opened(server, url=url) as storage:
+            with open_on(server, url=url) as storage:
                 storage.batch_set(large, hashes_of(4), pages_of(4, MIB))
                 before = proxy.bytes_up
                 assert [True] * 4 == storage.batch_set(large, hashes_of(4), pages_of(4, MIB))
@@ -330,159 +268,3 @@ def in_segments(whole: Page, count: int) -> Page:
     (view,) = whole.segments
     step = view.nbytes // count
     return Page(*(view[start : start + step] for start in range(0, view.nbytes, step)))
-
-
-class TestConnections:
-    def test_a_unix_socket_works(self, server: RedisServer) -> None:
-        with opened(server, url=f"unix://{server.socket_path}") as storage:
-            storage.batch_set(space(), [hash_of(1)], [page()])
-
-            assert [page().tobytes()] == must_get(storage, space(), [hash_of(1)])
-
-    def test_databases_are_apart(self, server: RedisServer, storage: RedisStorage) -> None:
-        storage.batch_set(space(), [hash_of(1)], [page()])
-        with opened(server, url=server.url.removesuffix("/0") + "/1") as other:
-            assert [False] == other.batch_exists(space(), [hash_of(1)])
-
-    def test_connections_that_the_server_ended_are_made_again(
-        self, server: RedisServer, storage: RedisStorage
-    ) -> None:
-        storage.batch_set(space(), [hash_of(1)], [page()])
-        with client(server) as admin:
-            admin.client_kill_filter(_type="normal", skipme=True)
-
-        assert [True] == storage.batch_exists(space(), [hash_of(1)])
-
-    def test_a_forked_child_uses_connections_of_its_own(
-        self, server: RedisServer, storage: RedisStorage
-    ) -> None:
-        storage.batch_set(space(), hashes_of(20), pages_of(20))
-        context = multiprocessing.get_context("fork")
-        wrong = context.Value("i", -1)
-        child = context.Process(target=_read_all, args=(storage, wrong))
-        child.start()
-        for _ in range(50):
-            must_get(storage, space(), hashes_of(20))
-        child.join(30)
-
-        assert (0, 0) == (child.exitcode, wrong.value)
-        assert 20 == len(must_get(storage, space(), hashes_of(20)))
-
-    def test_close_ends_a_call_that_waits(self, server: RedisServer) -> None:
-        storage = opened(server)
-        raised: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                storage.batch_exists(space(), [hash_of(1)])
-            except StorageClosed as error:
-                raised.append(error)
-
-        server.pause()
-        try:
-            waiting = threading.Thread(target=wait)
-            waiting.start()
-            wait_until(lambda: any(pools_in_use(storage)))
-            storage.close()
-            waiting.join(10)
-        finally:
-            server.resume()
-
-        assert 1 == len(raised)
-
-    def test_a_call_that_finds_all_connections_in_use_waits_no_longer_than_it_may(
-        self, server: RedisServer
-    ) -> None:
-        with opened(server, parallelism=1, timeout_s=0.3) as storage:
-            ((pool,),) = [list(storage._sessions.get().pools._pools.values())]
-            held = [pool.acquire(Deadline(5)) for _ in range(2)]
-            with held[0], held[1], pytest.raises(StorageTimeout):
-                storage.batch_exists(space(), [hash_of(1)])
-
-
-def pools_in_use(storage: RedisStorage) -> list[bool]:
-    pools = storage._sessions.get().pools._pools.values()
-    return [bool(pool._busy) for pool in pools]
-
-
-def _read_all(storage: RedisStorage, wrong: Any) -> None:
-    expected = [one.tobytes() for one in pages_of(20)]
-    found = [must_get(storage, space(), hashes_of(20)) for _ in range(50)]
-    wrong.value = sum(one != expected for one in found)
-    os._exit(0)
-
-
-class TestRefusals:
-    def test_a_missing_password_is_named(self, tmp_path: Any) -> None:
-        with RedisServer(tmp_path, "--requirepass", "open sesame") as server:
-            with pytest.raises(ConfigError, match="asks for one and none is given"):
-                opened(server)
-            with opened(server, password="open sesame") as storage:  # noqa: S106
-                assert [False] == storage.batch_exists(space(), [hash_of(1)])
-
-    def test_a_wrong_password_is_named_and_not_repeated(self, tmp_path: Any) -> None:
-        with TlsRedisServer(tmp_path) as server:
-            with pytest.raises(ConfigError, match="password") as raised:
-                opened(server, password="hunter2")  # noqa: S106
-            assert "hunter2" not in str(raised.value)
-
-    def test_a_certificate_of_nobody_is_not_trusted(self, tmp_path: Any) -> None:
-        with TlsRedisServer(tmp_path) as server:
-            config = config_of(server)
-            del config["tls_ca_file"]
-            with pytest.raises(StorageUnavailable, match="certificate"):
-                RedisStorage.from_config(config)
-            with RedisStorage.from_config({**config, "tls_verify": False}) as storage:
-                assert [False] == storage.batch_exists(space(), [hash_of(1)])
-
-    def test_a_replica_does_not_take_pages(self, server: RedisServer, tmp_path: Any) -> None:
-        of = f"127.0.0.1 {server.port}"
-        with RedisServer(tmp_path, "--replicaof", of) as replica, opened(replica) as storage:  # noqa: SIM117
-            with pytest.raises(StorageUnavailable, match="READONLY"):
-                storage.batch_set(space(), [hash_of(1)], [page()])
-
-    def test_a_server_that_loads_its_dump_is_unavailable_until_it_has(self, tmp_path: Any) -> None:
-        with RedisServer(tmp_path) as server:
-            with opened(server) as storage, client(server) as admin:
-                storage.batch_set(space(), hashes_of(200), pages_of(200))
-                admin.save()
-            server.stop()
-            slowly = "--key-load-delay 5000 --loading-process-events-interval-bytes 1024"
-            server.options = tuple(slowly.split())
-            server.start()
-            with opened(server) as storage, client(server) as admin:
-                with pytest.raises(StorageUnavailable, match=r"[Ll]oading"):
-                    storage.batch_exists(space(), hashes_of(200))
-                wait_until(lambda: not _is_loading(admin))
-                assert 200 == len(must_get(storage, space(), hashes_of(200)))
-
-    def test_the_rights_that_the_documentation_names_are_enough(self, server: RedisServer) -> None:
-        text = (ROOT / "docs/backends/redis.md").read_text()
-        (rights,) = re.findall(r"`(~hicache:\* [^`]*)`", text)
-        with client(server) as admin:
-            command = f"ACL SETUSER cache reset on nopass {rights}"
-            admin.execute_command(*command.replace("hicache:", PREFIX).replace("\\", "").split())
-        with opened(server, username="cache", password="any", ttl_s=60) as storage:  # noqa: S106
-            assert [True] * 50 == storage.batch_set(space(), hashes_of(50), pages_of(50))
-            assert 50 == len(must_get(storage, space(), hashes_of(50)))
-            assert [space()] == list(storage.spaces())
-            assert 50 == len(list(storage.scan(space())))
-            with client(server) as admin:
-                admin.config_set("maxmemory-policy", "allkeys-lru")
-            assert 50 == storage.clear(space())
-
-    def test_commands_that_are_forbidden_are_named(self, server: RedisServer) -> None:
-        with client(server) as admin:
-            rights = "on nopass ~* +@read +info"
-            admin.execute_command("ACL", "SETUSER", "reader", *rights.split())
-        with opened(server, username="reader", password="any") as storage:  # noqa: S106
-            assert [False] == storage.batch_exists(space(), [hash_of(1)])
-            with pytest.raises(StorageUnavailable, match="NOPERM"):
-                storage.open_space(space())
-
-
-def _is_loading(admin: Any) -> bool:
-    try:
-        return bool(admin.info("persistence")["loading"])
-    except BusyLoadingError:
-        return True

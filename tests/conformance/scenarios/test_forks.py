@@ -1,4 +1,4 @@
-"""hicache_conformance.scenarios.forks: how long each side of a fork uses the store."""
+"""Each side of a fork uses the store for some rounds."""
 
 from __future__ import annotations
 

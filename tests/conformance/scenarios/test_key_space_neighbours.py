@@ -1,4 +1,4 @@
-"""Key spaces that stores take for one another: they are what they are said to be."""
+"""Key spaces that stores confuse are as different as their description."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = ("model", "dtype", "layout", "pool", "revision", "tenant")
 
 
 def differing(one: KeySpace, other: KeySpace) -> set[str]:
-    """The names of the fields in which two key spaces differ."""
+    """Return the names of the fields in which two key spaces differ."""
     plain = {item.name for item in fields(KeySpace)} - {"shard"}
     shard = {item.name for item in fields(Shard)}
     return {name for name in plain if getattr(one, name) != getattr(other, name)} | {
@@ -52,12 +52,12 @@ def test_no_neighbour_has_larger_pages() -> None:
     assert HOME.stored_nbytes >= max(one.space.stored_nbytes for one in neighbours(HOME))
 
 
-def test_what_runs_together_is_two_key_spaces() -> None:
+def test_colliding_fields_make_two_key_spaces() -> None:
     assert all(one != other for _, one, other in colliding_fields(HOME))
 
 
 @pytest.mark.parametrize("separator", ["", "-", "/"])
-def test_texts_that_are_joined_alike_are_one_text_in_any_order(separator: str) -> None:
+def test_texts_that_are_equal_when_joined_are_one_text_in_any_order(separator: str) -> None:
     spaces = equal_when_joined(HOME, separator, "token")
 
     for names in (TEXTS, TEXTS[::-1], TEXTS[3:] + TEXTS[:3]):
@@ -66,7 +66,7 @@ def test_texts_that_are_joined_alike_are_one_text_in_any_order(separator: str) -
     assert len(TEXTS) == len(set(spaces.values()))
 
 
-def test_look_alikes_have_ids_that_begin_or_end_alike() -> None:
+def test_similar_ids_have_ids_that_begin_or_end_alike() -> None:
     found = list(similar_ids(HOME, 4))
 
     assert 2 == len(found)
@@ -76,7 +76,7 @@ def test_look_alikes_have_ids_that_begin_or_end_alike() -> None:
         assert one != other
 
 
-def test_known_look_alikes_have_twelve_digits_in_common() -> None:
+def test_known_similar_ids_have_twelve_digits_in_common() -> None:
     (_, one, two), (_, three, four) = known_similar_ids()
 
     assert one.id[:12] == two.id[:12]
@@ -92,7 +92,7 @@ def test_odd_names_are_all_different(*, quick: bool) -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_the_brief_names_are_among_all_of_them() -> None:
+def test_the_quick_names_are_among_all_of_them() -> None:
     few, names = (odd_names("token", "/elsewhere", quick=quick) for quick in (True, False))
 
     assert set(few) < set(names)
@@ -112,8 +112,8 @@ def test_odd_texts_make_different_key_spaces() -> None:
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 300])
-def test_look_alikes_are_other_spaces_than_the_one_that_they_are_made_of(page_tokens: int) -> None:
-    """With one digit they are found among the first, which is where the space itself would be met."""
+def test_similar_ids_are_other_spaces_than_the_one_that_they_are_made_of(page_tokens: int) -> None:
+    """With one digit, the search would meet the key space itself among the first."""
     own = space(page_tokens=page_tokens)
 
     for number in range(50):

@@ -1,4 +1,4 @@
-"""The kit makes a store small by itself, and says so where it could not."""
+"""The kit makes a store small by itself, and reports where it could not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE_NBYTES = 256 << 20
 
 
 class Large(Subject):
-    """A store of the size that people give theirs."""
+    """A store of a usual size."""
 
     storage_class = DictStore
 
@@ -33,7 +33,7 @@ class Large(Subject):
 
 
 class LargeWithAHook(Large):
-    """Its capacity goes by another name, which its author tells."""
+    """A store whose author gives a config of small capacity."""
 
     def small_config(self, scratch: Scratch, capacity_nbytes: int) -> Mapping[str, Any]:
         return {**self.config(scratch), "capacity_nbytes": capacity_nbytes // 2}
@@ -84,7 +84,7 @@ def test_a_store_that_is_not_the_tests_alone_is_left_as_it_is(tmp_path: Path) ->
 
 
 class _Named(FileStorage):
-    """Pages of several users in one directory, which tell theirs by a name."""
+    """A directory with the pages of several users, who are told apart by a name."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> _Named:

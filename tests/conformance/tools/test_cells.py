@@ -16,7 +16,7 @@ identities = st.builds(
 )
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(identity=identities, number=st.integers(min_value=0, max_value=2**31))
 def test_any_cell_alone_names_its_page_version_and_offset(identity: Identity, number: int) -> None:
     cell = stream(identity, number * CELL_NBYTES, CELL_NBYTES)
@@ -24,7 +24,7 @@ def test_any_cell_alone_names_its_page_version_and_offset(identity: Identity, nu
     assert [Origin(identity, number * CELL_NBYTES)] == origins(cell, 4)
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(
     shift=st.integers(min_value=0, max_value=500), nbytes=st.integers(min_value=64, max_value=300)
 )
@@ -32,7 +32,7 @@ def test_a_cell_is_found_wherever_it_starts(shift: int, nbytes: int) -> None:
     assert [Origin(IDENTITY, shift)] == origins(stream(IDENTITY, shift, nbytes), 4)
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(bit=st.integers(min_value=0, max_value=8 * CELL_NBYTES - 1))
 def test_a_cell_with_one_bit_flipped_names_nothing(bit: int) -> None:
     cell = stream(IDENTITY, 0, CELL_NBYTES)
@@ -41,7 +41,7 @@ def test_a_cell_with_one_bit_flipped_names_nothing(bit: int) -> None:
     assert [] == origins(cell, 4)
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(start=st.integers(min_value=0, max_value=2_000_000), nbytes=st.integers(0, 200))
 def test_a_stream_is_the_same_wherever_reading_starts(start: int, nbytes: int) -> None:
     whole = stream(IDENTITY, start // 97, start - start // 97 + nbytes)

@@ -14,7 +14,7 @@ SPACE, OTHER_SPACE = space().id, space(pool="draft").id
 PAGE = hash_of(1)
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(nbytes=st.integers(0, 5000), more=st.integers(0, 5000), version=st.integers(0, 2**32 - 1))
 def test_a_page_is_the_start_of_a_longer_one(nbytes: int, more: int, version: int) -> None:
     page = content(SPACE, PAGE, nbytes, version)

@@ -90,7 +90,7 @@ def test_a_shift_to_the_back_is_measured(shift: int) -> None:
     assert f"untouched buffer up to byte {shift}, then the right bytes shifted by {shift}" in words
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(bit=st.integers(min_value=0, max_value=8 * N - 1))
 def test_a_flipped_bit_is_found(bit: int) -> None:
     received = bytearray(RIGHT)

@@ -17,7 +17,7 @@ def found(value: Any) -> list[tuple[str, int]]:
 
 
 def moved(value: Any) -> Any:
-    """The value with every endpoint in it redirected to `TARGET`."""
+    """Return the value with every endpoint in it redirected to `TARGET`."""
     config = {"field": value}
     return redirected(config, dict.fromkeys(endpoints_in(config), TARGET))["field"]
 
@@ -149,7 +149,7 @@ def test_the_config_given_stays_as_it_was_and_shares_nothing() -> None:
     assert {"nodes": ["a.x:1", {"host": "a.x", "port": 1}], "rest": {"list": [1]}} == config
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(text=st.text(alphabet="ab1:/@,;?#.[] ", max_size=30))
 def test_any_text_stays_as_it_is_where_nothing_is_redirected(text: str) -> None:
     config = {"a": text, "b": f"redis://{text}", "c": {"host": text, "port": 1}}
@@ -159,7 +159,7 @@ def test_any_text_stays_as_it_is_where_nothing_is_redirected(text: str) -> None:
     assert config == redirected(config, {})
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(text=st.text(alphabet="ab1:/@,;?#.[] ", max_size=30))
 def test_what_was_redirected_names_the_target_alone(text: str) -> None:
     there = moved(f"redis://{text}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def histories(text: str) -> list[Operation]:
-    """Operations from lines such as "0-3 set 1 True", "4- delete" or "5-6 get 1"."""
+    """Return the operations of lines such as "0-3 set 1 True", "4- delete" or "5-6 get 1"."""
     found: list[Operation] = []
     for process, line in enumerate(text.strip().splitlines()):
         span, kind, *rest = line.split()
@@ -173,7 +173,7 @@ def test_a_counterexample_is_one_itself() -> None:
 def simulated(
     seed: int, *, processes: int, calls: int, keeps_first: bool = False
 ) -> list[Operation]:
-    """What callers of a right store would record, under an interleaving that the seed chooses."""
+    """Return what callers of a right store record, under an interleaving that the seed chooses."""
     rng = random.Random(seed)
     clock, versions = itertools.count(), itertools.count(1)
     state: int | None = None
@@ -208,7 +208,7 @@ _KINDS: tuple[Kind, ...] = ("set", "set", "get", "get", "get", "delete", "exists
 def _applied(
     operation: Operation, state: int | None, rng: random.Random, *, keeps_first: bool
 ) -> tuple[Operation, int | None]:
-    """The operation with its answer, and the state after it."""
+    """Return the operation with its answer, and the state after it."""
     match operation.kind:
         case "get":
             return replace(operation, outcome=state is not None, value=state), state
@@ -223,13 +223,13 @@ def _applied(
             return replace(operation, outcome=True), state if kept else operation.value
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(seed=st.integers(min_value=0), processes=st.integers(1, 6), calls=st.integers(1, 8))
 def test_whatever_a_right_store_answers_is_explained(seed: int, processes: int, calls: int) -> None:
     assert explain(simulated(seed, processes=processes, calls=calls)) is None
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(seed=st.integers(min_value=0), processes=st.integers(1, 6), calls=st.integers(1, 8))
 def test_so_is_what_a_store_answers_that_keeps_the_first_bytes(
     seed: int, processes: int, calls: int
@@ -240,7 +240,7 @@ def test_so_is_what_a_store_answers_that_keeps_the_first_bytes(
 
 
 def by_brute_force(history: Sequence[Operation], *, keeps_first: bool, set_may_keep: bool) -> bool:
-    """Whether an order explains a history: every order of every choice of what took effect is tried."""
+    """Return whether an order explains a history, by trying every order of every choice of effects."""
     sure = [each for each in history if each.outcome is not None]
     unsure = [each for each in history if each.outcome is None and each.kind in ("set", "delete")]
     for count in range(len(unsure) + 1):
@@ -268,7 +268,7 @@ def _after(
     keeps_first: bool,  # noqa: FBT001 - both are
     set_may_keep: bool,  # noqa: FBT001
 ) -> set[int | None]:
-    """The states that an operation with this answer may lead to."""
+    """Return the states to which an operation with this answer may lead."""
     if operation.kind in ("get", "exists"):
         wanted = state is not None and (operation.kind == "exists" or state == operation.value)
         return {state} if (wanted if operation.outcome else state is None) else set()
@@ -281,7 +281,7 @@ def _after(
     return {state} if keeps_first else {state, operation.value}
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(
     seed=st.integers(min_value=0),
     wrong=st.integers(min_value=0, max_value=5),
@@ -306,7 +306,7 @@ def test_with_one_answer_changed_it_agrees_with_trying_every_order(
     assert explained == (found is None)
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(deadline=None)  # The machine may be busy.
 @given(seed=st.integers(min_value=0), calls=st.integers(1, 10))
 def test_what_is_left_of_a_wrong_history_is_still_wrong_and_as_short_as_can_be(
     seed: int, calls: int

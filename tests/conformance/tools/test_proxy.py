@@ -97,7 +97,8 @@ def test_a_server_may_be_named(echo: ProxiedEcho) -> None:
 
 
 def test_a_client_that_stops_the_interpreter_is_served() -> None:
-    libc = ctypes.PyDLL(None)  # its calls hold the interpreter's lock, as some native clients' do
+    # Calls of this client hold the interpreter's lock, as those of some native clients do.
+    libc = ctypes.PyDLL(None)
     code = "import socket; s = socket.create_server(('127.0.0.1', 0))"
     code += "; print(s.getsockname()[1], flush=True); c = s.accept()[0]; c.sendall(c.recv(5))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
@@ -117,7 +118,7 @@ def test_the_client_of_a_server_that_is_gone_is_reset(echo: ProxiedEcho) -> None
     echo.stop_server()
 
     with pytest.raises(ConnectionResetError):
-        echo.connect().receive(1)  # or while it connects
+        echo.connect().receive(1)  # The reset may come while the client connects.
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_the_same_port_comes_back(echo: ProxiedEcho) -> None:
 
 
 def test_closing_leaves_no_thread_and_no_descriptor() -> None:
-    ProxiedEcho().__exit__()  # the process that all proxies share is there from now on
+    ProxiedEcho().__exit__()  # The process that all proxies share has started now.
     threads, descriptors = set(threading.enumerate()), set(Path("/proc/self/fd").iterdir())
     with ProxiedEcho() as echo:
         client = echo.connect()

@@ -28,7 +28,7 @@ def test_in_silence_what_arrives_is_held_and_delivered_late(echo: ProxiedEcho) -
     client.send(b"late")
     until(lambda: echo.proxy.held == 4)
 
-    assert client.says_nothing()
+    assert client.is_silent()
     assert b"before" == echo.server.received
 
     echo.proxy.pass_through()
@@ -53,7 +53,7 @@ def test_silence_of_replies_lets_requests_take_effect(echo: ProxiedEcho) -> None
     client.send(b"done")
     until(lambda: bytes(echo.server.received) == b"done" and echo.proxy.held == 4)
 
-    assert client.says_nothing()
+    assert client.is_silent()
     echo.proxy.pass_through()
     assert b"done" == client.receive(4)
 
@@ -101,7 +101,7 @@ def test_in_silence_a_client_does_not_learn_that_the_server_is_gone(echo: Proxie
     echo.proxy.go_silent()
     client = echo.connect()
 
-    assert client.says_nothing()
+    assert client.is_silent()
     echo.proxy.pass_through()
     assert "reset" == client.ending()
 
@@ -115,7 +115,7 @@ def test_one_connection_alone_can_be_silenced(echo: ProxiedEcho) -> None:
     until(lambda: echo.proxy.held == 5)
 
     assert b"moves" == second.echo(b"moves")
-    assert first.says_nothing()
+    assert first.is_silent()
     echo.proxy.pass_through()
     assert b"stuck" == first.receive(5)
 

@@ -1,55 +1,62 @@
-"""What an index answers: which page is in which slot, and which slots may be written to.
+"""The contract of an index: which page is in which slot, and which slots may be written to.
 
 A slot belongs to a page, to a writer (reserved) or to nobody (free). A page leaves the index before its
-slot is given to a writer. So a reader whose page is still in the index, under the same stamp, when it
-has read the slot, has read that page and nothing else.
+slot is given to a writer. A reader therefore looks a page up before and after it reads the slot: if the
+page is still there, under the same stamp, the reader has read that page and nothing else.
 """
 
 from __future__ import annotations
 
 import abc
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from hicache_storage.backend_support.single_flight import SingleFlight
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from hicache_backends.hf3fs.slot_files import SlotFiles
-    from hicache_backends.hf3fs.slots import Place
+    from hicache_backends.hf3fs.layout import Place
+    from hicache_backends.hf3fs.slots import SlotFiles
     from hicache_storage.backend_support.deadline import Deadline
 
+AT_OPEN_S = 10.0**8
+"""The limit of a rebuild when a store is opened: none. A program that gave up would begin it again."""
 
 _LEASES_PER_TIMEOUT = 2
 _LEASE_MARGIN_S = 5.0
+_CLOSE_S = 5.0
 
 
 def lease_s(timeout_s: float) -> float:
-    """Return for how long a slot is a writer's that may not be heard of again.
+    """Return the time after which a reserved slot of a silent writer may be given to another.
 
-    A call has written what it reserved, or given it up, `timeout_s` after it began. The rest is margin.
+    A call has written its slots, or given them up, `timeout_s` after it began. The rest is margin.
     """
     return timeout_s * _LEASES_PER_TIMEOUT + _LEASE_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What all slots that are in use may take together, and when eviction begins and ends."""
+    """The capacity of all slots in use together, and the bounds of eviction."""
 
     capacity_nbytes: int | None
     high_watermark: float
     low_watermark: float
 
     def to_evict(self, used_nbytes: int, wanted_nbytes: int) -> int:
-        """How many bytes must go so that so many more have room."""
+        """Return the bytes to evict before `wanted_nbytes` more are used."""
         if self.capacity_nbytes is None:
             return 0
         if used_nbytes + wanted_nbytes <= self.capacity_nbytes * self.high_watermark:
             return 0
         return used_nbytes + wanted_nbytes - int(self.capacity_nbytes * self.low_watermark)
 
-    def room(self, used_nbytes: int) -> int | None:
-        """How many more bytes there may be; None: any number."""
+    def free_nbytes(self, used_nbytes: int) -> int | None:
+        """Return the bytes that the capacity leaves; None when there is no capacity."""
         if self.capacity_nbytes is None:
             return None
         return max(0, self.capacity_nbytes - used_nbytes)
@@ -68,20 +75,20 @@ class View(abc.ABC):
 
     @abc.abstractmethod
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
-        """Return where those of the pages are that are there."""
+        """Return the places of the pages that are there."""
 
     @abc.abstractmethod
     def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
-        """Return those of the pages that have been there ever since."""
+        """Return the pages that have been in their places since `find`."""
 
 
 class Index(abc.ABC):
     """Thread-safe. Raises StorageUnavailable and StorageTimeout only; the latter by the deadline."""
 
     used_nbytes: int = 0
-    """Of all slots in use, when this process last looked."""
+    """The bytes of all slots in use, as this process last saw them."""
     evicted: int = 0
-    """Pages that this process evicted."""
+    """The number of pages that this process evicted."""
 
     @abc.abstractmethod
     def view(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
@@ -89,11 +96,11 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def writing(self, files: SlotFiles, deadline: Deadline) -> AbstractContextManager[View]:
-        """Open the index for one call that writes: while it lasts nobody makes the index anew."""
+        """Open the index for one call that writes. Until the call ends no process rebuilds the index."""
 
     @abc.abstractmethod
     def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
-        """Return slots that this writer alone may write to; fewer where there is no more room."""
+        """Return slots that this writer alone may write to; fewer when the capacity is used up."""
 
     @abc.abstractmethod
     def settle(
@@ -103,9 +110,9 @@ class Index(abc.ABC):
         unused: Sequence[Place],
         deadline: Deadline,
     ) -> None:
-        """Note that pages are in their slots from now on; slots that are `unused` are free again.
+        """Add pages that were written, and free slots that were not used.
 
-        A page that another writer was quicker with stays where it is.
+        A page that another writer has added meanwhile keeps its place.
         """
 
     @abc.abstractmethod
@@ -114,30 +121,71 @@ class Index(abc.ABC):
 
     @abc.abstractmethod
     def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        """Free the slots of pages that turned out not to be there, if the index still says they are."""
+        """Remove pages that their slots do not hold, unless they have moved, and free the slots."""
 
     @abc.abstractmethod
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
-        """Remove pages; their slots are spoiled."""
+        """Remove pages, and invalidate their slots."""
 
     @abc.abstractmethod
     def clear(self, files: SlotFiles) -> int:
-        """Remove all pages of the key space, give all its free slots back; return how many pages.
+        """Remove all pages of the key space, deallocate its free slots, and return the number of pages.
 
-        It goes step by step, each with a deadline of its own. All of it is done, or it raises.
+        Each step has a deadline of its own. The whole is done, or an error is raised.
         """
 
     @abc.abstractmethod
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
-        """Note when pages, by (key-space id, page hash), were used."""
+        """Store the access times of pages, by (key-space id, page hash)."""
 
     @abc.abstractmethod
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        """Iterate over every page of the key space; no lock is held between two steps.
+        """Yield every page of the key space. No lock is held between two steps.
 
         Each step has a deadline of its own.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Close everything. Idempotent."""
+
+
+class Rebuild:
+    """The rebuild of a lost index from the marks of the slots. It may outlast the call that begins it.
+
+    At most one rebuild runs at a time, in a thread of its own, for all calls that need it. Belongs to
+    one process.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._flight = SingleFlight("hf3fs-index", work)
+        self._closed = threading.Event()
+
+    def run(self, deadline: Deadline) -> None:
+        """Begin a rebuild, or join the running one, and wait for its end; raise the error of the work.
+
+        Raises:
+            StorageTimeout: The rebuild did not end by the deadline. It goes on.
+            StorageUnavailable: The system has no thread for it. The next call begins it.
+        """
+        flight = self._flight.wait(deadline.remaining_s())
+        if flight is None:
+            raise StorageTimeout(
+                f"hf3fs: the index is being made anew, for longer than {deadline.timeout_s:g} s: it is"
+                " used when that is done"
+            )
+        flight.result()
+
+    def check(self) -> None:
+        """Raise once the storage was closed. The work calls this now and then.
+
+        Raises:
+            StorageUnavailable: The storage was closed.
+        """
+        if self._closed.is_set():
+            raise StorageUnavailable("hf3fs: the storage was closed while the index was made anew")
+
+    def close(self) -> None:
+        """Have the work end, and wait for it within a limit. Idempotent."""
+        self._closed.set()
+        self._flight.wait_idle(_CLOSE_S)

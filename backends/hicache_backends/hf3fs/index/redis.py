@@ -1,4 +1,4 @@
-"""The index of many hosts, in a Redis server. It holds no pages."""
+"""The index of many hosts, in a Redis server. The server holds no pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hicache_backends.hf3fs.index import redis_scripts as scripts
 from hicache_backends.hf3fs.index.base import Index, View, lease_s
 from hicache_backends.hf3fs.index.redis_client import RedisClient
 from hicache_backends.hf3fs.index.redis_epoch import Epoch
-from hicache_backends.hf3fs.slots import STAMP_NBYTES, Place
+from hicache_backends.hf3fs.layout import STAMP_NBYTES, Place
 from hicache_backends.hf3fs.writer import is_dead, tokens
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs.index.base import Entry, Limits
-    from hicache_backends.hf3fs.index.redis_epoch import Trusted
+    from hicache_backends.hf3fs.index.redis_epoch import IndexId
     from hicache_backends.hf3fs.layout import Layout
-    from hicache_backends.hf3fs.slot_files import SlotFiles
+    from hicache_backends.hf3fs.slots import SlotFiles
     from hicache_backends.hf3fs.writer import Writer
 
 _STEP = 500
@@ -29,7 +29,7 @@ _MOST_SLOTS = 1 << 40
 
 
 class RedisIndex(Index):
-    """Shared by all hosts that mount the root. Slots of dead writers come back when a lease ends."""
+    """An index that all hosts with the root share. Slots of dead writers are free when a lease ends."""
 
     def __init__(
         self, url: str, layout: Layout, limits: Limits, writer: Writer, timeout_s: float
@@ -42,7 +42,7 @@ class RedisIndex(Index):
         self._unsettled: list[tuple[str, Place]] = []
         self._unsettled_lock = threading.Lock()
         self._client = RedisClient(url, timeout_s)
-        self._epoch = Epoch(self._client, self._prefix, layout, self._lease_ms)
+        self._epoch = Epoch(self._client, self._prefix, layout, self._lease_ms, timeout_s)
         deadline = Deadline(timeout_s)
         try:
             self._epoch.require(deadline, at_open=True)
@@ -55,9 +55,9 @@ class RedisIndex(Index):
 
     @contextmanager
     def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
-        trusted = self._epoch.require(deadline)
+        index = self._epoch.require(deadline)
         name = f"{self._prefix}:pages:{files.geometry.space.id}"
-        yield _RedisView(self._client, name, trusted, deadline)
+        yield _RedisView(self._client, name, index, deadline)
 
     @contextmanager
     def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
@@ -74,7 +74,7 @@ class RedisIndex(Index):
             *(stamp.hex() for stamp in stamps),
         ]
         self._release_unsettled(deadline)
-        trusted = self._epoch.require(deadline)
+        index = self._epoch.require(deadline)
         with (
             self._client.call(deadline) as client,
             client.pipeline(transaction=True) as pipe,
@@ -82,15 +82,15 @@ class RedisIndex(Index):
             pipe.eval(scripts.RESERVE, 1, self._prefix, *arguments)
             pipe.info("server")
             (slots, before, fresh, evicted, used), info = pipe.execute()
-            _require_same(info["run_id"], trusted.run)
+            _require_same(info["run_id"], index.run)
             places = [Place(slot, stamp) for slot, stamp in zip(slots, stamps, strict=False)]
         self.evicted += evicted
         self.used_nbytes = used
         if fresh:
             try:
-                files.grow(before, fresh, limits.room(used))
+                files.grow(before, fresh, limits.free_nbytes(used))
             except BaseException:
-                self._left_unsettled(geometry.space.id, places)
+                self._add_unsettled(geometry.space.id, places)
                 raise
         return places
 
@@ -112,10 +112,10 @@ class RedisIndex(Index):
             doubles, lost = self._run(
                 deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments
             )
-            self._relinquish(files, _places(doubles), files.spoil, until, deadline)
+            self._relinquish(files, _places(doubles), files.invalidate, until, deadline)
             self._release(space_id, unused, deadline)
         except BaseException:
-            self._left_unsettled(space_id, [*(entry.place for entry in entries), *unused])
+            self._add_unsettled(space_id, [*(entry.place for entry in entries), *unused])
             raise
         if lost:
             raise StorageUnavailable(
@@ -124,7 +124,7 @@ class RedisIndex(Index):
             )
 
     def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
-        """Leave slots to the end of their leases, which is when they may be reclaimed."""
+        """Do nothing. The server frees the slots when their leases end."""
 
     def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
         arguments = [
@@ -133,20 +133,20 @@ class RedisIndex(Index):
         self._run(deadline, scripts.FORGET, files.geometry.space.id, *arguments)
 
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
-        trusted = self._epoch.require(deadline)
+        index = self._epoch.require(deadline)
         for start in range(0, len(hashes), _STEP):
             part = hashes[start : start + _STEP]
-            self._removed(files, part, files.spoil, trusted, deadline)
+            self._removed(files, part, files.invalidate, index, deadline)
 
     def clear(self, files: SlotFiles) -> int:
-        trusted = self._epoch.require(Deadline(self._timeout_s))
+        index = self._epoch.require(Deadline(self._timeout_s))
         removed = 0
         for part in self._listed(files):
             for start in range(0, len(part), _STEP):
                 hashes = part[start : start + _STEP]
-                removed += self._removed(files, hashes, files.give_back, trusted, None)
-        self._give_free_slots_back(files)
-        if self._epoch.require(Deadline(self._timeout_s)) != trusted:
+                removed += self._removed(files, hashes, files.deallocate, index, None)
+        self._deallocate_free_slots(files)
+        if self._epoch.require(Deadline(self._timeout_s)) != index:
             raise _replaced()
         return removed
 
@@ -169,13 +169,13 @@ class RedisIndex(Index):
         return self._client.run(deadline, script, self._prefix, *arguments)
 
     def _lease_half(self) -> Deadline:
-        """Return the time by which a lease is renewed, or given up, that is taken after this."""
+        """Return the deadline by which a lease that is taken now must be renewed or given up."""
         return Deadline(self._lease_ms / 2000)
 
     def _listed(self, files: SlotFiles) -> Iterator[list[str]]:
-        """Yield every page of the key space, step by step, each once."""
+        """Yield every page of the key space once, in one list a step."""
         name = f"{self._prefix}:pages:{files.geometry.space.id}"
-        trusted = self._epoch.require(Deadline(self._timeout_s))
+        index = self._epoch.require(Deadline(self._timeout_s))
         seen: set[str] = set()
         cursor = 0
         while True:
@@ -187,7 +187,7 @@ class RedisIndex(Index):
                 pipe.info("server")
                 pipe.hget(f"{self._prefix}:state", "maker")
                 (cursor, found), info, maker = pipe.execute()
-                _require_same((info["run_id"], maker or b""), trusted)
+                _require_same((info["run_id"], maker or b""), index)
                 fresh = [h for h in (each.decode() for each in found) if h not in seen]
             yield fresh
             seen.update(fresh)
@@ -199,15 +199,15 @@ class RedisIndex(Index):
         files: SlotFiles,
         hashes: Sequence[str],
         act: Callable[[Sequence[int], Deadline], int],
-        trusted: Trusted,
+        index: IndexId,
         deadline: Deadline | None,
     ) -> int:
-        """Remove pages, and `act` on their slots before anybody else gets one; return how many.
+        """Remove pages, `act` on their leased slots, and return the number of pages that were there.
 
-        Without a deadline each step has one of its own.
+        Without `deadline` each step has one of its own.
         """
         until = self._lease_half()
-        arguments = (files.geometry.space.id, self._lease_ms, trusted.maker, *hashes)
+        arguments = (files.geometry.space.id, self._lease_ms, index.maker, *hashes)
         found = self._run(deadline or Deadline(self._timeout_s), scripts.DETACH, *arguments)
         if found is None:
             raise _replaced()
@@ -223,12 +223,12 @@ class RedisIndex(Index):
         until: Deadline,
         deadline: Deadline | None,
     ) -> None:
-        """Act on leased slots and release them; renew leases whose time is half over.
+        """Act on leased slots and release them; renew the leases whose time is half over.
 
         A process that was stopped does not act on a slot whose lease has ended meanwhile.
 
         Raises:
-            StorageUnavailable: A lease had ended. Its slot may be another page's by now.
+            StorageUnavailable: A lease had ended, and its slot may belong to another page by now.
         """
         space_id = files.geometry.space.id
         while places:
@@ -247,7 +247,7 @@ class RedisIndex(Index):
                     " s: try again, and raise timeout_s"
                 )
 
-    def _give_free_slots_back(self, files: SlotFiles) -> None:
+    def _deallocate_free_slots(self, files: SlotFiles) -> None:
         space_id, last = files.geometry.space.id, -1
         while True:
             until = self._lease_half()
@@ -257,7 +257,7 @@ class RedisIndex(Index):
             if not slots:
                 return
             leased = [Place(slot, stamp) for slot in slots]
-            self._relinquish(files, leased, files.give_back, until, None)
+            self._relinquish(files, leased, files.deallocate, until, None)
             last = slots[-1]
 
     def _release(self, space_id: str, places: Sequence[Place], deadline: Deadline) -> None:
@@ -266,12 +266,12 @@ class RedisIndex(Index):
             arguments = [field for place in part for field in (place.slot, place.stamp.hex())]
             self.used_nbytes = int(self._run(deadline, scripts.RELEASE, space_id, *arguments))
 
-    def _left_unsettled(self, space_id: str, places: Sequence[Place]) -> None:
+    def _add_unsettled(self, space_id: str, places: Sequence[Place]) -> None:
         with self._unsettled_lock:
             self._unsettled += [(space_id, place) for place in places]
 
     def _release_unsettled(self, deadline: Deadline) -> None:
-        """Release slots that could not be settled when they should have been."""
+        """Release slots whose `settle` failed."""
         with self._unsettled_lock:
             unsettled, self._unsettled = self._unsettled, []
         while unsettled:
@@ -286,12 +286,10 @@ class RedisIndex(Index):
 
 
 class _RedisView(View):
-    def __init__(
-        self, client: RedisClient, name: str, trusted: Trusted, deadline: Deadline
-    ) -> None:
+    def __init__(self, client: RedisClient, name: str, index: IndexId, deadline: Deadline) -> None:
         self._client = client
         self._name = name
-        self._trusted = trusted
+        self._index = index
         self._deadline = deadline
 
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
@@ -311,7 +309,7 @@ class _RedisView(View):
             pipe.hmget(self._name, hashes)
             pipe.info("server")
             found, info = pipe.execute()
-            _require_same(info["run_id"], self._trusted.run)
+            _require_same(info["run_id"], self._index.run)
             return {
                 page_hash: _place(place)
                 for page_hash, place in zip(hashes, found, strict=True)
@@ -336,7 +334,7 @@ def _place(value: bytes) -> Place:
     """Return the place that `value` names.
 
     Raises:
-        ValueError: It names none.
+        ValueError: `value` names no place.
     """
     slot, _, stamp = value.decode("ascii").partition(" ")
     place = Place(int(slot), bytes.fromhex(stamp))

@@ -1,7 +1,7 @@
-"""The client of the Redis index: redis-py, with one deadline for all that a call does.
+"""The client of the Redis index: redis-py, with one deadline for all steps of a call.
 
-redis-py's time limits are those of one read and of one address, and a name look-up has none. Here every
-step of a call, in the thread that makes it, gets what is left of the call's deadline.
+A time limit of redis-py holds for one read or one address, and a name look-up has none. Here every step
+of a call, in the thread that makes the call, gets the time that is left of the call's deadline.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RedisClient:
         """
         outer, _call.deadline = getattr(_call, "deadline", None), deadline
         try:
-            deadline.check("hf3fs: what the Redis index was asked for")
+            deadline.check("hf3fs: the request to the Redis index")
             yield self._client
         except redis.TimeoutError:
             raise StorageTimeout(
@@ -58,11 +58,11 @@ class RedisClient:
                 "hf3fs: index: the Redis server refuses the user or the password"
             ) from None
         except redis.RedisError as error:
-            # What a server says may repeat a command with its password; what redis-py says does not.
-            said = f": {error}" if type(error) is redis.ConnectionError else ""
+            # An error of the server may repeat a command with its password; one of redis-py does not.
+            detail = f": {error}" if type(error) is redis.ConnectionError else ""
             raise StorageUnavailable(
                 "hf3fs: the Redis server of the index cannot be used"
-                f" ({type(error).__name__}{said})"
+                f" ({type(error).__name__}{detail})"
             ) from None
         except HiCacheError:
             raise
@@ -70,14 +70,14 @@ class RedisClient:
             raise StorageUnavailable(f"hf3fs: {error.strerror or error}") from error
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise StorageUnavailable(
-                "hf3fs: the Redis server of the index gave an answer that is none of an index"
+                "hf3fs: the Redis server of the index gave an answer that no index gives"
                 f" ({type(error).__name__})"
             ) from error
         finally:
             _call.deadline = outer
 
     def run(self, deadline: Deadline, script: str, prefix: str, *arguments: object) -> Any:
-        """Run a Lua script; its text is sent to a server that does not have it."""
+        """Run a Lua script. A server that does not have the script gets its text."""
         with self.call(deadline) as client:
             registered = self._scripts.get(script)
             if registered is None:
@@ -90,8 +90,8 @@ class RedisClient:
         self._pool.disconnect()
 
 
-class _Dialled(Connection):
-    """A connection over TCP: the look-up and all addresses share the time that is left."""
+class _TcpConnection(Connection):
+    """A connection over TCP. The look-up and all addresses share the time that is left."""
 
     def _connect(self) -> Any:
         addresses = RESOLVER.addresses(self.host, int(self.port), _deadline())
@@ -114,19 +114,19 @@ class _Dialled(Connection):
         raise refused
 
 
-class _Plain(_Dialled):
+class _PlainConnection(_TcpConnection):
     def _connect(self) -> Any:
         untyped: Any = super()
         return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
 
 
-class _Tls(SSLConnection, _Dialled):
+class _TlsConnection(SSLConnection, _TcpConnection):
     def _connect(self) -> Any:
         untyped: Any = super()
         return _BoundedSocket(untyped._connect())  # noqa: SLF001 - the method above
 
 
-class _Unix(UnixDomainSocketConnection):
+class _UnixConnection(UnixDomainSocketConnection):
     def _connect(self) -> Any:
         self.socket_connect_timeout = _remaining_s()
         untyped: Any = super()
@@ -134,7 +134,7 @@ class _Unix(UnixDomainSocketConnection):
 
 
 class _BoundedSocket:
-    """A socket whose every step ends by the deadline of the call that it belongs to."""
+    """A socket. Every step ends by the deadline of the call that uses the socket."""
 
     def __init__(self, connection: Any) -> None:
         self._socket = connection
@@ -172,7 +172,7 @@ def _remaining_s() -> float:
     """Return the seconds that the call of this thread has left.
 
     Raises:
-        TimeoutError: None are left.
+        TimeoutError: No time is left.
     """
     remaining_s = _deadline().remaining_s()
     if not remaining_s:
@@ -189,11 +189,14 @@ def _pool(url: str, timeout_s: float) -> redis.ConnectionPool:
         )
         kind = options.pop("connection_class", Connection)
         if kind is SSLConnection and str(options.get("ssl_cert_reqs", "")).lower() != "none":
-            # Releases before 6 verify the certificate, and for any host, unless they are told.
+            # Releases before 6 accept a certificate of any host without this option.
             options["ssl_check_hostname"] = True
-        ours: Any = {SSLConnection: _Tls, UnixDomainSocketConnection: _Unix}.get(kind, _Plain)
+        ours: Any = {
+            SSLConnection: _TlsConnection,
+            UnixDomainSocketConnection: _UnixConnection,
+        }.get(kind, _PlainConnection)
         pool = redis.ConnectionPool(connection_class=ours, **options)
-        pool.make_connection()  # no I/O: it says what is wrong with the options
+        pool.make_connection()  # no I/O: wrong options raise here
     except (ValueError, TypeError, redis.RedisError):
         raise ConfigError('hf3fs: index: must be "sqlite" or a URL such as redis://host') from None
     else:

@@ -1,22 +1,20 @@
-"""When a Redis index may be trusted.
+"""The conditions under which a Redis index may be used, and its rebuild.
 
-A server that was restarted, or that lost its data, does not know of writers that are still at work:
-slots which it takes for free, or for another page's, may be written to. So nobody uses the index until
-their leases have ended; then, where its data is lost, it is made from the slots' marks.
+A server that was restarted, or that lost its data, has no record of the leases of writers that are still
+at work. Slots that are free in its data, or another page's, may be written to. So no process uses the
+index until these leases have ended. Then a lost index is made from the marks of the slots.
 """
 
 from __future__ import annotations
 
 import secrets
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache_backends.hf3fs.background import AT_OPEN_S, Background
 from hicache_backends.hf3fs.index import redis_scripts as scripts
-from hicache_backends.hf3fs.slot_files import SlotFiles
-from hicache_backends.hf3fs.slots import Geometry
-from hicache_backends.hf3fs.writer import written_ns
+from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
+from hicache_backends.hf3fs.layout import Geometry, written_ns
+from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
 
@@ -24,38 +22,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hicache_backends.hf3fs.index.redis_client import RedisClient
-    from hicache_backends.hf3fs.layout import Layout
-    from hicache_backends.hf3fs.slots import Place
+    from hicache_backends.hf3fs.layout import Layout, Place
 
 _SILENCE_MS = 60_000
 _STEP = 500
 _ATTEMPTS = 5
-_BEAT_S = 10.0
+_RENEWAL_S = 10.0
 
 
-class Trusted(NamedTuple):
-    """The index that a call found. An answer counts while it is the same."""
+class IndexId(NamedTuple):
+    """The identity of an index. An answer counts when the index is still the one that a call found."""
 
     run: str
     """The server's run id."""
     maker: bytes
-    """Who made the index of what the slots say."""
+    """The token of the process that made the index."""
 
 
 class Epoch:
-    """The life of a Redis server, and of one index in it."""
+    """The run of a Redis server, and the index in it."""
 
-    def __init__(self, client: RedisClient, prefix: str, layout: Layout, lease_ms: int) -> None:
+    def __init__(
+        self, client: RedisClient, prefix: str, layout: Layout, lease_ms: int, timeout_s: float
+    ) -> None:
         self._client = client
         self._prefix = prefix
         self._layout = layout
         self._lease_ms = lease_ms
-        self._making = Background()
+        self._timeout_s = timeout_s
+        self._rebuild = Rebuild(self._make)
 
-    def require(self, deadline: Deadline, *, at_open: bool = False) -> Trusted:
-        """Return what may be used; make the index where its data is lost.
+    def require(self, deadline: Deadline, *, at_open: bool = False) -> IndexId:
+        """Return the identity of the index; rebuild the index when its data is lost.
 
-        That is waited for until the deadline, or at open for as long as it takes.
+        The wait for a rebuild ends with the deadline. With `at_open` it has no limit.
 
         Raises:
             StorageUnavailable: The index may not be used yet.
@@ -76,13 +76,12 @@ class Epoch:
                 continue
             if left_ms > 0:
                 raise StorageUnavailable(
-                    "hf3fs: the Redis server of the index was restarted: writers of before may be at"
+                    "hf3fs: the Redis server of the index was restarted: earlier writers may be at"
                     f" work for another {left_ms / 1000:.0f} s"
                 )
             if made:
-                return Trusted(current, maker or b"")
-            made_by = Deadline(AT_OPEN_S) if at_open else deadline
-            self._making.run(partial(self._make, deadline.timeout_s), made_by)
+                return IndexId(current, maker or b"")
+            self._rebuild.run(Deadline(AT_OPEN_S) if at_open else deadline)
             if at_open:
                 deadline = Deadline(deadline.timeout_s)
         raise StorageUnavailable(
@@ -90,27 +89,27 @@ class Epoch:
         )
 
     def close(self) -> None:
-        """End what goes on. Idempotent."""
-        self._making.close()
+        """End a running rebuild. Idempotent."""
+        self._rebuild.close()
 
     # --- parts ---------------------------------------------------------------------------------------
 
     def _interrupt(self, run: str, deadline: Deadline) -> None:
-        spaces = list(self._layout.key_spaces())
+        spaces = list(self._layout.key_spaces(skip_unreadable=False))
         is_empty = all(not self._files(Geometry(space)).allocated() for space in spaces)
         pause_ms = 0 if is_empty else self._lease_ms
         self._client.run(deadline, scripts.INTERRUPT, self._prefix, run, pause_ms)
 
-    def _make(self, timeout_s: float) -> None:
-        """Make the index of what the slots say; each step of that has a deadline of its own."""
+    def _make(self) -> None:
+        """Make the index from the marks of the slots. Each step has a deadline of its own."""
         token = secrets.token_hex(8)
-        with self._client.call(Deadline(timeout_s)) as client:
+        with self._client.call(Deadline(self._timeout_s)) as client:
             if not client.set(f"{self._prefix}:maker", token, nx=True, px=_SILENCE_MS):
                 raise _made_elsewhere()
-        spaces = list(self._layout.key_spaces())
+        spaces = list(self._layout.key_spaces(skip_unreadable=False))
         names = ["lru", "leases", "allocated", "spaces"]
         names += [f"{kind}:{space.id}" for kind in ("pages", "free") for space in spaces]
-        maker = _Maker(self._client, self._prefix, token, timeout_s, self._making.check)
+        maker = _Maker(self._client, self._prefix, token, self._timeout_s, self._rebuild.check)
         maker.run(scripts.START, *names)
         for space in spaces:
             maker.fill(self._files(Geometry(space)))
@@ -121,9 +120,9 @@ class Epoch:
 
 
 class _Maker:
-    """Whoever makes the index, as long as it is not silent for `_SILENCE_MS`.
+    """The process that makes the index, as long as it is not silent for `_SILENCE_MS`.
 
-    Each step tells the server who asks, and changes nothing where somebody else has taken over.
+    Each step sends the token of the maker, and changes nothing when another maker has taken over.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class _Maker:
         """Run a script as the maker.
 
         Raises:
-            StorageUnavailable: Somebody else makes the index now.
+            StorageUnavailable: Another process makes the index now.
         """
         deadline = Deadline(self._timeout_s)
         if not self._client.run(
@@ -153,30 +152,30 @@ class _Maker:
             raise _made_elsewhere()
 
     def fill(self, files: SlotFiles) -> None:
-        """Tell the server of all slots of one key space."""
+        """Send all slots of one key space to the server."""
         allocated = files.allocated()
         space = files.geometry.space.id, files.geometry.slot_nbytes, allocated
-        beat = Deadline(_BEAT_S)
+        renewal = Deadline(_RENEWAL_S)
 
-        def at_work() -> None:
-            nonlocal beat
+        def on_slot() -> None:
+            nonlocal renewal
             self._check()
-            if beat.passed():
+            if renewal.passed():
                 self.run(scripts.FILL, *space)
-                beat = Deadline(_BEAT_S)
+                renewal = Deadline(_RENEWAL_S)
 
         self.run(scripts.FILL, *space)
-        rows = _rows(files.newest(at_work), allocated)
+        rows = _rows(files.newest(on_slot), allocated)
         while part := list(islice(rows, _STEP)):
             self.run(scripts.FILL, *space, *(field for row in part for field in row))
 
     def finish(self) -> None:
-        """Let everybody use the index."""
+        """Allow all processes to use the index."""
         self.run(scripts.FINISH)
 
 
 def _rows(places: Mapping[str, Place], allocated: int) -> Iterator[tuple[str, str, int]]:
-    """Yield pages and free slots, as `FILL` takes them."""
+    """Yield pages and free slots in the form that `FILL` takes."""
     for page_hash, place in places.items():
         value = f"{place.slot} {place.stamp.hex()}"
         yield page_hash, value, written_ns(place.stamp) // 1000

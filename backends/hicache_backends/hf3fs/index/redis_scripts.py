@@ -1,14 +1,16 @@
-"""What the Redis index does in one step each, as Lua.
+"""The steps of the Redis index, as Lua scripts. Each script is one atomic step.
 
-KEYS[1] is the prefix of all keys of a root; it has a hash tag, so that all of them are on one server.
+KEYS[1] is the prefix of all keys of a root. It has a hash tag, so that all of them are on one server.
 
-    P:state         hash    made, run, until_ms, maker (`_redis_epoch`); used: bytes of all slots in use
+    P:state         hash    made, run, until_ms, maker (`redis_epoch`); used: bytes of all slots in use
     P:spaces        hash    key-space id -> bytes of a slot
-    P:allocated     hash    key-space id -> how many slots there are
+    P:allocated     hash    key-space id -> number of slots
     P:pages:SPACE   hash    page hash -> "slot stamp"
     P:free:SPACE    zset    slot, by slot
-    P:lru           zset    "space hash", by time of use
-    P:leases        zset    "space slot stamp", by the time when the slot comes back by itself
+    P:lru           zset    "space hash", by access time
+    P:leases        zset    "space slot stamp", by the end of the lease
+
+The docstring of a script lists its arguments, then "->" and its result.
 """
 
 from __future__ import annotations
@@ -88,8 +90,8 @@ redis.call('HINCRBY', P .. ':state', 'used', #slots * size)
 return {slots, before, fresh, evicted, used()}
 """
 )
-"""space, bytes of a slot, count, capacity or -1, watermarks, lease in ms, as many stamps
--> slots, the first new one, how many are new, pages evicted, bytes used"""
+"""key space, bytes of a slot, count, capacity or -1, high and low watermark, lease in ms, `count` stamps
+-> slots, the first new slot, number of new slots, number of evicted pages, bytes used"""
 
 SETTLE = (
     _COMMON
@@ -111,8 +113,8 @@ end
 return {doubles, lost}
 """
 )
-"""space, lease in ms, then hash, slot, stamp and time of use of each page
--> "slot stamp" of pages that another slot has, with new leases; how many leases had ended"""
+"""key space, lease in ms, then hash, slot, stamp and access time of each page
+-> "slot stamp" of each page that another slot holds, with a new lease; number of ended leases"""
 
 RENEW = (
     _COMMON
@@ -128,7 +130,7 @@ end
 return kept
 """
 )
-"""space, lease in ms, "slot stamp" of each -> those whose lease had not ended; it is longer now"""
+"""key space, lease in ms, "slot stamp" of each -> the ones whose lease was renewed in time"""
 
 RELEASE = (
     _COMMON
@@ -140,7 +142,7 @@ end
 return used()
 """
 )
-"""space, then slot and stamp of each -> bytes used"""
+"""key space, then slot and stamp of each -> bytes used"""
 
 FORGET = (
     _COMMON
@@ -154,7 +156,7 @@ for i = 2, #ARGV, 3 do
 end
 """
 )
-"""space, then hash, slot and stamp of each"""
+"""key space, then hash, slot and stamp of each"""
 
 DETACH = (
     _COMMON
@@ -171,8 +173,8 @@ end
 return places
 """
 )
-"""space, lease in ms, who made the index, hashes -> "slot stamp" of those that were there; they are
-leased now. Nothing where somebody else has made the index since"""
+"""key space, lease in ms, maker of the index, hashes -> "slot stamp" of the pages that were there; their
+slots are leased now. nil when another process has made the index since"""
 
 LEASE_FREE = (
     _COMMON
@@ -189,7 +191,7 @@ redis.call('HINCRBY', P .. ':state', 'used', #slots * size_of(ARGV[1]))
 return slots
 """
 )
-"""space, lease in ms, how many at most, stamp, a slot
+"""key space, lease in ms, greatest number of slots, stamp, a slot
 -> slots behind it that were free and are leased now"""
 
 INTERRUPT = (
@@ -200,7 +202,7 @@ if redis.call('HGET', P .. ':state', 'run') ~= ARGV[1] then
 end
 """
 )
-"""run id of the server, for how long nobody may use the index, in ms"""
+"""run id of the server, pause in ms during which no process may use the index"""
 
 START = (
     _COMMON
@@ -212,8 +214,8 @@ redis.call('HSET', P .. ':state', 'used', 0)
 return 1
 """
 )
-"""maker, for how long it may be silent in ms, names of what is left of another index
--> 0 where somebody else makes the index now"""
+"""maker, its silence limit in ms, names of the keys of an earlier index
+-> 0 when another process makes the index now"""
 
 FILL = (
     _COMMON
@@ -236,9 +238,9 @@ end
 return 1
 """
 )
-"""maker, for how long it may be silent in ms, space, bytes of a slot, how many slots there are, then
-hash, place and time of each page; of a free slot no hash, and its number
--> 0 where somebody else makes the index now"""
+"""maker, its silence limit in ms, key space, bytes of a slot, number of slots, then hash, place and time
+of each page; for a free slot an empty hash and its number
+-> 0 when another process makes the index now"""
 
 FINISH = (
     _COMMON
@@ -249,4 +251,4 @@ redis.call('HSET', P .. ':state', 'made', 1, 'maker', ARGV[1])
 return 1
 """
 )
-"""maker -> 0 where somebody else makes the index now"""
+"""maker -> 0 when another process makes the index now"""

@@ -6,13 +6,11 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from hicache_backends.hf3fs.index import sqlite_rows as rows
+from hicache_backends.hf3fs.index import sqlite_tables as tables
 from hicache_backends.hf3fs.index.base import Index, View
 from hicache_backends.hf3fs.index.sqlite_database import Database
-from hicache_backends.hf3fs.index.sqlite_reservation import Reservation, collect_dead
-from hicache_backends.hf3fs.slot_files import SlotFiles
-from hicache_backends.hf3fs.slots import Geometry
-from hicache_backends.hf3fs.writer import written_ns
+from hicache_backends.hf3fs.layout import Geometry, written_ns
+from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import HiCacheError
 
@@ -21,20 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs.index.base import Entry, Limits
-    from hicache_backends.hf3fs.index.sqlite_session import Session
-    from hicache_backends.hf3fs.layout import Layout
-    from hicache_backends.hf3fs.slots import Place
+    from hicache_backends.hf3fs.index.sqlite_database import Session
+    from hicache_backends.hf3fs.layout import Layout, Place
     from hicache_backends.hf3fs.writer import Writer
 
 _STEP = 500
-_PAGES_BEHIND = (
+_PAGES_AFTER = (
     "SELECT page_hash, slot FROM pages WHERE space = ? AND page_hash > ? ORDER BY page_hash LIMIT ?"
 )
-_FREE_BEHIND = "SELECT slot FROM free WHERE space = ? AND slot > ? ORDER BY slot LIMIT ?"
+_FREE_AFTER = "SELECT slot FROM free WHERE space = ? AND slot > ? ORDER BY slot LIMIT ?"
 
 
 class SqliteIndex(Index):
-    """Shared by the processes of one host, through SQLite's own locks."""
+    """An index that the processes of one host share through SQLite's own locks."""
 
     def __init__(self, layout: Layout, limits: Limits, writer: Writer, timeout_s: float) -> None:
         self._layout = layout
@@ -42,19 +39,19 @@ class SqliteIndex(Index):
         self._writer = writer
         self._timeout_s = timeout_s
         self._unsettled: list[tuple[bytes, Place]] = []
-        """Slots that could not be settled when they should have been."""
+        """Reserved slots whose `settle` failed. The next `reserve` frees them."""
         self._unsettled_lock = threading.Lock()
         deadline = Deadline(timeout_s)
         self._database = Database(layout, deadline, self._fill)
-        deadline = Deadline(timeout_s)  # it may have taken long
+        deadline = Deadline(timeout_s)  # the database may have taken long to make
         try:
             with (
                 suppress(HiCacheError),
                 self._database.held(deadline),
                 self._database.transaction(deadline) as db,
             ):
-                collect_dead(db, layout, writer)
-                self._note_use(db)
+                tables.collect_dead(db, layout, writer)
+                self._update_used(db)
         except BaseException:
             self._database.close()
             raise
@@ -62,7 +59,7 @@ class SqliteIndex(Index):
     @contextmanager
     def view(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
         with self._database.session(deadline) as session:
-            yield _SqliteView(session, rows.id_of(files), deadline)
+            yield _SqliteView(session, tables.id_of(files), deadline)
 
     @contextmanager
     def writing(self, files: SlotFiles, deadline: Deadline) -> Generator[View, None, None]:
@@ -70,7 +67,7 @@ class SqliteIndex(Index):
             self._database.held(deadline),
             self._database.session(deadline, make=False) as session,
         ):
-            yield _SqliteView(session, rows.id_of(files), deadline)
+            yield _SqliteView(session, tables.id_of(files), deadline)
 
     def reserve(self, files: SlotFiles, count: int, deadline: Deadline) -> list[Place]:
         with self._unsettled_lock:
@@ -78,11 +75,13 @@ class SqliteIndex(Index):
         try:
             with self._database.transaction(deadline) as db:
                 _free_reserved(db, unsettled)
-                reservation = Reservation(db, files, self._limits, self._writer, self._layout)
-                places = reservation.taken(count)
-                self._note_use(db)
+                reservation = tables.Reservation(
+                    db, files, self._limits, self._writer, self._layout
+                )
+                places = reservation.reserve(count)
+                self._update_used(db)
         except BaseException:
-            self._left_unsettled(unsettled)
+            self._add_unsettled(unsettled)
             raise
         self.evicted += reservation.evicted
         return places
@@ -94,25 +93,25 @@ class SqliteIndex(Index):
         unused: Sequence[Place],
         deadline: Deadline,
     ) -> None:
-        space = rows.id_of(files)
+        space = tables.id_of(files)
         places = [entry.place for entry in entries] + list(unused)
         try:
             with self._database.transaction(deadline) as db:
-                rows.end_reservations(db, space, places)
-                second = [place.slot for place in rows.insert(db, space, entries)]
-                if second:
-                    files.spoil(second)
-                rows.free(db, space, [*second, *(place.slot for place in unused)])
-                self._note_use(db)
+                tables.end_reservations(db, space, places)
+                doubles = [place.slot for place in tables.insert(db, space, entries)]
+                if doubles:
+                    files.invalidate(doubles)
+                tables.free(db, space, [*doubles, *(place.slot for place in unused)])
+                self._update_used(db)
         except BaseException:
-            self._left_unsettled([(space, place) for place in places])
+            self._add_unsettled([(space, place) for place in places])
             raise
 
     def reclaim(self, space_id: str, places: Sequence[Place]) -> None:
-        self._left_unsettled([(bytes.fromhex(space_id), place) for place in places])
+        self._add_unsettled([(bytes.fromhex(space_id), place) for place in places])
 
     def forget(self, files: SlotFiles, wrong: Mapping[str, Place], deadline: Deadline) -> None:
-        space = rows.id_of(files)
+        space = tables.id_of(files)
         with self._database.transaction(deadline) as db:
             gone = [
                 place.slot
@@ -122,32 +121,32 @@ class SqliteIndex(Index):
                     (space, bytes.fromhex(page_hash), place.stamp),
                 ).rowcount
             ]
-            rows.free(db, space, gone)
+            tables.free(db, space, gone)
 
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
-        space = rows.id_of(files)
+        space = tables.id_of(files)
         with self._database.transaction(deadline) as db:
-            places = rows.find(db, space, hashes)
-            files.spoil([place.slot for place in places.values()])
-            rows.remove(db, space, [bytes.fromhex(page_hash) for page_hash in places])
-            rows.free(db, space, [place.slot for place in places.values()])
-            self._note_use(db)
+            places = tables.find(db, space, hashes)
+            files.invalidate([place.slot for place in places.values()])
+            tables.remove(db, space, [bytes.fromhex(page_hash) for page_hash in places])
+            tables.free(db, space, [place.slot for place in places.values()])
+            self._update_used(db)
 
     def clear(self, files: SlotFiles) -> int:
-        """Remove pages in the order of their hashes, so that all that were there at the beginning go."""
-        space, last, removed = rows.id_of(files), b"", 0
+        """Remove pages in the order of their hashes, so that every page of the beginning goes."""
+        space, last, removed = tables.id_of(files), b"", 0
         while True:
             with self._database.transaction(Deadline(self._timeout_s)) as db:
-                found = db.execute(_PAGES_BEHIND, (space, last, _STEP)).fetchall()
-                rows.remove(db, space, [row[0] for row in found])
-                rows.free(db, space, [row[1] for row in found])
-                files.give_back([row[1] for row in found])
-                self._note_use(db)
+                found = db.execute(_PAGES_AFTER, (space, last, _STEP)).fetchall()
+                tables.remove(db, space, [row[0] for row in found])
+                tables.free(db, space, [row[1] for row in found])
+                files.deallocate([row[1] for row in found])
+                self._update_used(db)
             removed += len(found)
             if len(found) < _STEP:
                 break
             last = found[-1][0]
-        self._give_free_slots_back(files, space)
+        self._deallocate_free_slots(files, space)
         return removed
 
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
@@ -160,14 +159,14 @@ class SqliteIndex(Index):
             db.executemany(query, touched)
 
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        space, last = rows.id_of(files), b""
+        space, last = tables.id_of(files), b""
         while True:
             deadline = Deadline(self._timeout_s)
             with (
                 self._database.session(deadline) as session,
                 session.step(deadline) as connection,
             ):
-                found = connection.execute(_PAGES_BEHIND, (space, last, _STEP)).fetchall()
+                found = connection.execute(_PAGES_AFTER, (space, last, _STEP)).fetchall()
             yield from (row[0].hex() for row in found)
             if len(found) < _STEP:
                 return
@@ -178,35 +177,35 @@ class SqliteIndex(Index):
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _left_unsettled(self, places: Sequence[tuple[bytes, Place]]) -> None:
+    def _add_unsettled(self, places: Sequence[tuple[bytes, Place]]) -> None:
         with self._unsettled_lock:
             self._unsettled += places
 
-    def _give_free_slots_back(self, files: SlotFiles, space: bytes) -> None:
+    def _deallocate_free_slots(self, files: SlotFiles, space: bytes) -> None:
         last = -1
         while True:
             with self._database.transaction(Deadline(self._timeout_s)) as db:
-                found = db.execute(_FREE_BEHIND, (space, last, _STEP)).fetchall()
-                files.give_back([row[0] for row in found])
+                found = db.execute(_FREE_AFTER, (space, last, _STEP)).fetchall()
+                files.deallocate([row[0] for row in found])
             if len(found) < _STEP:
                 return
             last = found[-1][0]
 
-    def _note_use(self, db: sqlite3.Connection) -> None:
-        self.used_nbytes = rows.used_nbytes(db)
+    def _update_used(self, db: sqlite3.Connection) -> None:
+        self.used_nbytes = tables.used_nbytes(db)
 
-    def _fill(self, db: sqlite3.Connection, at_work: Callable[[], None]) -> None:
-        """Make the index of what the slots say."""
-        for space in self._layout.key_spaces():
+    def _fill(self, db: sqlite3.Connection, on_slot: Callable[[], None]) -> None:
+        """Fill a new index from the marks of the slots. `on_slot` is called for each slot."""
+        for space in self._layout.key_spaces(skip_unreadable=False):
             files = SlotFiles(self._layout, Geometry(space))
-            rows.register(db, files)
-            self._fill_space(db, files, at_work)
+            tables.register(db, files)
+            self._fill_space(db, files, on_slot)
 
     def _fill_space(
-        self, db: sqlite3.Connection, files: SlotFiles, at_work: Callable[[], None]
+        self, db: sqlite3.Connection, files: SlotFiles, on_slot: Callable[[], None]
     ) -> None:
-        space, allocated = rows.id_of(files), files.allocated()
-        places = files.newest(at_work)
+        space, allocated = tables.id_of(files), files.allocated()
+        places = files.newest(on_slot)
         db.executemany(
             "INSERT INTO pages VALUES (?, ?, ?, ?, ?)",
             [
@@ -235,7 +234,7 @@ class _SqliteView(View):
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
         with self._session.step(self._deadline) as connection:
             self._seen = self._state(connection)
-            return rows.find(connection, self._space, hashes)
+            return tables.find(connection, self._space, hashes)
 
     def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
         if not self._session.is_current():
@@ -243,18 +242,18 @@ class _SqliteView(View):
         with self._session.step(deadline) as connection:
             if self._state(connection) == self._seen:
                 return set(places)
-            now = rows.find(connection, self._space, list(places))
+            now = tables.find(connection, self._space, list(places))
         return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
 
     def _state(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        """Return what changes when another connection changes the file, or this one is another."""
+        """Return values that change with a write of another connection, or with a new connection."""
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         return self._session.openings, int(version)
 
 
 def _free_reserved(db: sqlite3.Connection, reserved: Iterable[tuple[bytes, Place]]) -> None:
-    """End reservations that are still there."""
+    """End the reservations that are still there, and free their slots."""
     query = "DELETE FROM reserved WHERE space = ? AND slot = ? AND stamp = ?"
     for space, place in reserved:
         if db.execute(query, (space, *place)).rowcount:
-            rows.free(db, space, [place.slot])
+            tables.free(db, space, [place.slot])

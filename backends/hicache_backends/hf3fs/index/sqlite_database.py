@@ -1,10 +1,11 @@
-"""The SQLite file of an index: its connections, and how it is made anew where it is lost.
+"""The SQLite file of an index: its connections, and the rebuild of a lost file.
 
-A file that is missing or unusable is made from the slots' marks, and then named by `index.sqlite`, a
-symbolic link. Until that is done no call writes to a slot: calls that do hold `lock` shared, who makes
-an index holds it alone. A connection whose file is not the one that is named any more is closed by the
-next call. No name is used twice: SQLite's last act on a file is to unlink its log by name, and that
-could be another's.
+A missing or unusable file is made from the slots' marks, and then named by `index.sqlite`, a symbolic
+link. No call writes to a slot meanwhile: such a call holds `lock` shared, and a rebuild holds it
+exclusively. The next call closes a connection whose file is not the named one any more. No file name is
+used twice: SQLite unlinks the log of a file by name at the end, which could be the log of another file.
+
+A connection is opened in a step, closed before a fork, and opened again by the next step (`fork_guard`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import sqlite3
 import threading
 import time
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import quote
 
-from hicache_backends.hf3fs.background import AT_OPEN_S, Background
-from hicache_backends.hf3fs.fork_guard import FORKS
-from hicache_backends.hf3fs.index.sqlite_session import VERSION, Session, identity_of
+from hicache_backends.hf3fs.fork_guard import FORKS, WAIT_S
+from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
+from hicache_backends.hf3fs.index.sqlite_tables import SCHEMA, VERSION
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.writer_lock import try_lock
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -30,34 +32,17 @@ if TYPE_CHECKING:
 
     from hicache_backends.hf3fs.layout import Layout
 
-    AtWork: TypeAlias = Callable[[], None]
+    Fill: TypeAlias = Callable[[sqlite3.Connection, Callable[[], None]], None]
 
 logger = logging.getLogger(__name__)
 
-_SCHEMA = f"""
-PRAGMA journal_mode = WAL;
-BEGIN;
-CREATE TABLE spaces (
-    space BLOB PRIMARY KEY, slot_nbytes INTEGER, allocated INTEGER, taken INTEGER
-) WITHOUT ROWID;
-CREATE TABLE pages (
-    space BLOB, page_hash BLOB, slot INTEGER, stamp BLOB, used_ns INTEGER,
-    PRIMARY KEY (space, page_hash)
-) WITHOUT ROWID;
-CREATE INDEX pages_by_use ON pages (used_ns);
-CREATE TABLE free (space BLOB, slot INTEGER, PRIMARY KEY (space, slot)) WITHOUT ROWID;
-CREATE TABLE reserved (
-    space BLOB, slot INTEGER, stamp BLOB, PRIMARY KEY (space, slot)
-) WITHOUT ROWID;
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
+_LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
 _POLL_S = 0.01
-# So long SQLite waits for another process at once. Between two such waits a fork may happen.
-_PATIENCE_S = 0.25
+# The time that SQLite waits for another process at once. Between two such waits a fork may happen.
+_WAIT_S = 0.25
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# A connection that finds its file replaced tries again; it is made anew once, not for ever.
+# A connection whose file was replaced tries again; the file is made anew once, not for ever.
 _ATTEMPTS = 3
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -65,25 +50,24 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 class Database:
     """Connections to the index of one root. Thread-safe; belongs to the process that made it."""
 
-    def __init__(
-        self, layout: Layout, deadline: Deadline, fill: Callable[[sqlite3.Connection, AtWork], None]
-    ) -> None:
+    def __init__(self, layout: Layout, deadline: Deadline, fill: Fill) -> None:
         self._layout = layout
         self._fill = fill
-        self._making = Background()
+        self._timeout_s = deadline.timeout_s
+        self._rebuild = Rebuild(self._make)
         self._idle: list[Session] = []
         self._idle_lock = threading.Lock()
         self._writing = threading.Lock()
         self._closed = False
-        session = self._taken(deadline, Deadline(AT_OPEN_S), make=True)
+        session = self._take(deadline, Deadline(AT_OPEN_S), make=True)
         self._give_back(session)
 
     @contextmanager
     def session(self, deadline: Deadline, *, make: bool = True) -> Generator[Session, None, None]:
-        """Lend a connection to one call; without `make` only where there is a file."""
-        session = self._taken(deadline, deadline, make=make)
+        """Lend a connection to one call. `make` rebuilds a missing file."""
+        session = self._take(deadline, deadline, make=make)
         try:
-            with self._translated(session, deadline):
+            with self._translate_errors(session, deadline):
                 yield session
         finally:
             self._give_back(session)
@@ -93,8 +77,8 @@ class Database:
         """Lend a connection in a transaction that may write."""
         with self.session(deadline, make=False) as session, self._turn(deadline):
             while True:
-                with session.step(deadline, patience_s=_PATIENCE_S) as connection:
-                    if not _begun(connection, deadline):
+                with session.step(deadline, limit_s=_WAIT_S) as connection:
+                    if not _begin(connection, deadline):
                         continue
                     try:
                         yield connection
@@ -109,7 +93,7 @@ class Database:
 
     @contextmanager
     def held(self, deadline: Deadline) -> Generator[None, None, None]:
-        """Hold off whoever would make the index anew."""
+        """Hold off every rebuild of the index."""
         for _ in range(_ATTEMPTS):
             with self._locked(fcntl.LOCK_SH, deadline):
                 if self._identity() is not None:
@@ -120,15 +104,15 @@ class Database:
         raise self._replaced()
 
     def close(self) -> None:
-        """Close what no call is using; calls close what they use when they end."""
-        self._making.close()
+        """Close the idle connections. A running call closes its own connection when it ends."""
+        self._rebuild.close()
         with self._idle_lock:
             self._closed = True
             idle, self._idle = self._idle, []
         for session in idle:
             session.close()
 
-    # --- parts ---------------------------------------------------------------------------------------
+    # --- connections -----------------------------------------------------------------------------
 
     def _give_back(self, session: Session) -> None:
         with self._idle_lock:
@@ -137,19 +121,19 @@ class Database:
                 return
         session.close()
 
-    def _taken(self, deadline: Deadline, made_by: Deadline, *, make: bool) -> Session:
+    def _take(self, deadline: Deadline, rebuild_deadline: Deadline, *, make: bool) -> Session:
         for _ in range(_ATTEMPTS):
-            session = self._opened(deadline)
+            session = self._open(deadline)
             if session is not None:
                 return session
             if not make:
                 break
-            self._making.run(partial(self._make, Deadline(deadline.timeout_s)), made_by)
+            self._rebuild.run(rebuild_deadline)
         raise self._replaced()
 
-    def _opened(self, deadline: Deadline) -> Session | None:
-        """Return a connection to the file that is there now; None where it must be made."""
-        while (session := self._popped()) is not None:
+    def _open(self, deadline: Deadline) -> Session | None:
+        """Return a connection to the current file; None when the file must be made."""
+        while (session := self._pop_idle()) is not None:
             if self._identity() is not None and session.is_current():
                 return session
             session.close()
@@ -160,7 +144,7 @@ class Database:
         except OSError as error:
             raise self._unavailable(error) from error
         try:
-            with self._translated(session, deadline):
+            with self._translate_errors(session, deadline):
                 if session.is_usable(deadline):
                     return session
                 self._discard(session, f"no index of version {VERSION}")
@@ -172,56 +156,15 @@ class Database:
         session.close()
         return None
 
-    def _popped(self) -> Session | None:
-        """Take a connection that no call is using."""
+    def _pop_idle(self) -> Session | None:
         with self._idle_lock:
             return self._idle.pop() if self._idle else None
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            return identity_of(self._layout.index)
+            return _identity_of(self._layout.index)
         except OSError as error:
             raise self._unavailable(error) from error
-
-    def _make(self, deadline: Deadline) -> None:
-        """Make the file, unless somebody else has."""
-        with self._locked(fcntl.LOCK_EX, deadline):
-            if self._identity() is not None:
-                return
-            try:
-                self._layout.remove_indexes()
-                name = self._layout.new_index()
-                self._fill_file(name, deadline)
-                self._layout.name_index(name)
-            except HiCacheError:
-                raise
-            except (OSError, sqlite3.Error) as error:
-                raise self._unavailable(error) from error
-
-    def _fill_file(self, name: str, deadline: Deadline) -> None:
-        """Make an index of what the slots say."""
-        owner = _Maker()
-        with FORKS.step(deadline, owner):
-            owner.connection = sqlite3.connect(name, isolation_level=None)
-            FORKS.connected(owner)
-            try:
-                owner.connection.executescript(_SCHEMA)
-                owner.connection.execute("BEGIN")
-                self._fill(owner.connection, self._making.check)
-                owner.connection.execute("COMMIT")
-            finally:
-                owner.disconnect()
-                FORKS.disconnected(owner)
-
-    def _discard(self, session: Session, reason: str) -> None:
-        """Remove a file that is of no use; the next call makes it anew.
-
-        This call may hold the lock itself: it is not waited for.
-        """
-        with self._locked(fcntl.LOCK_EX, Deadline(0)):
-            if session.is_current():
-                logger.warning("%s is %s: it is made anew", self._layout.index, reason)
-                self._layout.remove_indexes()
 
     @contextmanager
     def _turn(self, deadline: Deadline) -> Generator[None, None, None]:
@@ -233,40 +176,84 @@ class Database:
         finally:
             self._writing.release()
 
+    # --- the file --------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        """Make the file, unless another process has made it."""
+        with self._locked(fcntl.LOCK_EX, Deadline(self._timeout_s)):
+            if self._identity() is not None:
+                return
+            try:
+                self._layout.remove_indexes()
+                name = self._layout.new_index()
+                self._fill_file(name, Deadline(self._timeout_s))
+                self._layout.name_index(name)
+            except HiCacheError:
+                raise
+            except (OSError, sqlite3.Error) as error:
+                raise self._unavailable(error) from error
+
+    def _fill_file(self, name: str, deadline: Deadline) -> None:
+        """Make an index from the marks of the slots."""
+        owner = _NewFile()
+        with FORKS.step(deadline, owner):
+            owner.connection = sqlite3.connect(name, isolation_level=None)
+            FORKS.connected(owner)
+            try:
+                owner.connection.executescript(SCHEMA)
+                owner.connection.execute("BEGIN")
+                self._fill(owner.connection, self._rebuild.check)
+                owner.connection.execute("COMMIT")
+            finally:
+                owner.disconnect()
+                FORKS.disconnected(owner)
+
+    def _discard(self, session: Session, reason: str) -> None:
+        """Remove a useless file; the next call makes it anew.
+
+        There is no wait for the lock: this call may hold the lock itself.
+        """
+        with self._locked(fcntl.LOCK_EX, Deadline(0)):
+            if session.is_current():
+                logger.warning("%s is %s: it is made anew", self._layout.index, reason)
+                self._layout.remove_indexes()
+
     @contextmanager
     def _locked(self, kind: int, deadline: Deadline) -> Generator[None, None, None]:
         try:
             with FORKS.step(deadline):
-                descriptor = os.open(self._layout.lock, _LOCK_FLAGS, 0o666)
-                FORKS.hold(descriptor)
+                fd = os.open(self._layout.lock, _LOCK_FLAGS, 0o666)
+                FORKS.hold(fd)
         except HiCacheError:
             raise
         except OSError as error:
             raise self._unavailable(error) from error
         try:
-            self._await_lock(descriptor, kind, deadline)
+            self._await_lock(fd, kind, deadline)
             yield
         finally:
-            FORKS.release(descriptor)
+            FORKS.release(fd)
 
-    def _await_lock(self, descriptor: int, kind: int, deadline: Deadline) -> None:
-        while True:
-            try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
+    def _await_lock(self, fd: int, kind: int, deadline: Deadline) -> None:
+        try:
+            while not try_lock(fd, kind):
                 if deadline.passed():
                     raise StorageTimeout(
                         f"hf3fs: {self._layout.lock} was held for {deadline.timeout_s:g} s: the index"
                         " is being made anew, or a call that writes hangs"
-                    ) from None
+                    )
                 time.sleep(min(_POLL_S, deadline.remaining_s()))
-            except OSError as error:
-                raise self._unavailable(error) from error
-            else:
-                return
+        except HiCacheError:
+            raise
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    # --- errors ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _translated(self, session: Session, deadline: Deadline) -> Generator[None, None, None]:
+    def _translate_errors(
+        self, session: Session, deadline: Deadline
+    ) -> Generator[None, None, None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -293,7 +280,87 @@ class Database:
         return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be used: {reason}")
 
 
-class _Maker:
+class Session:
+    """One connection to the current file, used by one call at a time.
+
+    Raises:
+        FileNotFoundError: There is no file.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._path = layout.index
+        file, identity = layout.index_file(), _identity_of(layout.index)
+        if file is None or identity is None:
+            raise FileNotFoundError(layout.index)
+        self._file, self._identity = file, identity
+        self.connection: sqlite3.Connection | None = None
+        self.openings = 0
+        """The number of connections so far. SQLite's data version is comparable within one only."""
+
+    @contextmanager
+    def step(
+        self, deadline: Deadline, *, limit_s: float | None = None
+    ) -> Generator[sqlite3.Connection, None, None]:
+        """Lend the connection. SQLite waits for locks until the deadline, or for `limit_s`."""
+        with FORKS.step(deadline, self):
+            connection = self.connection or self._connect(deadline)
+            wait_s = deadline.remaining_s()
+            if limit_s is not None:
+                wait_s = min(wait_s, limit_s)
+            connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+            yield connection
+
+    def is_current(self) -> bool:
+        """Return True while the index's name leads to this file."""
+        return self._identity == _identity_of(self._path)
+
+    def is_usable(self, deadline: Deadline) -> bool:
+        """Return True when the file is an index of this version."""
+        with self.step(deadline) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            return bool(version == VERSION)
+
+    def disconnect(self) -> None:
+        """Close the connection; called in a step, or by the fork itself."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connection. A session that is used again opens another."""
+        if self.connection is None:
+            return
+        with suppress(HiCacheError), FORKS.step(Deadline(2 * WAIT_S), self):
+            self.disconnect()
+            FORKS.disconnected(self)
+
+    def _connect(self, deadline: Deadline) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(self._file)}?mode=rw",
+            uri=True,
+            timeout=deadline.remaining_s(),
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            self._require_same_file()
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+        self.openings += 1
+        FORKS.connected(self)
+        return connection
+
+    def _require_same_file(self) -> None:
+        if _identity_of(self._file) != self._identity:
+            raise FileNotFoundError(self._file)
+
+
+class _NewFile:
     """The owner of the connection by which an index is made."""
 
     def __init__(self) -> None:
@@ -305,8 +372,21 @@ class _Maker:
             connection.close()
 
 
-def _begun(connection: sqlite3.Connection, deadline: Deadline) -> bool:
-    """Begin a transaction that may write, unless another process has one."""
+def _identity_of(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the file that `path` leads to, or None where there is none.
+
+    Raises:
+        OSError: The file system does not answer. An index does not count as lost then.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _begin(connection: sqlite3.Connection, deadline: Deadline) -> bool:
+    """Begin a transaction that may write; return False while another process has one."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -317,5 +397,4 @@ def _begun(connection: sqlite3.Connection, deadline: Deadline) -> bool:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary result code."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary result code

@@ -119,12 +119,12 @@ def _set_on_a_full_disk(link: Link, space: KeySpace, hashes: list[str]) -> None:
     for _ in range(2):
         found = store.exists(space, refused)
         read = [data is not None for data in store.get(space, refused)]
-        shown = [h for h, *seen in zip(refused, found, read, strict=True) if any(seen)]
-        if shown:
+        visible = [h for h, *seen in zip(refused, found, read, strict=True) if any(seen)]
+        if visible:
             raise store.violation(
                 f"a page {_WHY}, and shows once files can be written again",
                 expected="a miss",
-                got=f"a hit for {shown[0][:8]}",
+                got=f"a hit for {visible[0][:8]}",
             )
         others = [f"{os.getpid():032x}{number:032x}" for number in range(3)]
         store.set(space, {one: content(space.id, one, nbytes) for one in others})
@@ -137,8 +137,8 @@ def _must_stay_out(
     case: Case, store: Probe, space: KeySpace, taken: dict[str, bytes], refused: list[str]
 ) -> None:
     """Make room, set others, wait and reopen. No refused page may show."""
-    going = list(taken)[: len(taken) // 2 + 1]
-    store.delete(space, going)
+    to_delete = list(taken)[: len(taken) // 2 + 1]
+    store.delete(space, to_delete)
     case.must_miss(store, space, refused, f"{_WHY}, before others were deleted")
     fresh = case.contents(space, case.hashes(1))
     store.set(space, fresh)

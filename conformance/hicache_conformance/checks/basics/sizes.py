@@ -96,16 +96,16 @@ def any_segmentation_is_read_back_in_any_other(case: Case) -> None:
     cuts = segmentations(space.stored_nbytes, alignment, case.random)
     written = case.contents(space, case.hashes(len(cuts)))
     pages = {
-        words: {page_hash: data}
-        for words, (page_hash, data) in zip(cuts, written.items(), strict=True)
+        description: {page_hash: data}
+        for description, (page_hash, data) in zip(cuts, written.items(), strict=True)
     }
-    for words, lengths in cuts.items():
-        with note(f"it was set in {words}"):
-            _set_cut(case, store, space, pages[words], lengths)
-            case.must_hold(store, space, pages[words])
-    for words, lengths in cuts.items():
+    for description, lengths in cuts.items():
+        with note(f"it was set in {description}"):
+            _set_cut(case, store, space, pages[description], lengths)
+            case.must_hold(store, space, pages[description])
+    for description, lengths in cuts.items():
         for others, page in pages.items():
-            with note(f"it was set in {others} and read in {words}"):
+            with note(f"it was set in {others} and read in {description}"):
                 _must_read_cut(case, store, space, page, lengths)
 
 
@@ -128,10 +128,10 @@ def segments_may_lie_in_any_order(case: Case) -> None:
     lengths = segmentations(space.stored_nbytes, case.claims.alignment, case.random)
     pages = case.contents(space, case.hashes(2 * len(lengths)))
     hashes = iter(pages)
-    for words, cuts in lengths.items():
+    for description, cuts in lengths.items():
         for order in (_reversed, _shuffled):
             (page_hash,) = islice(hashes, 1)
-            with note(f"in {words}, which lie in another order in memory"):
+            with note(f"in {description}, which lie in another order in memory"):
                 memory = _cut_memory(store, space, 1, cuts)
                 page = order(case, memory.pages[0])
                 page.copy_from(pages[page_hash])

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _COUNTS = (1, 2, 3, 8, 17, 33)
-_LIMIT_S = 4.0
-"""The time after which a slow store is asked for less."""
 
 
 # --- KV-201 --------------------------------------------------------------------------------------
@@ -41,7 +39,7 @@ def an_empty_batch_gives_an_empty_list(case: Case) -> None:
 def a_batch_gives_one_bool_a_page(case: Case) -> None:
     """Every call gives a list of bool as long as its hashes: hits, misses and a mixture."""
     store, space = open_store(case, 96)
-    budget = TimeBudget(_LIMIT_S)
+    budget = TimeBudget()
     for count in _COUNTS:
         if not budget.allows(count):
             break
@@ -77,13 +75,13 @@ def hashes_may_come_as_a_tuple(case: Case) -> None:
     pages = case.contents(space, case.hashes(min(3, store.max_batch)))
     memory = store.memory(space, len(pages)).filled_with(list(pages.values()))
     given = tuple(pages), tuple(memory.pages)
-    made = calls(store, space)
+    by_name = calls(store, space)
     with note("the hashes and the pages are tuples"):
-        if not all(made["batch_set"](*given)):
+        if not all(by_name["batch_set"](*given)):
             raise case.refused(space, store.violation("batch_set refused a tuple of pages"))
         case.must_hold(store, space, pages)
         for operation in ("batch_exists", "batch_get", "batch_delete"):
-            made[operation](*given)
+            by_name[operation](*given)
         case.must_miss(store, space, list(pages), "was deleted")
 
 
@@ -174,9 +172,7 @@ def a_present_page_in_a_set_changes_no_other(case: Case) -> None:
 
 @check("KV-202", quick=False)
 def an_absent_page_in_a_delete_changes_no_other(case: Case) -> None:
-    """A delete that contains absent pages deletes the others, and leaves the pages that are not in
-    it.
-    """
+    """A delete that contains absent pages deletes its other pages, and no more."""
     store, space = open_store(case, 96)
     for count in (2, 3, 8):
         for places in _places(count):
@@ -196,12 +192,12 @@ def a_damaged_page_changes_no_other(case: Case) -> None:
     """A page that was cut, or removed, behind the store's back changes no other of its batch."""
     store, space = open_store(case, 96)
     for place in (0, 2, 4):
-        for words in ("cut in half", "removed"):
+        for description in ("cut in half", "removed"):
             pages = case.stored(store, space, 5)
             page_hash, data = list(pages.items())[place]
             half = data[: len(data) // 2]
-            case.subject.tamper(space, page_hash, half if words == "cut in half" else None)
-            with note(f"page {place} of its batch was {words} behind the store's back"):
+            case.subject.tamper(space, page_hash, half if description == "cut in half" else None)
+            with note(f"page {place} of its batch was {description} behind the store's back"):
                 _must_read_all_but(case, store, space, pages, page_hash)
 
 

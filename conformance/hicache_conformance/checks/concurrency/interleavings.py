@@ -131,16 +131,16 @@ def listings_and_clear_while_a_page_is_set_show_no_half_page(case: Case) -> None
             threads.attempt(other.clear, space)
             held.release()
             listed = listing.result()
-        strange = [
+        unexpected = [
             info
             for info in listed
             if info.nbytes != space.stored_nbytes or info.page_hash not in (*kept, page_hash)
         ]
-        if strange:
+        if unexpected:
             raise store.violation(
                 "scan lists what is no page while another call sets one",
                 expected=f"pages of {space.stored_nbytes} bytes",
-                got=str(strange[0]),
+                got=str(unexpected[0]),
             )
         found = store.get(space, [page_hash])
         must_be_intact(case, store, space, {page_hash: list(late.values())}, found)
@@ -155,13 +155,13 @@ def a_page_deleted_between_exists_and_get_is_a_miss(case: Case) -> None:
     other.open_space(space)
     for _ in range(2 if case.quick else 5):
         pages = case.stored(store, space, 3)
-        gone = case.random.choice(list(pages))
+        deleted = case.random.choice(list(pages))
         store.exists(space, list(pages))
-        other.delete(space, [gone])
+        other.delete(space, [deleted])
         found = dict(zip(pages, store.get(space, list(pages)), strict=True))
-        if found[gone] is not None:
-            case.must_miss(store, space, [gone], "was deleted after exists said True")
-        kept = {page_hash: data for page_hash, data in pages.items() if page_hash != gone}
+        if found[deleted] is not None:
+            case.must_miss(store, space, [deleted], "was deleted after exists said True")
+        kept = {page_hash: data for page_hash, data in pages.items() if page_hash != deleted}
         case.must_hold(store, space, kept)
         store.delete(space, list(pages))
 
@@ -250,9 +250,7 @@ class _HoldPoint:
 
 
 def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoint]]:
-    """Yield the store, the handle of the other calls, a key space, and the point at which to hold a
-    call.
-    """
+    """Yield the store, the handle of the other calls, a key space, and where to hold a call."""
     store, space = open_store(case, _PAGE_NBYTES)
     other, wait_limit = store, WaitLimit()
     numbers = _HOLD_BEFORE if case.claims.scatter_gather and not case.quick else _HOLD_BEFORE[:1]

@@ -32,40 +32,40 @@ _STORM_S = 1.5
 @check("KV-502")
 def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
     """A page that another process or handle sets is there, also for a caller that has just missed it."""
-    for words, writer, reader, space in _pairs(case):
+    for description, writer, reader, space in _pairs(case):
         for count in (1, 3):
             pages = case.contents(space, case.hashes(count))
             for _ in range(2):
                 case.must_miss(reader, space, list(pages), "nobody has set")
             case.must_set(writer, space, pages)
-            with note(words):
+            with note(description):
                 case.must_hold(reader, space, pages)
             writer.delete(space, list(pages))
 
 
 @check("KV-502")
 def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
-    """A page that another process or handle deletes is gone, also for a caller that has just read
-    or set it.
+    """A page that another process or handle deletes is gone, also for one that has just read or set
+    it.
     """
-    for words, writer, reader, space in _pairs(case):
+    for description, writer, reader, space in _pairs(case):
         pages = case.stored(writer, space, 2)
         pages |= case.stored(reader, space, 2)
         for _ in range(2):
             reader.get(space, list(pages))
         writer.delete(space, list(pages))
-        with note(words):
+        with note(description):
             case.must_miss(reader, space, list(pages), "was deleted elsewhere")
 
 
 @check("KV-502", quick=False)
 def a_page_deleted_elsewhere_can_be_set_again(case: Case) -> None:
     """A page that was set here and deleted elsewhere is there when it is set here once more."""
-    for words, deleter, setter, space in _pairs(case):
+    for description, deleter, setter, space in _pairs(case):
         pages = case.stored(setter, space, 3)
         deleter.get(space, list(pages))
         deleter.delete(space, list(pages))
-        with note(words):
+        with note(description):
             case.must_set(setter, space, pages)
             case.must_hold(deleter, space, pages)
             case.must_hold(setter, space, pages)
@@ -88,8 +88,8 @@ def listings_show_what_others_set(case: Case) -> None:
                 got="others only",
             )
         other.open_space(space)
-        gone, *kept = pages
-        one.delete(space, [gone])
+        deleted, *kept = pages
+        one.delete(space, [deleted])
         _must_list(case, other, space, kept)
         one.clear(space)
         _must_list(case, other, space, [])
@@ -157,14 +157,14 @@ def processes_that_write_one_page_leave_one_whole_page(case: Case) -> None:
 
 def _pairs(case: Case) -> list[tuple[str, Probe, Probe, KeySpace]]:
     """Return pairs of handles on one store, with a description and a key space that both have open."""
-    here, beside = case.open(label="here"), case.open(label="second handle")
+    here, second = case.open(label="here"), case.open(label="second handle")
     there = open_remote(case, "another process")
     pairs = [
         ("by another process", there, here),
         ("for another process", here, there),
-        ("by a second handle", beside, here),
+        ("by a second handle", second, here),
     ]
-    spaces = [case.space(fitting(case, 1024), tenant=words) for words, _, _ in pairs]
+    spaces = [case.space(fitting(case, 1024), tenant=description) for description, _, _ in pairs]
     for space, (_, one, other) in zip(spaces, pairs, strict=True):
         one.open_space(space)
         other.open_space(space)

@@ -51,7 +51,7 @@ def pages_that_come_and_go_are_whole_or_misses(case: Case) -> None:
         space, pages = large_pages(case, store, count=2, versions=2, most_nbytes=most_nbytes)
         other.open_space(space)
         come_and_go = partial(_set_and_delete, other, space, pages)
-        look = partial(_look, case, store, space, pages)
+        look = partial(_read_all, case, store, space, pages)
         run_contended(case, [come_and_go, come_and_go, look, look], turns=2000)
         store.delete(space, list(pages))
 
@@ -84,15 +84,15 @@ def threads_with_pages_of_their_own_keep_them(case: Case) -> None:
     own = [case.contents(space, case.hashes(6)) for _ in range(4)]
 
     def use(pages: Mapping[str, bytes], turn: int) -> None:
-        gone = list(pages)[turn % len(pages)]
+        deleted = list(pages)[turn % len(pages)]
         if case.keeps:
             case.must_set(store, space, pages)
             case.must_hold(store, space, pages)
         else:
             store.set(space, pages)
             _get_all(case, store, space, {h: [data] for h, data in pages.items()}, turn)
-        store.delete(space, [gone])
-        case.must_miss(store, space, [gone], "was deleted by the only thread that uses it")
+        store.delete(space, [deleted])
+        case.must_miss(store, space, [deleted], "was deleted by the only thread that uses it")
 
     run_contended(case, [partial(use, pages) for pages in own], turns=200)
     run_at_once(
@@ -162,7 +162,7 @@ def _set_and_delete(
     store.delete(space, list(pages)[turn % 2 :][:1])
 
 
-def _look(
+def _read_all(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]], turn: int
 ) -> None:
     store.exists(space, list(pages))

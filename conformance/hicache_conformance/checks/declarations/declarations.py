@@ -145,14 +145,14 @@ def what_is_durable_survives_reopening(case: Case) -> None:
     for space in spaces:
         store.open_space(space)
     held = {space: case.stored(store, space, 6) for space in spaces}
-    gone = list(held[spaces[0]])[:2]
-    store.delete(spaces[0], gone)
+    deleted = list(held[spaces[0]])[:2]
+    store.delete(spaces[0], deleted)
     last = case.stored(store, spaces[0], 1)
     store.close()
     again = case.open(label="reopened")
     for space in spaces:
         again.open_space(space)
-    case.must_miss(again, spaces[0], gone, "was deleted before the store was closed")
+    case.must_miss(again, spaces[0], deleted, "was deleted before the store was closed")
     case.must_hold(again, spaces[1], held[spaces[1]])
     case.must_hold(again, spaces[0], {**dict(list(held[spaces[0]].items())[2:]), **last})
 

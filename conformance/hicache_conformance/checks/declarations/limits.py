@@ -139,7 +139,7 @@ def a_delete_one_past_the_limit_is_whole_or_refused(case: Case) -> None:
         with note("after a batch_delete that was refused"):
             case.must_hold(store, space, pages)
         return
-    removed = [page_hash for page_hash, gone in zip(hashes, verdicts, strict=True) if gone]
+    removed = [page_hash for page_hash, deleted in zip(hashes, verdicts, strict=True) if deleted]
     if len(removed) != len(hashes):
         raise _in_part(store, "batch_delete", f"True for {len(removed)} of {len(hashes)} pages")
     case.must_miss(store, space, hashes, "was deleted")

@@ -82,9 +82,9 @@ def clear_spares_neighbours(case: Case) -> None:
     """Clearing a key space leaves those that differ from it in one field."""
     store = case.open()
     whole = fitting(case, 256)
-    home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
-    others = {one.difference: one.space for one in neighbours(home, quick=case.quick)}
-    _must_leave(case, store, home, others)
+    base = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
+    others = {one.difference: one.space for one in neighbours(base, quick=case.quick)}
+    _must_leave(case, store, base, others)
 
 
 @check("KV-103")
@@ -92,8 +92,8 @@ def clear_spares_look_alikes(case: Case) -> None:
     """Clearing a key space leaves those whose id, or model, begins with its own, or matches it."""
     store = case.open()
     space = case.space(fitting(case, 64))
-    for words, one, other in similar_ids(space, 4):
-        _must_leave(case, store, one, {words: other})
+    for description, one, other in similar_ids(space, 4):
+        _must_leave(case, store, one, {description: other})
     models = {
         end: case.space(space.page_nbytes, model=f"{space.model}{end}")
         for end in ("a", "ab", "/a", "-a", " a", ".a", "_a", "A")
@@ -182,12 +182,12 @@ def another_handle_clears_what_the_first_set(case: Case) -> None:
 def what_was_cleared_stays_cleared(case: Case) -> None:
     """After reopening, cleared pages are still gone, and those that were set later are there."""
     store, space = open_store(case, 128)
-    gone = case.stored(store, space, 4)
+    deleted = case.stored(store, space, 4)
     store.clear(space)
     later = case.stored(store, space, 2)
     again = another_handle(case, store)
     again.open_space(space)
-    case.must_miss(again, space, list(gone), "was cleared before the store was reopened")
+    case.must_miss(again, space, list(deleted), "was cleared before the store was reopened")
     case.must_hold(again, space, later)
 
 
@@ -215,14 +215,14 @@ def _must_leave(
         open_and_set(case, store, space, page_hash)
     store.clear(cleared)
     case.must_miss(store, cleared, [page_hash], "was cleared")
-    for words, space in others.items():
-        with note(f"after a key space was cleared that differs from its own: {words}"):
+    for description, space in others.items():
+        with note(f"after a key space was cleared that differs from its own: {description}"):
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
 def _foreign_files(root: Path, page_hash: str) -> dict[Path, bytes]:
     """Write files of other programs in and around a directory, one of them with a page's name."""
-    beside = root.parent
+    parent = root.parent
     paths = (
         root / "README.md",
         root / ".hidden",
@@ -231,10 +231,10 @@ def _foreign_files(root: Path, page_hash: str) -> dict[Path, bytes]:
         root / page_hash,
         root / "notes" / "today.txt",
         root / "archive" / page_hash,
-        beside / "another-cache.bin",
-        beside / f"{root.name}-old" / page_hash,
-        beside / f"{root.name}.bak" / "manifest.json",
-        beside.parent / "unrelated.txt",
+        parent / "another-cache.bin",
+        parent / f"{root.name}-old" / page_hash,
+        parent / f"{root.name}.bak" / "manifest.json",
+        parent.parent / "unrelated.txt",
     )
     files = {path: f"not yours: {path.name}\n".encode() for path in paths}
     for path, data in files.items():

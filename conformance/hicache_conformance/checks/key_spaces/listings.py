@@ -168,13 +168,13 @@ def a_listing_bears_changes_half_way(case: Case) -> None:
     listing = store.scanning(space)
     infos = list(islice(listing, len(pages) // 3))
     listed = [info.page_hash for info in infos]
-    gone = listed[:10] + [page_hash for page_hash in pages if page_hash not in set(listed)][:20]
-    store.delete(space, gone)
+    deleted = listed[:10] + [page_hash for page_hash in pages if page_hash not in set(listed)][:20]
+    store.delete(space, deleted)
     case.must_set(store, space, case.contents(space, new))
     infos += islice(listing, 2 * count)
-    kept = [page_hash for page_hash in pages if page_hash not in set(gone)]
+    kept = [page_hash for page_hash in pages if page_hash not in set(deleted)]
     with note("other pages were set and deleted when a third of them was listed"):
-        _must_agree(case, store, space, infos, kept, others=[*new, *gone])
+        _must_agree(case, store, space, infos, kept, others=[*new, *deleted])
     must_list(case, store, space, [*kept, *new])
 
 
@@ -255,8 +255,8 @@ def _must_agree(
     others: Collection[str] = (),
 ) -> None:
     names = Counter(info.page_hash for info in infos)
-    strange = names.keys() - set(pages) - set(others)
-    none_of(store, "scan lists what is no page of the key space", strange)
+    unexpected = names.keys() - set(pages) - set(others)
+    none_of(store, "scan lists what is no page of the key space", unexpected)
     for info in infos:
         if info.nbytes != space.stored_nbytes:
             raise store.violation(

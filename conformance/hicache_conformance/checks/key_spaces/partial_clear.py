@@ -98,13 +98,13 @@ def a_clear_without_descriptors_says_so(case: Case) -> None:
     """A clear for which no descriptor is left raises, or has removed every page all the same."""
     space = case.space(fitting(case, 64))
     pages = case.contents(space, case.hashes(20))
-    came, error, left = receive_result(case.child(_clear_without_descriptors, space, pages))
+    result, error, left = receive_result(case.child(_clear_without_descriptors, space, pages))
     if left and not error:
         raise Violation(
-            f"clear returned {came}, and {left} of {len(pages)} pages are still there",
+            f"clear returned {result}, and {left} of {len(pages)} pages are still there",
             "an exception, or a key space without a page",
-            f"{came}, and {left} pages",
-            ("open, set 20 pages", "no descriptor is left", f"clear -> {came}", "exists -> True"),
+            f"{result}, and {left} pages",
+            ("open, set 20 pages", "no descriptor is left", f"clear -> {result}", "exists -> True"),
         )
 
 

@@ -125,8 +125,8 @@ def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
-    """Ranks that are processes, each with another environment, find what the others set in a
-    replicated pool.
+    """Ranks that are processes of different environments find what the others set in a replicated
+    pool.
     """
     space = _replicated(case)
     store = case.open()
@@ -157,15 +157,15 @@ def _rank_actor(
     link: Link,
     rank: int,
     manifest: dict[str, object],
-    wanted: Sequence[str],
+    hashes: Sequence[str],
     own: dict[str, bytes],
 ) -> None:
-    """Actor: send what another rank finds of `wanted`, after setting `own`."""
+    """Actor: send what another rank finds of `hashes`, after setting `own`."""
     os.environ.update(dict.fromkeys(_RANK_VARIABLES, str(rank)))
     store = link.open()
     space = KeySpace.from_manifest(manifest)
     store.open_space(space)
-    found = dict(zip(wanted, store.get(space, wanted), strict=True))
+    found = dict(zip(hashes, store.get(space, hashes), strict=True))
     store.set(space, own)
     store.close()
     link.send(found)

@@ -129,9 +129,7 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
 
 
 def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
-    """Raise where one of `spaces`, which hold this page, is not listed once, or another one is
-    listed.
-    """
+    """Raise where one of `spaces`, which hold this page, is not listed once, or another is listed."""
     _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
 
 
@@ -146,8 +144,8 @@ def _must_agree_on_spaces(
 ) -> None:
     found = Counter(listed)
     known = {*spaces, *others}
-    strange = [f"{space}" for space in found if _is_ours(case, space) and space not in known]
-    none_of(store, "spaces() lists a key space that was never opened", strange)
+    unexpected = [f"{space}" for space in found if _is_ours(case, space) and space not in known]
+    none_of(store, "spaces() lists a key space that was never opened", unexpected)
     doubled = [f"{space}" for space in spaces if found[space] > 1]
     none_of(store, "spaces() lists a key space twice", doubled)
     for space in spaces:
@@ -167,7 +165,7 @@ def _is_ours(case: Case, space: KeySpace) -> bool:
 def _varied_spaces(case: Case) -> list[KeySpace]:
     """Return key spaces that differ in every field, with letters that are not ASCII."""
     whole = fitting(case, 96)
-    home = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
-    name = f"{home.model}/模型 é"
-    odd = replace(home, model=name, tenant="équipe/1", revision="v1.0 (main)")
-    return [home, odd, *(one.space for one in neighbours(home, quick=True))]
+    base = rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
+    name = f"{base.model}/模型 é"
+    odd = replace(base, model=name, tenant="équipe/1", revision="v1.0 (main)")
+    return [base, odd, *(one.space for one in neighbours(base, quick=True))]

@@ -34,27 +34,27 @@ _SEPARATORS = ("", "-", "/", "_", ":", "@", "|", ".", ",")
 def a_page_is_not_seen_from_a_neighbour(case: Case) -> None:
     """A page that was set in one key space is a miss in every other that differs in one field."""
     store = case.open()
-    home, others = _neighbourhood(case)
-    store.open_space(home)
-    pages = case.stored(store, home, 2)
+    base, others = _neighbourhood(case)
+    store.open_space(base)
+    pages = case.stored(store, base, 2)
     for other in others:
         store.open_space(other.space)
         why = f"was set in a key space that differs in {other.difference}"
         case.must_miss(store, other.space, list(pages), why)
-    case.must_hold(store, home, pages)
+    case.must_hold(store, base, pages)
 
 
 @check("KV-101")
 def each_neighbour_keeps_bytes_of_its_own(case: Case) -> None:
     """Under one hash, key spaces that differ in one field keep different bytes."""
     store = case.open()
-    home, others = _neighbourhood(case)
-    store.open_space(home)
-    pages = case.stored(store, home, len(others))
+    base, others = _neighbourhood(case)
+    store.open_space(base)
+    pages = case.stored(store, base, len(others))
     for (page_hash, data), other in zip(pages.items(), others, strict=True):
         with note(f"after it was set in a key space that differs in {other.difference}"):
             open_and_set(case, store, other.space, page_hash)
-            case.must_hold(store, home, {page_hash: data})
+            case.must_hold(store, base, {page_hash: data})
     for page_hash, other in zip(pages, others, strict=True):
         with note(f"it differs from another that has this hash in {other.difference}"):
             case.must_hold(store, other.space, case.contents(other.space, [page_hash]))
@@ -64,23 +64,23 @@ def each_neighbour_keeps_bytes_of_its_own(case: Case) -> None:
 def a_delete_spares_the_neighbours(case: Case) -> None:
     """Deleting a page in one key space leaves those of its hash in others."""
     store = case.open()
-    home, others = _neighbourhood(case)
-    store.open_space(home)
-    pages = case.stored(store, home, len(others))
+    base, others = _neighbourhood(case)
+    store.open_space(base)
+    pages = case.stored(store, base, len(others))
     for (page_hash, data), other in zip(pages.items(), others, strict=True):
         store.open_space(other.space)
         store.delete(other.space, [page_hash])
         with note(f"it was deleted in a key space that differs in {other.difference}"):
-            case.must_hold(store, home, {page_hash: data})
+            case.must_hold(store, base, {page_hash: data})
 
 
 @check("KV-101")
 def fields_do_not_run_together(case: Case) -> None:
     """Key spaces whose fields are equal when they are swapped, joined or summed up are apart."""
     store = case.open()
-    for words, one, other in colliding_fields(_home(case)):
+    for description, one, other in colliding_fields(_base_space(case)):
         if max(one.stored_nbytes, other.stored_nbytes) <= fitting(case, 256):
-            with note(f"two key spaces are taken for one: {words}"):
+            with note(f"two key spaces are taken for one: {description}"):
                 _must_be_apart(case, store, [one, other])
 
 
@@ -88,9 +88,9 @@ def fields_do_not_run_together(case: Case) -> None:
 def texts_do_not_run_together(case: Case) -> None:
     """Key spaces whose text fields are equal when they are joined are apart, whatever joins them."""
     store = case.open()
-    home = case.space(fitting(case, 64))
+    base = case.space(fitting(case, 64))
     for separator in _SEPARATORS[:3] if case.quick else _SEPARATORS:
-        spaces = equal_when_joined(home, separator, case.scratch.prefix)
+        spaces = equal_when_joined(base, separator, case.scratch.prefix)
         with note(f"{', '.join(spaces)} are joined by {separator!r}, which occurs in them"):
             _must_be_apart(case, store, list(spaces.values()))
 
@@ -101,13 +101,13 @@ def texts_may_be_odd(case: Case) -> None:
     store = case.open()
     (page_hash,) = case.hashes(1)
     odd = list(odd_texts(case.space(fitting(case, 64)), quick=case.quick))
-    for words, space in odd:
-        with note(words):
+    for description, space in odd:
+        with note(description):
             store.open_space(space)
             case.must_miss(store, space, [page_hash], "was set in other key spaces only")
             open_and_set(case, store, space, page_hash)
-    for words, space in odd:
-        with note(f"{words}, after others were set"):
+    for description, space in odd:
+        with note(f"{description}, after others were set"):
             case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
@@ -117,9 +117,9 @@ def ids_that_are_alike_are_not_equal(case: Case) -> None:
     store = case.open()
     # The key spaces are the same in every run, so the hash keeps runs on one store apart.
     page_hash = hashlib.sha256(case.scratch.prefix.encode()).hexdigest()
-    for words, one, other in known_similar_ids():
+    for description, one, other in known_similar_ids():
         if one.stored_nbytes <= fitting(case, one.stored_nbytes):
-            with note(f"two key spaces are taken for one: {words}"):
+            with note(f"two key spaces are taken for one: {description}"):
                 _must_be_apart(case, store, [one, other], page_hash)
 
 
@@ -127,9 +127,9 @@ def ids_that_are_alike_are_not_equal(case: Case) -> None:
 def another_handle_keeps_neighbours_apart(case: Case) -> None:
     """A handle that opens the key spaces in another order finds in each what was set there."""
     store = case.open()
-    home, others = _neighbourhood(case)
+    base, others = _neighbourhood(case)
     (page_hash,) = case.hashes(1)
-    open_and_set(case, store, home, page_hash)
+    open_and_set(case, store, base, page_hash)
     for other in others:
         open_and_set(case, store, other.space, page_hash)
     again = another_handle(case, store)
@@ -137,8 +137,8 @@ def another_handle_keeps_neighbours_apart(case: Case) -> None:
         with note(f"it differs from another that has this hash in {other.difference}"):
             again.open_space(other.space)
             case.must_hold(again, other.space, case.contents(other.space, [page_hash]))
-    again.open_space(home)
-    case.must_hold(again, home, case.contents(home, [page_hash]))
+    again.open_space(base)
+    case.must_hold(again, base, case.contents(base, [page_hash]))
 
 
 def _must_be_apart(
@@ -154,14 +154,14 @@ def _must_be_apart(
         case.must_hold(store, space, case.contents(space, [page_hash]))
 
 
-def _home(case: Case) -> KeySpace:
+def _base_space(case: Case) -> KeySpace:
     whole = fitting(case, 256)
     return rich_space(case.space(whole - whole // 4, frame_nbytes=whole // 4))
 
 
 def _neighbourhood(case: Case) -> tuple[KeySpace, list[Neighbour]]:
-    home = _home(case)
-    return home, neighbours(home, quick=case.quick)
+    base = _base_space(case)
+    return base, neighbours(base, quick=case.quick)
 
 
 # --- KV-102 --------------------------------------------------------------------------------------

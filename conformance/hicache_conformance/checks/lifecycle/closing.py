@@ -94,9 +94,9 @@ def _other_calls(probe: Probe, space: KeySpace, buffer: bytearray) -> list[Attem
 
 def _must_be_closed(probe: Probe, attempt: Attempt) -> None:
     if not isinstance(attempt.error, StorageClosed):
-        came = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
+        result = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
         raise probe.violation(
-            f"{attempt.operation} after close {came}",
+            f"{attempt.operation} after close {result}",
             expected="StorageClosed: `self.ensure_open()` as the first line of every method",
             got=attempt.text,
             sequence=["store.close() -> None", f"store.{attempt.operation}(...) -> {attempt.text}"],
@@ -364,5 +364,5 @@ def _counted(left: Sequence[str]) -> str:
     """Return the counts, such as "2 threads and 1 descriptor", of lines that begin with a kind."""
     kinds = ("thread", "descriptor", "child process")
     counts = {kind: sum(line.startswith(kind) for line in left) for kind in kinds}
-    words = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count]
-    return " and ".join(words).replace("processs", "processes")
+    description = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in counts.items() if count]
+    return " and ".join(description).replace("processs", "processes")

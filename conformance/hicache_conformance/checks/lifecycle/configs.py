@@ -80,11 +80,11 @@ def a_missing_field_is_a_config_error(case: Case) -> None:
 def _must_be_config_error(case: Case, config: dict[str, Any], what: str) -> None:
     """Raise where a wrong config gives another error. Further faults keep the store from opening."""
     case.require_present("from_config")
-    poisons: list[dict[str, Any]] = [{_UNKNOWN: 1}]
+    faults: list[dict[str, Any]] = [{_UNKNOWN: 1}]
     if accepts(case, {_TIMEOUT: 5.0}):
-        poisons.append({_TIMEOUT: -1})
-    for poison in poisons:
-        error = refusal(case, {**config, **poison})
+        faults.append({_TIMEOUT: -1})
+    for fault in faults:
+        error = refusal(case, {**config, **fault})
         if error is not None and not isinstance(error, ConfigError):
             raise Violation(
                 f"from_config raised {type(error).__name__} with {what}",

@@ -81,14 +81,14 @@ def a_signal_does_not_prolong_a_call(case: Case) -> None:
                 outcomes: list[tuple[str, float, str]] = child.receive(6 * path.limit_s)
             except Unknown:
                 outcomes = [("batch_get", 6 * path.limit_s, "nothing: the call hangs")]
-    for operation, elapsed_s, came in outcomes:
+    for operation, elapsed_s, result in outcomes:
         if elapsed_s > path.limit_s:
             raise Violation(
                 f"{operation} took too long with a silent server, when signals arrive meanwhile",
                 f"an end within timeout_s + 1 = {path.timeout_s + 1:g} s: a wait that a signal has"
                 " interrupted goes on for what is left of it",
-                f"{came} after {elapsed_s:.1f} s",
-                (f"a signal every {_SIGNALLED_EVERY_S} s", f"{operation} -> {came}"),
+                f"{result} after {elapsed_s:.1f} s",
+                (f"a signal every {_SIGNALLED_EVERY_S} s", f"{operation} -> {result}"),
             )
 
 
@@ -110,10 +110,10 @@ def _call_under_signals(link: Link, space: KeySpace, hashes: list[str], limit_s:
     for operation, call in calls.items():
         began_s = time.monotonic()
         try:
-            came = repr(call())
+            result = repr(call())
         except Exception as error:  # noqa: BLE001 - other checks judge it
-            came = f"raised {type(error).__name__}"
-        outcomes.append((operation, time.monotonic() - began_s, came))
+            result = f"raised {type(error).__name__}"
+        outcomes.append((operation, time.monotonic() - began_s, result))
         if outcomes[-1][1] > limit_s:
             break
     signal.setitimer(signal.ITIMER_REAL, 0.0)

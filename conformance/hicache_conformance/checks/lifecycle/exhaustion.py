@@ -109,7 +109,7 @@ class _Store:
         self.directory = Path(directory)
         self.caller = Caller(self.probe, space, _LIMIT_S)
         self.keeps = self.probe.storage.capabilities.retention is Retention.UNTIL_DELETED
-        self._made = 0
+        self._page_count = 0
         use(self.probe, space)  # The first calls import and start what the store needs.
         before = self.nbytes()
         self.earlier = self.contents(3)
@@ -118,8 +118,8 @@ class _Store:
 
     def contents(self, count: int, space: KeySpace | None = None) -> dict[str, bytes]:
         """Return pages that this process has not had before."""
-        self._made += count
-        numbers = range(self._made - count, self._made)
+        self._page_count += count
+        numbers = range(self._page_count - count, self._page_count)
         hashes = [f"{os.getpid():032x}{number:032x}" for number in numbers]
         space = space or self.space
         return {one: content(space.id, one, space.stored_nbytes) for one in hashes}
@@ -134,9 +134,7 @@ class _Store:
         return self.probe.violation(message, expected=expected, got=attempt.text if attempt else "")
 
     def must_be_intact(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
-        """Raise where a read gives wrong bytes or a foreign exception. With `there`, it must be a
-        hit.
-        """
+        """Raise where a read gives wrong bytes or a foreign exception, or is a miss with `there`."""
         for page_hash, data in pages.items():
             found = self.caller.get([page_hash])
             self.must_not_be_foreign(found, when)
@@ -318,10 +316,8 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
 
 
 def _limits(store: _Store) -> list[int]:
-    """Return file sizes below the need of one more page, for a file a page and for one file of all
-    pages.
-    """
+    """Return file sizes that are too small for one more page, in its own or in a common file."""
     page = store.space.stored_nbytes
     largest = max(files_under(store.directory).values())
-    wanted = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}
-    return sorted(wanted)
+    limits = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}
+    return sorted(limits)

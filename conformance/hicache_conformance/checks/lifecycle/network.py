@@ -324,9 +324,7 @@ def _call_during(
     fault: Callable[[], object],
     end: Callable[[], object] | None = None,
 ) -> list[Attempt]:
-    """Make the calls at once during a fault. Late calls have a second try, since the machine may be
-    busy.
-    """
+    """Make the calls at once during a fault. Late calls have a second try on a busy machine."""
     end = end or partial(path.on_all, FaultProxy.pass_through)
     # Calls on one handle would wait for each other.
     in_turn = not path.case.claims.shared
@@ -358,9 +356,9 @@ def _must_raise(
     must_end_in_time(path, attempt, why)
     if not isinstance(attempt.error, kind):
         names = [one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,))]
-        came = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
+        result = f"raised {type(attempt.error).__name__}" if attempt.error else "did not raise"
         raise Violation(
-            f"{attempt.operation} {came} when {why}",
+            f"{attempt.operation} {result} when {why}",
             " or ".join(names),
             attempt.text,
             path.case.trace.sequence(attempt.operation),

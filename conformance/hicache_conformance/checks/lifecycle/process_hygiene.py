@@ -159,9 +159,9 @@ def _must_end(child: Child, what: str) -> None:
     except Unknown:
         code = None
     if code != 0:
-        came = f"ends with {code}" if code is not None else "does not end"
+        result = f"ends with {code}" if code is not None else "does not end"
         raise Violation(
-            f"a process that {what} {came}",
+            f"a process that {what} {result}",
             expected="the return code 0, without help",
             got=f"after {_EXIT_LIMIT_S:.0f} s it was still there" if code is None else str(code),
             sequence=["open, use, end of the program"],

@@ -91,11 +91,11 @@ def a_late_page_is_not_taken_for_a_later_one(case: Case) -> None:
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         pages = path.stored_pages(caller, 2 if case.quick else 4)
-        asked = list(pages)
-        for late, later in zip(asked[::2], asked[1::2], strict=True):
+        hashes = list(pages)
+        for late, later in zip(hashes[::2], hashes[1::2], strict=True):
             _time_out(path, partial(caller.get, [late]))
             _must_be_right(path, caller, later, pages)
-            for page_hash in asked:
+            for page_hash in hashes:
                 _must_be_right(path, caller, page_hash, pages)
 
 
@@ -105,13 +105,13 @@ def a_late_verdict_is_not_taken_for_a_later_one(case: Case) -> None:
     with open_fault_path(case, 4 << 10) as path:
         caller = path.caller()
         ((page_hash, data),) = path.stored_pages(caller, 1).items()
-        asked: dict[str, Callable[[], Attempt]] = {
+        calls: dict[str, Callable[[], Attempt]] = {
             "batch_exists": lambda: caller.exists([page_hash]),
             "batch_set": lambda: caller.set({page_hash: data}),
         }
         if case.quick:
-            del asked["batch_set"]
-        for operation, call in asked.items():
+            del calls["batch_set"]
+        for operation, call in calls.items():
             _time_out(path, call)
             for _ in range(2 * path.width):
                 (absent,) = case.hashes(1)

@@ -49,23 +49,21 @@ def a_damaged_object_is_a_miss(case: Case) -> None:
 
 @check("KV-403")
 def an_extended_object_is_a_miss(case: Case) -> None:
-    """A page whose object is longer than the page is a miss: nobody knows which of its bytes are
-    meant.
-    """
-    _must_be_missed(case, {words: _DAMAGES[words] for words in _EXTENDED})
+    """A page whose object is longer than the page is a miss: no part of it is known to be meant."""
+    _must_be_missed(case, {description: _DAMAGES[description] for description in _EXTENDED})
 
 
 @check("KV-403")
 def a_removed_object_heals_when_it_is_set_unseen(case: Case) -> None:
     """A page whose object was removed by somebody else is there again when it was set."""
-    _must_heal(case, {_REMOVED: _DAMAGES[_REMOVED]}, looks_first=False)
+    _must_heal(case, {_REMOVED: _DAMAGES[_REMOVED]}, reads_first=False)
 
 
 def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
     store, space = open_store(case, _PAGE_NBYTES)
-    for words, damage in damages.items():
+    for description, damage in damages.items():
         pages, damaged = _damaged(case, store, space, damage)
-        with note(f"its object was {words}"):
+        with note(f"its object was {description}"):
             if _is_cached(case, store, space, pages, damaged):
                 store = _reopened(case, store, space)
                 if store.get(space, [damaged]) != [None]:
@@ -80,22 +78,22 @@ def _must_be_missed(case: Case, damages: Mapping[str, Damage]) -> None:
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_after_a_miss(case: Case) -> None:
     """A page whose object was damaged is there again, in new handles too, when it was got and set."""
-    _must_heal(case, _damages(case), looks_first=True)
+    _must_heal(case, _damages(case), reads_first=True)
 
 
 @check("KV-403")
 def a_damaged_object_heals_when_it_is_set_unseen(case: Case) -> None:
     """A page whose object was damaged is there again when it was set without having been got."""
-    _must_heal(case, _damages(case), looks_first=False)
+    _must_heal(case, _damages(case), reads_first=False)
 
 
 @check("KV-403", Need.ENUMERABLE)
 def damaged_objects_do_not_break_listings(case: Case) -> None:
     """A scan lists the other pages, and a clear removes them, although an object was damaged."""
-    for words, damage in _damages(case).items():
-        store, space = open_store(case, _PAGE_NBYTES, tenant=words)
+    for description, damage in _damages(case).items():
+        store, space = open_store(case, _PAGE_NBYTES, tenant=description)
         pages, damaged = _damaged(case, store, space, damage)
-        with note(f"an object was {words}"):
+        with note(f"an object was {description}"):
             listed = {info.page_hash for info in store.scan(space)}
             if case.keeps and not pages.keys() - {damaged} <= listed:
                 raise store.violation(
@@ -112,13 +110,13 @@ def damaged_objects_do_not_break_listings(case: Case) -> None:
 def the_page_store_heals_a_damaged_object(case: Case) -> None:
     """A damaged object is a miss for the page store, and the next save heals it."""
     space = framed_space(case, _PAGE_NBYTES)
-    for words, damage in _damages(case).items():
+    for description, damage in _damages(case).items():
         store = FramedStore(case, case.open(), space)
         payloads = case.contents(space, case.hashes(3))
         stored = store.save(payloads)
         damaged = list(payloads)[1]
         _apply_damage(_own_object(case, store.stored_space, stored, damaged), damage, stored)
-        with note(f"its object was {words}"):
+        with note(f"its object was {description}"):
             store = _missed_by_page_store(case, store, space, payloads, {damaged})
             _must_be_healed(case, store, space, payloads)
 
@@ -193,9 +191,7 @@ def _damages(case: Case) -> dict[str, Damage]:
 def _damaged(
     case: Case, store: Probe, space: KeySpace, damage: Damage
 ) -> tuple[dict[str, bytes], str]:
-    """Store three fresh pages and damage the object of one. Return the pages and the hash of that
-    one.
-    """
+    """Store three fresh pages and damage the object of one. Return the pages and its hash."""
     pages = case.stored(store, space, 3)
     damaged = list(pages)[1]
     _apply_damage(_own_object(case, space, pages, damaged), damage, pages)
@@ -249,12 +245,12 @@ def _is_cached(
     return found[damaged] is not None
 
 
-def _must_heal(case: Case, damages: Mapping[str, Damage], *, looks_first: bool) -> None:
+def _must_heal(case: Case, damages: Mapping[str, Damage], *, reads_first: bool) -> None:
     store, space = open_store(case, _PAGE_NBYTES)
-    for words, damage in damages.items():
+    for description, damage in damages.items():
         pages, damaged = _damaged(case, store, space, damage)
-        with note(f"its object was {words}"):
-            if looks_first and _is_cached(case, store, space, pages, damaged):
+        with note(f"its object was {description}"):
+            if reads_first and _is_cached(case, store, space, pages, damaged):
                 store = _reopened(case, store, space)
                 store.get(space, [damaged])
             page = {damaged: pages[damaged]}

@@ -36,17 +36,17 @@ def pages_survive_sigkill_of_their_writer(case: Case) -> None:
         case.space(fitting(case, 4000), pool="mamba"),
     ]
     reader = case.open(label="open before")
-    beside = keep_open_if_shared(case, reader)
+    stays_open = keep_open_if_shared(case, reader)
     writer = _writer(case, ForkServer(case))
     kept: dict[KeySpace, dict[str, bytes]] = {}
     for space in spaces:
-        for opened in (writer, reader) if beside else (writer,):
+        for opened in (writer, reader) if stays_open else (writer,):
             opened.open_space(space)
         kept[space] = case.stored(writer, space, 1)
         kept[space] |= case.stored(writer, space, 5)
     kill_after_next_call(writer)
     kept[spaces[0]] |= case.stored(writer, spaces[0], 1)
-    _must_be_kept(case, kept, (reader,) if beside else ())
+    _must_be_kept(case, kept, (reader,) if stays_open else ())
 
 
 @check("KV-401", quick=False)
@@ -89,7 +89,7 @@ def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
     space = case.space(fitting(case, 1024))
     fork_server = ForkServer(case)
     kept: dict[str, bytes] = {}
-    gone: list[str] = []
+    deleted: list[str] = []
     for dies_before in (False, True):
         writer = _writer(case, fork_server)
         writer.open_space(space)
@@ -100,17 +100,17 @@ def a_deleted_page_stays_deleted_after_a_kill(case: Case) -> None:
             writer = _writer(case, fork_server)
             writer.open_space(space)
         hashes = list(pages)
-        deleted = writer.delete(space, hashes[:1])
+        verdicts = writer.delete(space, hashes[:1])
         kill_after_next_call(writer)
-        deleted += writer.delete(space, hashes[1:2])
-        gone += [h for h, ok in zip(hashes[:2], deleted, strict=True) if ok]
+        verdicts += writer.delete(space, hashes[1:2])
+        deleted += [h for h, ok in zip(hashes[:2], verdicts, strict=True) if ok]
         kept |= {page_hash: pages[page_hash] for page_hash in hashes[2:]}
     store = reopen(case)
     store.open_space(space)
-    case.must_miss(store, space, gone, "was deleted before the process that did it was killed")
+    case.must_miss(store, space, deleted, "was deleted before the process that did it was killed")
     case.must_hold(store, space, kept)
-    case.must_set(store, space, case.contents(space, gone))
-    case.must_hold(store, space, case.contents(space, gone))
+    case.must_set(store, space, case.contents(space, deleted))
+    case.must_hold(store, space, case.contents(space, deleted))
 
 
 @check("KV-401", quick=False)

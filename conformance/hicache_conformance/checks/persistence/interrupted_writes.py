@@ -92,11 +92,11 @@ def a_writer_killed_while_it_opens_leaves_a_store_that_opens(case: Case) -> None
         number = case.trace.began(
             f"process killed at byte {limit} of a file: from_config(), batch_set"
         )
-        words = fork_server.spawn(
+        description = fork_server.spawn(
             open_within_the_limit, config, space, early, limit
         ).remaining_messages()
-        case.trace.ended(number, words[0] if words else "killed")
-        killed += not words
+        case.trace.ended(number, description[0] if description else "killed")
+        killed += not description
         with must_keep_answering(case):
             store = reopen(case, config)
             store.open_space(space)
@@ -200,9 +200,7 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
 def _killed_at(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], limit: int
 ) -> bool:
-    """Set pages in a process that is killed when a file exceeds `limit`. Return whether it was
-    killed.
-    """
+    """Set pages in a process that dies when a file exceeds `limit`. Return whether it died."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed at byte {limit} of a file: batch_set"
     number = case.trace.began(line, list(new))
@@ -227,9 +225,7 @@ def _kill_between_segments(case: Case, *, versions: int) -> None:
 def _killed_half_way(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], before: int
 ) -> bool:
-    """Set a page in a process that is killed in front of segment `before`. Return whether it came
-    there.
-    """
+    """Set a page in a process that is killed before a segment. Return whether it came there."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))

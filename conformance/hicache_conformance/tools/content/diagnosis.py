@@ -105,26 +105,26 @@ class _Differences:
 
     size: int
     first: int
-    due: int
+    expected: int
 
 
 def _differences(data: Octets, right: list[Octets]) -> _Differences | None:
     places = [np.flatnonzero(each != data) for each in right if each.size == data.size]
-    alike = [each for each in right if each.size == data.size]
-    if not alike:
+    same_size = [each for each in right if each.size == data.size]
+    if not same_size:
         return None
-    nearest = min(range(len(alike)), key=lambda number: places[number].size)
+    nearest = min(range(len(same_size)), key=lambda number: places[number].size)
     first = int(places[nearest][0])
-    return _Differences(places[nearest].size, first, int(alike[nearest][first]))
+    return _Differences(places[nearest].size, first, int(same_size[nearest][first]))
 
 
 def _difference_text(data: Octets, differences: _Differences) -> str:
-    first, due = differences.first, differences.due
+    first, expected = differences.first, differences.expected
     got = int(data[first])
-    words = f"first differs at byte {first}: 0x{got:02x} instead of 0x{due:02x}"
+    words = f"first differs at byte {first}: 0x{got:02x} instead of 0x{expected:02x}"
     if differences.size > 1:
         return f"{words}; {differences.size} bytes differ in all"
-    return f"{words} (one bit)" if (got ^ due).bit_count() == 1 else words
+    return f"{words} (one bit)" if (got ^ expected).bit_count() == 1 else words
 
 
 def _guessed(data: Octets, page: ExpectedPage) -> str:
@@ -184,10 +184,10 @@ class _Source:
         piece = data[start : start + nbytes]
         # The first `lead` bytes would lie in front of the source's start.
         lead = min(max(0, -(start + self.shift)), piece.size)
-        theirs = self.read(start + self.shift + lead, piece.size - lead)
+        source_bytes = self.read(start + self.shift + lead, piece.size - lead)
         same = np.zeros(piece.size, dtype=np.bool_)
-        end = lead + theirs.size
-        np.equal(piece[lead:end], theirs, out=same[lead:end])
+        end = lead + source_bytes.size
+        np.equal(piece[lead:end], source_bytes, out=same[lead:end])
         return same
 
 

@@ -75,9 +75,9 @@ class _Host:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._connection, theirs = Pipe()
-        with theirs:
-            self._process = start_interpreter(__name__, theirs)
+        self._connection, child_end = Pipe()
+        with child_end:
+            self._process = start_interpreter(__name__, child_end)
         atexit.register(self.close)
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -124,11 +124,11 @@ class Child:
             arguments,
             dict(absent),
         )
-        self._connection, theirs = Pipe()
+        self._connection, child_end = Pipe()
         environment = {"TMPDIR": temporary or tempfile.gettempdir()}
-        with theirs:
+        with child_end:
             self.process = start_interpreter(
-                __name__, theirs, environment=environment, owns_group=owns_group
+                __name__, child_end, environment=environment, owns_group=owns_group
             )
         self._owns_group = owns_group
         self._connection.send_bytes(pickle.dumps(request))

@@ -1,0 +1,50 @@
+"""The config of `hf3fs`."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+from pydantic import model_validator
+
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
+
+SQLITE = "sqlite"
+DEFAULT_PARALLELISM = 4
+_INDEX = re.compile(rf"{SQLITE}\Z|(redis|rediss|unix)://")
+
+
+class Hf3fsSettings(Settings):
+    """The config of `hf3fs`."""
+
+    path: str = Field(min_length=1)
+    """The directory on the mount, which is made if it is missing. All that use it share its pages."""
+    index: SecretStr = SecretStr(SQLITE)
+    """The index of pages and slots: "sqlite", a file under `path`, for one host; or the URL of a Redis
+    server, for any number of hosts."""
+    capacity_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """The limit of the slots in use, all key spaces together. None: no limit."""
+    high_watermark: float = Field(default=0.95, gt=0, le=1)
+    """The share of the capacity at which eviction begins, least recently used pages first."""
+    low_watermark: float = Field(default=0.9, gt=0, le=1)
+    """The share of the capacity at which eviction ends."""
+    direct: bool | None = None
+    """Read and write around the page cache, where pages, memory and file system allow it. None: on every
+    file system that is not known to be this machine's alone."""
+    usrbio: bool | None = None
+    """Go around FUSE by 3FS's own client. None: where that is installed and `path` is on 3FS."""
+    parallelism: int = Field(default=DEFAULT_PARALLELISM, ge=1)
+    """Concurrent calls that the page store makes in each direction."""
+    touch_interval_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """The longest delay until the index gets the access times of pages that were read."""
+    timeout_s: PositiveSeconds = 30.0
+    """The limit of a call, its waits for the index included. Pages not begun by then are misses, or
+    refused."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.low_watermark > self.high_watermark:
+            raise ValueError("low_watermark: must not be above high_watermark")
+        if not _INDEX.match(self.index.get_secret_value()):
+            raise ValueError('index: must be "sqlite" or the URL of a Redis server')
+        return self

@@ -1,0 +1,223 @@
+"""The directory tree in which a backend of files keeps its pages.
+
+writers/                       the lock of each live writer (`writer_lock`)
+spaces/ID/manifest.json        the key space ID, as JSON
+spaces/ID/...                  its pages, as the backend lays them out
+
+A file of another name belongs to another program. So does everything behind a symbolic link below the
+root; the root itself may be a link. The files of other programs are never touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from hicache_storage.backend_support.filesystem import read_own
+from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, encode_manifest
+from hicache_storage.errors import ConfigError, StorageUnavailable
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterator
+
+    from hicache_storage.keys import KeySpace
+
+_MANIFEST = "manifest.json"
+_MOST_MANIFEST_NBYTES = 1 << 20
+# A directory, a link or a pipe in the place of a manifest belongs to another program.
+_NO_MANIFEST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class DirectoryTree:
+    """The paths under one root that all backends of files have. Immutable."""
+
+    __slots__ = ("root", "spaces", "writers")
+
+    backend: ClassVar[str]
+    """The name of the backend, for messages."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.writers = f"{root}/writers"
+        self.spaces = f"{root}/spaces"
+
+    @classmethod
+    def create(cls, path: str) -> Self:
+        """Return the tree at `path`, `~` expanded, with its directories made where they are missing.
+
+        Raises:
+            ConfigError: `path` is no directory, and cannot become one.
+        """
+        try:
+            tree = cls(os.path.abspath(os.path.expanduser(path)))
+            os.makedirs(tree.root, exist_ok=True)
+            tree.restore()
+        except ValueError as error:
+            raise ConfigError(f"{cls.backend}: path: {error}") from error
+        except OSError as error:
+            raise ConfigError(
+                f"{cls.backend}: path: {path} is no directory and cannot be made one"
+                f" ({error.strerror}): mount the file system, or name another directory"
+            ) from error
+        return tree
+
+    def restore(self) -> None:
+        """Make the directories below the root again. A missing root is not made.
+
+        Raises:
+            OSError: FileNotFoundError when the root is missing, and the errors of mkdir(2).
+        """
+        for path in (self.writers, self.spaces):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not os.path.isdir(path):
+                    raise
+
+    def check_exists(self) -> None:
+        """Raise when the tree is gone. A missing tree is not an empty one.
+
+        Raises:
+            StorageUnavailable: The directory of key spaces cannot be found.
+        """
+        try:
+            os.stat(self.spaces)
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{self.backend}: {self.spaces} is gone: {error.strerror}"
+            ) from error
+
+    # --- key spaces ------------------------------------------------------------------------------
+
+    def space_dir(self, space_id: str) -> str:
+        """Return the directory of a key space."""
+        return f"{self.spaces}/{space_id}"
+
+    def space_entries(self) -> list[os.DirEntry[str]]:
+        """Return the directories of all key spaces, with or without a manifest, in a fixed order.
+
+        Raises:
+            StorageUnavailable: The directories cannot be listed.
+        """
+        self.check_exists()
+        return sorted(self.directories(self.spaces, SPACE_ID), key=lambda entry: entry.name)
+
+    def key_space(self, space_id: str) -> KeySpace | None:
+        """Return the key space with this id; None when its directory holds no manifest of it.
+
+        Raises:
+            OSError: The manifest cannot be read.
+        """
+        try:
+            data = read_own(f"{self.space_dir(space_id)}/{_MANIFEST}", _MOST_MANIFEST_NBYTES)
+        except OSError as error:
+            if error.errno in _NO_MANIFEST:
+                return None
+            raise
+        return decode_manifest(data, space_id=space_id)
+
+    def key_spaces(self, *, skip_unreadable: bool) -> Iterator[KeySpace]:
+        """Yield every key space that has a manifest in its own directory.
+
+        Args:
+            skip_unreadable: Leave out a key space whose manifest cannot be read.
+
+        Raises:
+            StorageUnavailable: The directories cannot be listed.
+            OSError: A manifest cannot be read, and it is not to be left out.
+        """
+        for entry in self.space_entries():
+            try:
+                space = self.key_space(entry.name)
+            except OSError:
+                if skip_unreadable:
+                    continue
+                raise
+            if space is not None:
+                yield space
+
+    def make_space(self, space: KeySpace, temp_path: str | None = None) -> bool:
+        """Make the directory and the manifest of `space`; return False when both were there.
+
+        The manifest is written to `temp_path` and renamed. Without `temp_path` the file lies beside the
+        manifest, and all processes that make the key space at once write the same bytes to it.
+
+        Raises:
+            StorageUnavailable: The directory is a symbolic link.
+            OSError: The file system refuses one of the steps.
+        """
+        directory = self.space_dir(space.id)
+        self._refuse_link(directory)
+        if self._has_manifest(space):
+            return False
+        manifest = f"{directory}/{_MANIFEST}"
+        if temp_path is None:
+            os.makedirs(directory, exist_ok=True)
+            _write_whole(f"{manifest}.new", encode_manifest(space))
+            with suppress(FileNotFoundError):  # another process has renamed the file
+                os.rename(f"{manifest}.new", manifest)
+            return True
+        try:
+            # The file comes first: a root that is gone is not made again.
+            _write_whole(temp_path, encode_manifest(space))
+            os.makedirs(directory, exist_ok=True)
+            self._refuse_link(directory)
+            os.rename(temp_path, manifest)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temp_path)
+            raise
+        return True
+
+    # --- listing ---------------------------------------------------------------------------------
+
+    def directories(self, path: str, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
+        """Return the directories in `path` whose whole names match, without links to directories.
+
+        Raises:
+            StorageUnavailable: `path` is there, and cannot be listed.
+        """
+        return [e for e in self.entries(path, name) if e.is_dir(follow_symlinks=False)]
+
+    def entries(self, path: str, name: re.Pattern[str]) -> list[os.DirEntry[str]]:
+        """Return the entries of a directory whose whole names match; none for a missing directory.
+
+        Raises:
+            StorageUnavailable: `path` is there, and cannot be listed.
+        """
+        try:
+            with os.scandir(path) as entries:
+                return [entry for entry in entries if name.fullmatch(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{self.backend}: {path} cannot be listed: {error.strerror}"
+            ) from error
+
+    # --- parts -----------------------------------------------------------------------------------
+
+    def _has_manifest(self, space: KeySpace) -> bool:
+        try:
+            return self.key_space(space.id) == space
+        except OSError:
+            return False
+
+    def _refuse_link(self, directory: str) -> None:
+        if os.path.islink(directory):
+            raise StorageUnavailable(
+                f"{self.backend}: {directory} is a symbolic link, and its target belongs to another"
+                " program: remove the link"
+            )
+
+
+def _write_whole(path: str, data: bytes) -> None:
+    with open(os.open(path, _WRITE, 0o666), "wb") as file:
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())

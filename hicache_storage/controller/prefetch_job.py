@@ -1,0 +1,255 @@
+"""The worker's state of one prefetch: pinned pages, time limits, and the reasons for missing pages."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hicache_storage.controller.explain import Reason
+from hicache_storage.controller.ranks import Topic
+from hicache_storage.durations import MAX_DURATION_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.backend_support.counters import Counters
+    from hicache_storage.controller.admission import PrefetchQuota
+    from hicache_storage.controller.attached_store import AttachedStore
+    from hicache_storage.controller.cache import HostCache
+    from hicache_storage.controller.consensus import Consensus
+    from hicache_storage.controller.eviction import Entry
+    from hicache_storage.controller.explain import Explanations
+    from hicache_storage.controller.pools import PoolBits
+    from hicache_storage.controller.settings import ControllerSettings
+    from hicache_storage.page_store.results import Verdict
+
+# The timeout of a call that is made when the request's deadline has just passed.
+_LEAST_TIMEOUT_S = 0.001
+
+_GONE = frozenset({Reason.VANISHED, Reason.CORRUPT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchContext:
+    """The parts of one controller that its prefetches share."""
+
+    cache: HostCache
+    settings: ControllerSettings
+    counters: Counters
+    consensus: Consensus
+    explanations: Explanations
+    quota: PrefetchQuota
+    attached: Callable[[], AttachedStore | None]
+    """Returns the store that is attached now."""
+    offer: Callable[[Sequence[Entry]], None]
+    """Offers pages to the write policy."""
+    hit_pools: PoolBits
+    """The pools that a page must have to be a hit."""
+
+
+class PrefetchDiagnostics:
+    """The availability of a request's pages, and the reasons that pages did not arrive.
+
+    The prefetching thread writes it. The engine's thread reads it when the request ends, perhaps while
+    the prefetching thread still works.
+    """
+
+    def __init__(self) -> None:
+        self.present: list[PoolBits] = []
+        """The pools of each page that L2 has, or that L3 reported; empty before the lookup."""
+        self.lookup_failures: dict[int, Verdict] = {}
+        """Pools that the store could not look up."""
+        self.failures: dict[tuple[int, int], Reason] = {}
+        """Reason for each (page, pool) that did not arrive."""
+        self.stopped: Reason | None = None
+        """The reason that loading stopped."""
+        self.rank: int | None = None
+        """The rank with the shortest prefix, where it is another rank."""
+
+    def drop_vanished(self) -> bool:
+        """Remove from `present` the pages that storage turned out not to have.
+
+        Return False where there are no such pages, or where the store failed in other ways too.
+        """
+        if self.stopped or not _GONE.issuperset(self.failures.values()):
+            return False
+        gone = [(page, pool) for page, pool in self.failures if self.present[page] >> pool & 1]
+        for page, pool in gone:
+            self.present[page] &= ~(1 << pool)
+        return bool(gone)
+
+    def reason(self, page: int, pool: int, *, default: Reason) -> Reason:
+        """Return the reason that a page is missing from a pool; `default` where none was recorded."""
+        failure = self.failures.get((page, pool))
+        if failure is not None:
+            return failure
+        if self.present and not self.present[page] >> pool & 1:
+            verdict = self.lookup_failures.get(pool)
+            return Reason.ABSENT if verdict is None else Reason.of(verdict)
+        return self.stopped or default
+
+
+class PrefetchJob:
+    """One prefetch as the prefetching thread serves it. Thread-safe.
+
+    From its start the job pins the pages of the whole prefix that are in L2, gaps or not. Pages that
+    arrive are added until `end`.
+    """
+
+    def __init__(
+        self,
+        context: PrefetchContext,
+        request_id: str,
+        hashes: Sequence[str],
+        deadline_s: float | None,
+    ) -> None:
+        self.request_id = request_id
+        self.hashes = hashes
+        self.diagnostics = PrefetchDiagnostics()
+        self.loaded: set[int] = set()
+        """Pages that were loaded in time, in any pool."""
+        self._cache = context.cache
+        self._quota = context.quota
+        self._began_s = time.monotonic()
+        self._deadline_s = deadline_s
+        page_tokens = self._cache.pools[0].space.page_tokens
+        self._max_wait_s = context.settings.max_wait_s(len(hashes), page_tokens)
+        self._entries = self._cache.pin(hashes)
+        self._quota_pages = 0
+        self._ended = False
+        self._lock = threading.Lock()
+        self._complete = threading.Event()
+
+    @cached_property
+    def topic(self) -> Topic:
+        """The request as the ranks' topic."""
+        return Topic.of_request(self.request_id, self.hashes)
+
+    # --- time ----------------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """True once nothing more will arrive."""
+        return self._complete.is_set()
+
+    def finish(self) -> None:
+        """Mark the job as complete."""
+        self._complete.set()
+
+    def wait(self) -> None:
+        """Wait until the job is complete, or the prefetch policy's or the request's time is up."""
+        limits_s = [each for each in (self._max_wait_s, self._remaining_s()) if each is not None]
+        self._complete.wait(min(*limits_s, MAX_DURATION_S) if limits_s else None)
+
+    def bounded_s(self, timeout_s: float) -> float:
+        """Return `timeout_s`, or the time to the request's deadline where that is shorter."""
+        left_s = self._remaining_s()
+        return timeout_s if left_s is None else min(timeout_s, max(left_s, _LEAST_TIMEOUT_S))
+
+    def time_up_reason(self) -> Reason:
+        """Return the limit that ended the wait: the request's deadline, or the prefetch policy."""
+        left_s = self._remaining_s()
+        return Reason.DEADLINE if left_s is not None and left_s <= 0 else Reason.PATIENCE
+
+    def stop_reason(self) -> Reason | None:
+        """Return the reason that no caller waits for pages any more; None while one waits."""
+        if self._ended:
+            return Reason.PATIENCE
+        reason = self.time_up_reason()
+        return reason if reason is Reason.DEADLINE else None
+
+    def _remaining_s(self) -> float | None:
+        """Return the seconds until the request's deadline; None where it has none."""
+        if self._deadline_s is None:
+            return None
+        return self._deadline_s - (time.monotonic() - self._began_s)
+
+    # --- pages ---------------------------------------------------------------------------------------
+
+    def entry(self, page: int) -> Entry | None:
+        """Return the pinned page of L2, or None."""
+        return self._entries[page]
+
+    def filled(self) -> list[PoolBits]:
+        """Return, for each page, the pools that L2 has of it."""
+        return [0 if entry is None else entry.filled for entry in self._entries]
+
+    def pin_new_pages(self) -> list[PoolBits]:
+        """Pin the pages that have come to L2 since, for other requests; return `filled`."""
+        missing = [page for page, entry in enumerate(self._entries) if entry is None]
+        found = self._cache.pin(self.hashes[page] for page in missing)
+        late = [
+            entry
+            for page, entry in zip(missing, found, strict=True)
+            if entry is not None and not self._set_entry(page, entry)
+        ]
+        self._cache.unpin(late)
+        return self.filled()
+
+    def release_tail(self, pages: int) -> bool:
+        """Unpin up to `pages` pages that L2 had behind the first gap, the last first; False for none."""
+        released: list[Entry] = []
+        with self._lock:
+            gap = self._entries.index(None) if None in self._entries else len(self._entries)
+            for page in range(len(self._entries) - 1, gap, -1):
+                entry = self._entries[page]
+                if entry is None or page in self.loaded or len(released) == pages or self._ended:
+                    continue
+                self._entries[page] = None
+                released.insert(0, entry)
+        self._cache.unpin(released)
+        return bool(released)
+
+    def acquire_quota(self, pages: int) -> bool:
+        """Return True where the prefetch quota admits `pages` pages. They are released at the end."""
+        if not self._quota.acquire(pages):
+            return False
+        with self._lock:
+            ended = self._ended
+            if not ended:
+                self._quota_pages += pages
+        if ended:
+            self._quota.release(pages)
+        return True
+
+    def add_loaded(self, page: int, entry: Entry) -> bool:
+        """Add a pinned page that was loaded; return False, without adding it, after the end."""
+        with self._lock:
+            if not self._ended:
+                self._entries[page] = entry
+                self.loaded.add(page)
+            return not self._ended
+
+    def mark_loaded(self, page: int) -> bool:
+        """Mark a page as loaded in more pools; return False after the end."""
+        with self._lock:
+            if not self._ended:
+                self.loaded.add(page)
+            return not self._ended
+
+    def _set_entry(self, page: int, entry: Entry) -> bool:
+        with self._lock:
+            if self._ended:
+                return False
+            self._entries[page] = entry
+            return True
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def end(self) -> bool:
+        """End the job: nothing is added from here on. Return False where it had ended before."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._ended = True
+            pages, self._quota_pages = self._quota_pages, 0
+        self._quota.release(pages)
+        return True
+
+    def take_prefix(self, pages: int) -> list[Entry]:
+        """Return the pinned entries of the first `pages` pages; unpin the others."""
+        self._cache.unpin([entry for entry in self._entries[pages:] if entry is not None])
+        return [entry for entry in self._entries[:pages] if entry is not None]

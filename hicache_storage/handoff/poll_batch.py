@@ -1,0 +1,81 @@
+"""Progress of the awaited requests on all ranks: one all-reduce serves a poll of each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from hicache_storage.controller.ranks import Channel, Topic
+
+if TYPE_CHECKING:
+    from hicache_storage.controller.consensus import Consensus
+
+
+class Progress(NamedTuple):
+    """The progress of one request, on this rank or on all of them."""
+
+    all_completions: bool
+    """All completions that the request waits for have arrived."""
+    in_time: bool
+    """The request's time is not up."""
+    idle: bool
+    """No page is being loaded any more."""
+    nothing_new: bool
+    """There is no reason to start another prefetch."""
+
+
+_LOST = Progress(all_completions=False, in_time=False, idle=False, nothing_new=True)
+
+
+class Awaited(Protocol):
+    """A request that is awaited."""
+
+    @property
+    def topic(self) -> Topic: ...
+
+    def progress(self) -> Progress:
+        """Return the progress on this rank."""
+        ...
+
+
+class PollBatch:
+    """The requests that one rank awaits, in the order of their start, which is the same on all ranks.
+
+    A poll without a stored answer asks all ranks about all of these requests, and stores the answers for
+    the next poll of each. An answer is used once. Ranks that poll in the same order ask in the same
+    order. With several ranks one thread, the engine's, makes all calls.
+    """
+
+    def __init__(self, consensus: Consensus) -> None:
+        self._consensus = consensus
+        self._awaited: dict[Awaited, None] = {}
+        self._answers: dict[Awaited, Progress] = {}
+
+    def add(self, awaited: Awaited) -> None:
+        """Ask about a request from now on."""
+        self._awaited[awaited] = None
+
+    def remove(self, awaited: Awaited) -> None:
+        """Ask about a request no more. Idempotent."""
+        self._awaited.pop(awaited, None)
+        self._answers.pop(awaited, None)
+
+    def progress(self, awaited: Awaited) -> Progress:
+        """Return a request's progress on all ranks. Where a rank is lost, the request's time is up."""
+        if self._consensus.single_rank:
+            return awaited.progress()
+        if awaited not in self._answers:
+            self._answers = self._ask_all()
+        return self._answers.pop(awaited)
+
+    def _ask_all(self) -> dict[Awaited, Progress]:
+        requests = list(self._awaited)
+        topic = Topic.of("the awaited requests", [each.topic.digest for each in requests])
+        own = [int(fact) for each in requests for fact in each.progress()]
+        common = self._consensus.minimum(Channel.RESULT, topic, "their progress", own)
+        if common is None:
+            return dict.fromkeys(requests, _LOST)
+        width = len(Progress._fields)
+        return {
+            each: Progress(*map(bool, common[number * width : (number + 1) * width]))
+            for number, each in enumerate(requests)
+        }

@@ -1,0 +1,85 @@
+"""Complete reads and writes of buffer lists."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hicache_storage import Page
+from hicache_storage.backend_support.vectored_io import (
+    DIRECT,
+    DIRECT_ALIGNMENT,
+    is_aligned,
+    move_all,
+    takes_direct_writes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def by_bytes(call: Any, most: int) -> Any:
+    """Return `call` for at most `most` bytes at a time."""
+
+    def cut(fd: int, buffers: Any, offset: int) -> int:
+        done: int = call(fd, [memoryview(buffers[0])[:most]], offset)
+        return done
+
+    return cut
+
+
+@pytest.mark.parametrize(
+    ("count", "most"),
+    [(1, None), (1, 1), (20, 3), (1024, None), (1025, None), (1025, 5), (3000, None)],
+)
+@pytest.mark.parametrize("offset", [0, 11])
+def test_all_bytes_are_moved_whatever_one_call_does(
+    fd: int, count: int, most: int | None, offset: int
+) -> None:
+    pieces = [random.Random(n).randbytes(n % 7 + 1) for n in range(count)]
+    targets = [bytearray(len(piece)) for piece in pieces]
+    nbytes = sum(map(len, pieces))
+    write, read = (
+        call if most is None else by_bytes(call, most) for call in (os.pwritev, os.preadv)
+    )
+
+    assert nbytes == move_all(write, fd, pieces, nbytes, offset)
+    assert nbytes == move_all(read, fd, targets, nbytes, offset)
+    assert pieces == [bytes(target) for target in targets]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 10])
+def test_a_read_ends_with_the_file(fd: int, nbytes: int) -> None:
+    os.pwrite(fd, bytes(nbytes), 0)
+
+    assert nbytes == move_all(os.preadv, fd, [bytearray(7), bytearray(7)], 14)
+
+
+def test_aligned_pages_are_made_of_whole_blocks() -> None:
+    with mmap.mmap(-1, 3 * DIRECT_ALIGNMENT) as memory, memoryview(memory) as view:
+        pages = {
+            (begin, end): is_aligned(Page(view[begin:end]))
+            for begin, end in ((0, 4096), (4096, 12288), (0, 4095), (1, 4097))
+        }
+
+    assert {k: bool(DIRECT) and k in {(0, 4096), (4096, 12288)} for k in pages} == pages
+
+
+def test_a_refused_write_means_no_direct_writes(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+
+    assert not takes_direct_writes(fd)
+    os.close(fd)

@@ -1,0 +1,307 @@
+"""The `hf3fs` backend with its index in a real Redis server: leases, restarts, lost data."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from hicache_backends.hf3fs import Hf3fsStorage
+from hicache_backends.hf3fs.layout import Geometry
+from pages import blank, hash_of, page, space
+from servers import RedisServer, wait_until
+
+from hicache_storage import ConfigError, HiCacheError, KeySpace, StorageUnavailable
+from hicache_storage.backend_support.deadline import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    from hicache_backends.hf3fs.transfer import Outcome
+
+SPACE = space()
+SLOT_NBYTES = Geometry(SPACE).slot_nbytes
+HASHES = [hash_of(number) for number in range(64)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def storage(server: RedisServer, tmp_path: Path) -> Iterator[Hf3fsStorage]:
+    with opened(server, tmp_path) as storage:
+        yield storage
+
+
+def opened(server: RedisServer, root: Path, **config: Any) -> Hf3fsStorage:
+    config = {"path": str(root), "index": server.url, "timeout_s": 5, **config}
+    storage = Hf3fsStorage.from_config(config)
+    storage.open_space(SPACE)
+    return storage
+
+
+def stored(storage: Hf3fsStorage, numbers: range, key_space: KeySpace = SPACE) -> None:
+    pages = [page(seed=n) for n in numbers]
+    hashes = [hash_of(n) for n in numbers]
+    assert [True] * len(pages) == storage.batch_set(key_space, hashes, pages)
+
+
+def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
+    """Return for each page whether it is a hit. A hit must have the right bytes."""
+    targets = [blank() for _ in numbers]
+    verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
+    for number, hit, target in zip(numbers, verdicts, targets, strict=True):
+        assert not hit or target.tobytes() == page(seed=number).tobytes()
+    return verdicts
+
+
+def shorten_leases(storage: Hf3fsStorage, lease_ms: int) -> None:
+    index: Any = storage._mount.get().index
+    index._lease_ms = index._epoch._lease_ms = lease_ms
+
+
+@contextmanager
+def client_of(server: RedisServer) -> Generator[Any, None, None]:
+    """Lend a client of the test's own. Much of redis-py is untyped."""
+    with redis.Redis(port=server.port) as client:
+        yield client
+
+
+class TestSharing:
+    def test_handles_on_one_root_share_its_pages(
+        self, server: RedisServer, storage: Hf3fsStorage, tmp_path: Path
+    ) -> None:
+        stored(storage, range(8))
+        with opened(server, tmp_path) as other:
+            assert [True] * 8 == hits(other, range(8))
+            other.batch_delete(SPACE, HASHES[:1])
+
+        assert [False, True] == storage.batch_exists(SPACE, HASHES[:2])
+
+    def test_two_roots_share_a_server_and_no_page(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        with opened(server, tmp_path / "a") as one, opened(server, tmp_path / "b") as other:
+            stored(one, range(4))
+
+            assert [False] * 4 == other.batch_exists(SPACE, HASHES[:4])
+            assert 0 == other.clear(SPACE)
+            assert [True] * 4 == hits(one, range(4))
+
+    def test_a_root_keeps_its_name_wherever_it_is_mounted(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        with opened(server, tmp_path / "a") as storage:
+            stored(storage, range(4))
+        (tmp_path / "a").rename(tmp_path / "b")
+        with opened(server, tmp_path / "b") as storage:
+            assert [True] * 4 == hits(storage, range(4))
+
+    def test_two_writers_of_one_page_leak_no_slot(
+        self, server: RedisServer, storage: Hf3fsStorage, tmp_path: Path
+    ) -> None:
+        with opened(server, tmp_path) as other:
+            barrier = threading.Barrier(2)
+
+            def write(each: Hf3fsStorage) -> None:
+                for start in range(0, 60, 10):
+                    barrier.wait(10)
+                    stored(each, range(start, start + 10))
+
+            threads = [threading.Thread(target=write, args=[each]) for each in (storage, other)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            stored(storage, range(60, 61))
+
+            assert 61 * SLOT_NBYTES == storage.stats().nbytes
+
+
+class TestEviction:
+    def test_the_least_recently_used_go_first(self, server: RedisServer, tmp_path: Path) -> None:
+        with opened(server, tmp_path, capacity_nbytes=10 * SLOT_NBYTES) as storage:
+            stored(storage, range(9))
+            assert [True] == hits(storage, range(1))
+            stored(storage, range(20, 21))
+
+            assert [True, True] == storage.batch_exists(SPACE, [HASHES[0], HASHES[20]])
+            assert [False] == storage.batch_exists(SPACE, [HASHES[8]])
+            assert 9 * SLOT_NBYTES >= (storage.stats().nbytes or 0)
+
+    def test_all_key_spaces_share_the_capacity(self, server: RedisServer, tmp_path: Path) -> None:
+        draft = space(pool="draft")
+        with opened(server, tmp_path, capacity_nbytes=10 * SLOT_NBYTES) as storage:
+            stored(storage, range(9))
+            stored(storage, range(9), draft)
+
+            assert (storage.stats().nbytes or 0) <= 10 * SLOT_NBYTES
+            assert 9 == len(list(storage.scan(draft)))
+
+    def test_readers_of_reused_slots_see_whole_pages_or_misses(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        limits = {"capacity_nbytes": 8 * SLOT_NBYTES, "high_watermark": 1, "low_watermark": 1}
+        stop = threading.Event()
+        wrong: list[BaseException] = []
+        with opened(server, tmp_path, **limits) as storage, opened(server, tmp_path) as other:
+
+            def read() -> None:
+                try:
+                    while not stop.is_set():
+                        hits(other, range(20))
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    wrong.append(error)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            for turn in range(150):
+                numbers = [(turn * 3 + n) % 20 for n in range(3)]
+                storage.batch_set(
+                    SPACE, [hash_of(n) for n in numbers], [page(seed=n) for n in numbers]
+                )
+            stop.set()
+            reader.join()
+            assert storage.stats().counters["evicted"] > 200
+
+        assert [] == wrong
+
+
+class TestLeases:
+    def test_a_dead_writer_s_slots_come_back(
+        self, storage: Hf3fsStorage, server: RedisServer, tmp_path: Path
+    ) -> None:
+        shorten_leases(storage, 50)
+        files = storage._files_of(SPACE)
+        lost = {place.slot for place in storage._mount.get().index.reserve(files, 8, Deadline(30))}
+        with opened(server, tmp_path) as other:
+            found = set[int]()
+
+            def are_back() -> bool:
+                found.update(_reserved(other, 8))
+                return lost <= found
+
+            wait_until(are_back, limit_s=10)
+
+    def test_a_page_that_took_longer_than_its_lease_never_shows(
+        self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shorten_leases(storage, 1)
+        transfers = storage._mount.get()._transfers
+        real = transfers.write
+
+        def slow(*arguments: Any) -> list[Outcome]:
+            done = real(*arguments)
+            time.sleep(0.01)
+            # Another storage's set takes the freed slots.
+            assert _reserved(storage, 1)
+            return done
+
+        monkeypatch.setattr(transfers, "write", slow)
+        with pytest.raises(StorageUnavailable, match="lease"):
+            storage.batch_set(SPACE, HASHES[:1], [page()])
+
+        assert [False] == storage.batch_exists(SPACE, HASHES[:1])
+
+
+class TestLostData:
+    def test_after_a_restart_nobody_uses_the_index_while_writers_may_be_at_work(
+        self, tmp_path: Path
+    ) -> None:
+        with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
+            shorten_leases(storage, 1000)
+            stored(storage, range(8))
+            server.stop()
+            server.start()
+            with pytest.raises(StorageUnavailable, match="restarted"):
+                hits(storage, range(8))
+            with pytest.raises(StorageUnavailable, match="restarted"):
+                storage.batch_set(SPACE, HASHES[8:9], [page()])
+            wait_until(lambda: _works(storage), limit_s=10)
+
+            assert [True] * 8 == hits(storage, range(8))
+
+    def test_lost_data_is_made_from_the_marks(self, tmp_path: Path) -> None:
+        with RedisServer(tmp_path / "redis") as server, opened(server, tmp_path / "r") as storage:
+            shorten_leases(storage, 100)
+            stored(storage, range(8))
+            storage.batch_delete(SPACE, HASHES[:2])
+            with client_of(server) as client:
+                client.flushall()
+            wait_until(lambda: _works(storage), limit_s=10)
+
+            assert [False] * 2 + [True] * 6 == hits(storage, range(8))
+            stored(storage, range(64))
+            assert [True] * 64 == hits(storage, range(64))
+            assert 64 * SLOT_NBYTES == storage.stats().nbytes
+
+    def test_an_index_that_somebody_else_makes_is_waited_for(
+        self, server: RedisServer, storage: Hf3fsStorage
+    ) -> None:
+        index: Any = storage._mount.get().index
+        with client_of(server) as client:
+            client.hdel(f"{index._prefix}:state", "made")
+            client.set(f"{index._prefix}:maker", "another", px=300)
+            with pytest.raises(StorageUnavailable, match="making"):
+                hits(storage, range(1))
+            wait_until(lambda: _works(storage), limit_s=10)
+
+
+class TestServer:
+    def test_it_holds_no_pages(self, server: RedisServer, storage: Hf3fsStorage) -> None:
+        stored(storage, range(4))
+        index: Any = storage._mount.get().index
+        with client_of(server) as client:
+            keys = list(client.scan_iter(f"{index._prefix}*"))
+            nbytes = sum(client.memory_usage(key) for key in keys)
+
+        assert nbytes < 4096
+
+    def test_round_trips_do_not_grow_with_the_batch(
+        self, server: RedisServer, storage: Hf3fsStorage
+    ) -> None:
+        def commands(count: int) -> int:
+            before = processed()
+            storage.batch_exists(SPACE, HASHES[:count])
+            return processed() - before
+
+        def processed() -> int:
+            with client_of(server) as client:
+                return int(client.info("stats")["total_commands_processed"])
+
+        assert commands(1) == commands(64)
+
+    def test_a_wrong_password_is_not_repeated(self, tmp_path: Path) -> None:
+        secret = "hunter2-hunter2"  # noqa: S105 - made up
+        with RedisServer(tmp_path / "redis", "--requirepass", "right") as server:
+            url = f"redis://:{secret}@127.0.0.1:{server.port}"
+            with pytest.raises(HiCacheError) as caught:
+                Hf3fsStorage.from_config({"path": str(tmp_path / "r"), "index": url})
+
+        assert secret not in str(caught.value)
+        assert [] == list((tmp_path / "r" / "writers").iterdir())
+
+    def test_a_url_of_something_else_is_a_config_error(self, tmp_path: Path) -> None:
+        for url in ("mysql://host", "redis", "sqlite3", "redis://host:port:port"):
+            with pytest.raises(ConfigError, match="index"):
+                Hf3fsStorage.from_config({"path": str(tmp_path), "index": url})
+
+
+def _reserved(storage: Hf3fsStorage, count: int) -> list[int]:
+    files = storage._files_of(SPACE)
+    return [place.slot for place in storage._mount.get().index.reserve(files, count, Deadline(30))]
+
+
+def _works(storage: Hf3fsStorage) -> bool:
+    try:
+        storage.batch_exists(SPACE, HASHES[:1])
+    except StorageUnavailable:
+        return False
+    return True
