@@ -277,6 +277,7 @@ def _check_name(name: str) -> None:
             f"{name[:_LONGEST_NAME]!r} is no name for a backend: use up to {_LONGEST_NAME} small"
             " letters and digits, with dashes between them, such as acme or acme-kv"
         )
-    if name == DYNAMIC or name in (known := backends()):
-        owner = "the registry" if name == DYNAMIC else known[name].distribution
+    known = backends()
+    if name == DYNAMIC or name in known:
+        owner = known[name].distribution if name in known else "the registry"
         raise ConfigError(f"the backend {name!r} exists already, in {owner}: choose another name")
