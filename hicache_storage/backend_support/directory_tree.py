@@ -41,9 +41,9 @@ class DirectoryTree:
     """The name of the backend, for messages."""
 
     def __init__(self, root: str) -> None:
-        self.root = root
-        self.writers = f"{root}/writers"
-        self.spaces = f"{root}/spaces"
+        self.root: str = root
+        self.writers: str = f"{root}/writers"
+        self.spaces: str = f"{root}/spaces"
 
     @classmethod
     def create(cls, path: str) -> Self:

@@ -60,21 +60,24 @@ class CacheController:
                 several prefetch threads.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
-        self.settings = settings or ControllerSettings()
-        self.ranks = ranks = ranks or SingleRank()
+        self.settings: ControllerSettings = settings or ControllerSettings()
+        ranks = ranks or SingleRank()
+        self.ranks: Ranks = ranks
         if ranks.size > 1 and self.settings.prefetch_threads > 1:
             raise ValueError(
                 f"{ranks.size} ranks agree on their requests one after another:"
                 f" prefetch_threads must be 1, not {self.settings.prefetch_threads}"
             )
         self._writes_back = self.settings.write_policy is WritePolicy.WRITE_BACK
-        self.cache = HostCache(pools, write_back=self._enqueue if self._writes_back else None)
+        self.cache: HostCache = HostCache(
+            pools, write_back=self._enqueue if self._writes_back else None
+        )
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
         pool_set = self.cache.pool_set
         shorten = self.settings.partial_hits is PartialHits.SHORTEN
         hit_pools = pool_set.all_pools if shorten else pool_set.required
-        self.consensus = Consensus(ranks, self._counters, pool_set, hit_pools)
+        self.consensus: Consensus = Consensus(ranks, self._counters, pool_set, hit_pools)
         """The agreement with the other ranks on this engine's requests."""
         self._context = PrefetchContext(
             cache=self.cache,

@@ -127,7 +127,7 @@ class Replay:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         self.settings = settings
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         self._storage = storage
         self._ideal = InfiniteCache()
         self._unsettled_pages = 0
@@ -137,7 +137,7 @@ class Replay:
         with ExitStack() as opened:
             self._stores = _page_stores(storage, next_storage, settings, opened)
             self._store = self._stores[0]
-            self.pools = cache_pools(settings, self._store.frame_nbytes, opened)
+            self.pools: list[CachePool] = cache_pools(settings, self._store.frame_nbytes, opened)
             self._contents = [
                 [PageContent(part.space) for part in pool.stored] for pool in self.pools
             ]
