@@ -233,30 +233,30 @@ FIELD_SGLANG = timeout -k 10 3600 $(SGLANG)/bin/python -m pytest -q -W default -
 field: $(FIELD) ## the whole kit on other people's stores, one after the other
 
 field-sglang-file: $(SGLANG)/.field ## the whole kit on SGLang's file backend
-	@$(FIELD_SGLANG)/sglang-file conformance/field/tests/sglang_file.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-file conformance/field/tests/sglang/file.py; test $$? -le 1
 
 field-sglang-seaweedfs: $(SGLANG)/.field ## the whole kit on SGLang's S3 backend
-	@$(FIELD_SGLANG)/sglang-seaweedfs conformance/field/tests/sglang_seaweedfs.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-seaweedfs conformance/field/tests/sglang/seaweedfs.py; test $$? -le 1
 
 field-sglang-nixl: $(SGLANG)/.field ## the whole kit on SGLang's NIXL backend, over files
-	@$(FIELD_SGLANG)/sglang-nixl conformance/field/tests/sglang_nixl.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-nixl conformance/field/tests/sglang/nixl.py; test $$? -le 1
 
 field-sglang-mooncake: $(SGLANG)/.field .servers/.done ## the whole kit on SGLang's Mooncake backend
-	@$(FIELD_SGLANG)/sglang-mooncake conformance/field/tests/sglang_mooncake.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-mooncake conformance/field/tests/sglang/mooncake.py; test $$? -le 1
 
 field-sglang-hf3fs: $(SGLANG)/.field ## the whole kit on SGLang's 3FS backend over its mock client
-	@$(FIELD_SGLANG)/sglang-hf3fs conformance/field/tests/sglang_hf3fs.py; test $$? -le 1
+	@$(FIELD_SGLANG)/sglang-hf3fs conformance/field/tests/sglang/hf3fs.py; test $$? -le 1
 
 field-known: field-sglang-known field-lmcache-known ## that the kit finds what is known to be wrong with stores of other engines
 
 field-sglang-known: $(SGLANG)/.field ## that the kit finds what is known to be wrong with SGLang's file and 3FS backends
-	@$(SGLANG)/bin/python -m pytest -q -W default conformance/field/tests/sglang_adapters.py conformance/field/tests/sglang_host_pool.py \
-	  conformance/field/tests/sglang_known.py
+	@$(SGLANG)/bin/python -m pytest -q -W default conformance/field/tests/sglang/adapters.py conformance/field/tests/sglang/host_pool.py \
+	  conformance/field/tests/sglang/known.py
 
-field-records: ## keep the records of the last runs in docs/field, and write the table
+field-records: $(VENV)/.all ## keep the records of the last runs in docs/field, in short, and write the table
 	@for store in $(FIELD:field-%=%); do \
 	  for record in artifacts/field/$$store/*/result.json; do \
-	    if [ -e $$record ]; then cp $$record docs/field/$$store.json; fi; done; done
+	    if [ -e $$record ]; then $(BIN)/python -m hicache_conformance.report.summary $$record > docs/field/$$store.json; fi; done; done
 	@$(MAKE) --no-print-directory field-matrix
 
 field-matrix: $(VENV)/.all ## write the table of docs/field-report.md from docs/field/*.json
@@ -273,17 +273,17 @@ FIELD_LMCACHE = timeout -k 10 3600 $(VENV)-lmcache/bin/python -m pytest -q -W de
   --hicache-report artifacts/field
 
 field-lmcache-fs: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs adapter
-	@$(FIELD_LMCACHE)/lmcache-fs conformance/field/tests/lmcache_fs.py::TestLMCacheFs; test $$? -le 1
+	@$(FIELD_LMCACHE)/lmcache-fs conformance/field/tests/lmcache/fs.py::TestLMCacheFs; test $$? -le 1
 
 field-lmcache-fs-native: $(VENV)-lmcache/.field ## the whole kit on LMCache's fs_native adapter
-	@$(FIELD_LMCACHE)/lmcache-fs-native conformance/field/tests/lmcache_fs.py::TestLMCacheFsNative; test $$? -le 1
+	@$(FIELD_LMCACHE)/lmcache-fs-native conformance/field/tests/lmcache/fs.py::TestLMCacheFsNative; test $$? -le 1
 
 field-lmcache-resp: $(VENV)-lmcache/.field ## the whole kit on LMCache's resp adapter, over Redis
-	@$(FIELD_LMCACHE)/lmcache-resp conformance/field/tests/lmcache_resp.py; test $$? -le 1
+	@$(FIELD_LMCACHE)/lmcache-resp conformance/field/tests/lmcache/resp.py; test $$? -le 1
 
 field-lmcache-known: $(VENV)-lmcache/.field ## that the kit finds what is known to be wrong with LMCache's adapters
 	@$(VENV)-lmcache/bin/python -m pytest -q -W default --show-capture no \
-	  conformance/field/tests/lmcache_adapters.py conformance/field/tests/lmcache_known.py
+	  conformance/field/tests/lmcache/adapters.py conformance/field/tests/lmcache/known.py
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \

@@ -1,9 +1,8 @@
-"""Keeping one candidate's files from slowing down another's.
+"""Directories and deletions that do not slow down the next candidate on ext4.
 
-ext4 does not hand out an inode again for a minute after it was freed, and steps over each such inode of
-a block group for every file that is created there: files are created several times slower where many
-have been deleted. So candidates get block groups of their own, and files are emptied, not deleted, until
-everything was measured.
+ext4 does not reuse an inode for a minute after it was freed, and a file creation searches past each
+such inode of its block group. So file creation is several times slower after many deletions. Each
+candidate gets block groups of its own, and files are emptied, not deleted, until the end.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _FLAGS = struct.Struct("l")
 
 
 def spread_directories(root: Path) -> None:
-    """Let directories made in `root` go to block groups far from each other, where ext4 does that."""
+    """Let ext4 place each directory that is made in `root` in a distant block group."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # another file system
+        with suppress(OSError):  # other file systems refuse the call
             (flags,) = _FLAGS.unpack(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(_FLAGS.size)))
             fcntl.ioctl(descriptor, _SET_FLAGS, _FLAGS.pack(flags | _TOP_DIRECTORY))
     finally:
@@ -37,14 +36,14 @@ def spread_directories(root: Path) -> None:
 
 
 def empty_files(directory: Path) -> None:
-    """Free the room of every file below `directory`, and keep the files."""
+    """Truncate every file below `directory`, and keep the files."""
     for path in files_below(directory):
         os.truncate(path, 0)
 
 
 def used_nbytes(directory: Path) -> int:
-    """The sizes of all files below `directory`."""
-    return sum(path.stat().st_size for path in files_below(directory))
+    """Return the total size of the files below `directory`, without the file backend's eviction list."""
+    return sum(path.stat().st_size for path in files_below(directory) if path.name != "victims")
 
 
 def files_below(directory: Path) -> Iterator[Path]:

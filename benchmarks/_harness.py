@@ -1,8 +1,8 @@
 """Interleaved measurements, and tables of medians with their spread.
 
-Candidates take turns in one process, each round in another order, so that a machine that drifts drifts
-for all of them, and none always comes after the same other one. A ratio is the median of the ratios
-within each round, never of figures of different times.
+Candidates take turns in one process, each round in another order. So a slow phase of the machine
+affects all of them, and no candidate always follows the same other one. A ratio is the median of
+the ratios within each round, and never compares figures of different times.
 """
 
 from __future__ import annotations
@@ -28,24 +28,27 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Where there is no terminal, tables are wide enough not to break names.
+# Without a terminal, tables are wide enough for whole names.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 class Candidate(Protocol):
-    """One way to do the work."""
+    """One implementation of the work."""
 
     @property
     def name(self) -> str: ...
 
     def prepare(self, turn: int) -> None:
-        """What comes before the work. Not timed."""
+        """Prepare the work. Not timed."""
 
     def run(self) -> None:
-        """The work. Timed."""
+        """Do the work. Timed."""
 
     def check(self) -> None:
-        """Prove that the work was done, and clear up. Not timed. Raises where it was not."""
+        """Prove that the work was done, and clean up. Not timed.
+
+        Raises an exception where the work was not done.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +58,25 @@ class Section:
     title: str
     unit: str
     work: float
-    """Units of work in one run: GB moved, or millions of pages hashed."""
+    """Amount of work in one run: GB moved, or millions of pages hashed."""
     seconds: Mapping[str, Sequence[float]]
-    """For each candidate, each round's time in order."""
+    """Times of each candidate, in the order of the rounds."""
     baselines: Sequence[str]
-    """The candidates that the others are compared with."""
+    """Candidates that the others are compared with."""
 
     def rates(self, name: str) -> list[float]:
-        """Units a second, round by round."""
+        """Return units a second, round by round."""
         return [self.work / taken_s for taken_s in self.seconds[name]]
 
     def ratio(self, name: str, baseline: str) -> float:
-        """How many times as fast as `baseline`: the median over the rounds."""
+        """Return the median over the rounds of the speed relative to `baseline`."""
         pairs = zip(self.seconds[baseline], self.seconds[name], strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a figure should reach. Printed as met or not; nothing fails because of it."""
+    """A minimum for a figure. It is printed as met or not; a benchmark does not fail because of it."""
 
     text: str
     least: float
@@ -86,7 +89,7 @@ class Aim:
 
 @dataclass(slots=True)
 class Report:
-    """What one run of a benchmark found."""
+    """The results of one run of a benchmark."""
 
     facts: dict[str, str]
     sections: list[Section] = field(default_factory=list[Section])
@@ -109,7 +112,7 @@ class Report:
             console.print(f"{mark}  {aim.reached:6.2f} (aim {aim.least:.2f})  {aim.text}")
 
     def write(self, path: Path) -> None:
-        """All of it as JSON, every single time included."""
+        """Write everything as JSON, with every single time."""
         whole = asdict(self)
         for aim, plain in zip(self.aims, whole["aims"], strict=True):
             plain["met"] = aim.met
@@ -117,9 +120,10 @@ class Report:
 
 
 def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[float]]:
-    """Let all candidates run `rounds` times, in an order that changes.
+    """Run all candidates `rounds` times, in changing order; return their times.
 
-    A round before them is not counted: it warms up, and checks that every candidate does the work.
+    One more round comes first and is not counted. It warms up, and checks that every candidate does
+    the work.
     """
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     gc.collect()
@@ -136,17 +140,17 @@ def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[f
 
 
 def size_text(nbytes: int) -> str:
-    """In MiB where it is whole ones, else in KiB."""
+    """Return a size in MiB if it is whole MiB, else in KiB."""
     return f"{nbytes // MIB} MiB" if nbytes % MIB == 0 else f"{nbytes // KIB} KiB"
 
 
 def sizes(text: str) -> list[int]:
-    """What `--sizes` says: bytes, of KiB with commas between."""
+    """Return the sizes in bytes of `--sizes`, a list of KiB."""
     return [int(part) * KIB for part in text.split(",")]
 
 
 def table(section: Section) -> Table:
-    """Medians, spread and ratios of one section."""
+    """Return a table of medians, spread and ratios."""
     shown = Table(title=section.title, title_justify="left", title_style="bold")
     shown.add_column("candidate")
     shown.add_column(section.unit, justify="right")
@@ -165,7 +169,7 @@ def table(section: Section) -> Table:
 
 
 def machine_facts(path: Path | None = None, *, distributions: Sequence[str] = ()) -> dict[str, str]:
-    """What the figures depend on: processor, kernel, file system, versions."""
+    """Return processor, kernel, file system and versions, which the figures depend on."""
     facts = {
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores",
         "kernel": platform.release(),
@@ -196,7 +200,7 @@ def _processor() -> str:
 
 
 def _file_system(path: Path) -> str:
-    """The type and mount point of the file system that `path` is on."""
+    """Return the type and mount point of the file system of `path`."""
     mounts: list[tuple[str, str]] = []
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, mount_point, kind, *_ = line.split()

@@ -1,4 +1,4 @@
-"""The metadata server that SGLang's 3FS backend wants for MLA, out of its wheel."""
+"""The metadata server that SGLang's 3FS backend needs for MLA, loaded from SGLang's wheel."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ run_metadata_server("127.0.0.1", int(sys.argv[1]))
 
 
 class Hf3fsMetadata(servers.ServerProcess):
-    """It keeps which page is where in memory, in a process of its own."""
+    """A process that keeps the place of each page in memory."""
 
-    ready_limit_s = 120.0  # it imports most of SGLang
+    ready_limit_s = 120.0  # the process imports most of SGLang
 
     def command(self) -> list[str]:
         return [sys.executable, "-c", _CODE, str(self.port)]

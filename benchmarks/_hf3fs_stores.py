@@ -1,4 +1,4 @@
-"""What `hf3fs.py` compares ours with: the disk's own limit, and SGLang's."""
+"""The stores that `hf3fs.py` compares ours with: plain slots on the disk, and SGLang's backend."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class PlainSlots(Store):
-    """One preadv or pwritev a page, round and round one preallocated file: what a disk can do."""
+    """Slots in one preallocated file, with one preadv or pwritev a page: the disk's limit."""
 
     def __init__(
         self,
         directory: Path,
         source: Memory,
-        landing: Memory,
+        destination: Memory,
         *,
         direct: bool,
         threads: int,
         capacity_pages: int,
     ) -> None:
-        super().__init__(source, landing)
+        super().__init__(source, destination)
         how = "O_DIRECT" if direct else "buffered"
         self.name = f"plain slots, {how}, {threads} thread{'s' * (threads > 1)}"
         self._threads = threads
@@ -44,7 +44,7 @@ class PlainSlots(Store):
         self._all(os.pwritev, self.source)
 
     def get(self) -> None:
-        self._all(os.preadv, self.landing)
+        self._all(os.preadv, self.destination)
 
     def close(self) -> None:
         self._executor.shutdown()
@@ -68,19 +68,19 @@ class PlainSlots(Store):
             pass
 
 
-class TheirSlots(Store):
-    """SGLang's `HiCacheHF3FS` with its mock client and its metadata in this process."""
+class SGLangHf3fsStore(Store):
+    """SGLang's `HiCacheHF3FS` with its mock client and metadata in this process."""
 
     name = "HiCacheHF3FS, mock client"
 
     def __init__(
-        self, directory: Path, source: Memory, landing: Memory, *, capacity_pages: int
+        self, directory: Path, source: Memory, destination: Memory, *, capacity_pages: int
     ) -> None:
-        super().__init__(source, landing)
+        super().__init__(source, destination)
         nbytes = capacity_pages * source.page_nbytes
         self._backend = _sglang.hicache_hf3fs(directory, nbytes, source.page_nbytes)
         self._sources = _sglang.flat_pages(source)
-        self._targets = _sglang.flat_pages(landing)
+        self._targets = _sglang.flat_pages(destination)
 
     def set(self) -> None:
         if not all(self._backend.batch_set(self.hashes, self._sources)):

@@ -1,4 +1,4 @@
-"""A Mooncake cluster of the benchmark's own: a master, and a process that lends memory."""
+"""A Mooncake cluster of the benchmark: a master, and a process that lends memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ with open_storage("mooncake", json.loads(sys.argv[1])):
 
 @contextmanager
 def master() -> Generator[dict[str, Any], None, None]:
-    """A master on loopback; yields the config of a client that lends nothing.
+    """Run a master on loopback; yield the config of a client that lends nothing.
 
     Raises:
-        FileNotFoundError: It is not here.
+        FileNotFoundError: The program is not installed.
     """
     places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     program = shutil.which("mooncake_master", path=places)
@@ -60,7 +60,7 @@ def master() -> Generator[dict[str, Any], None, None]:
 
 @contextmanager
 def node(config: dict[str, Any], nbytes: int) -> Generator[None, None, None]:
-    """A process that lends `nbytes` to the cluster of `config`."""
+    """Run a process that lends `nbytes` to the cluster of `config`."""
     fields = json.dumps({**config, "global_segment_size": nbytes})
     with ExitStack() as stack:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The stores that `mooncake_backend.py` compares: all call one native client, with the same memory."""
+"""The stores of `mooncake_backend.py`. All of them call one native client with the same memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """A storage that is open on a cluster, and its native client: for whoever calls that directly."""
+    """An open storage on a cluster, and its native client for direct calls."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = dict(config)
@@ -25,16 +25,16 @@ class Cluster:
         self.native: Any = vars(vars(self.storage)["_client"])["_native"]
 
     def opened(self) -> HiCacheStorage:
-        """Another storage on it, the caller's to close: those of one config share a client."""
+        """Return another storage of the same config, for the caller to close. Both share one client."""
         return open_storage("mooncake", self.config)
 
     def empty(self) -> None:
-        """Remove everything; what was just read is leased, and removed by force."""
+        """Remove every object, by force, because recently read objects are leased."""
         if self.native.remove_all(True) < 0:
             raise RuntimeError("the cluster could not be emptied")
 
     def touch(self, nbytes: int) -> None:
-        """Have the lent memory mapped: the first write to it is slow, and measures the kernel."""
+        """Write to all lent memory once, because the first write is slow in the kernel."""
         piece = Memory(1, 4 << 20)
         address = piece.whole.ctypes.data
         self.native.register_buffer(address, piece.page_nbytes)
@@ -45,15 +45,15 @@ class Cluster:
 
 
 class RawClient(Store):
-    """Mooncake's own batch calls, every result compared with what it must be."""
+    """Mooncake's own batch calls, with every result checked."""
 
     name = "raw client"
 
-    def __init__(self, cluster: Cluster, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, cluster: Cluster, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self._native = cluster.native
-        self._sources = [address for address, _ in map(_place, source.views)]
-        self._targets = [address for address, _ in map(_place, landing.views)]
+        self._sources = [address for address, _ in map(_address_range, source.views)]
+        self._targets = [address for address, _ in map(_address_range, destination.views)]
         self._sizes = [source.page_nbytes] * source.pages
 
     def set(self) -> None:
@@ -66,8 +66,8 @@ class RawClient(Store):
             raise RuntimeError("the client lost a page")
 
 
-class CarefulClient(RawClient):
-    """The same, and as everybody who wants to know what a put has done, it looks before it puts."""
+class ExistsFirstClient(RawClient):
+    """`RawClient` with a lookup before each put, which a caller needs to know the effect of a put."""
 
     name = "raw client, exists first"
 
@@ -77,17 +77,17 @@ class CarefulClient(RawClient):
         super().set()
 
 
-class TheirStore(Store):
-    """SGLang's `MooncakeStore` as its controller calls it, over pages that are one buffer each (MLA)."""
+class SGLangMooncakeStore(Store):
+    """SGLang's `MooncakeStore`, called as its controller calls it, with one buffer a page (MLA)."""
 
     name = "SGLang's MooncakeStore"
 
-    def __init__(self, cluster: Cluster, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, cluster: Cluster, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self._backend = _sglang.mooncake_store(cluster.config, cluster.native)
         self._pools = {
             "set": _sglang.host_pool(source),
-            "get": _sglang.host_pool(landing),
+            "get": _sglang.host_pool(destination),
         }
         self._indices = range(source.pages)
 
@@ -102,5 +102,5 @@ class TheirStore(Store):
             raise RuntimeError("MooncakeStore lost a page")
 
 
-def _place(view: memoryview) -> tuple[int, int]:
+def _address_range(view: memoryview) -> tuple[int, int]:
     return Page(view).addresses[0]

@@ -1,10 +1,10 @@
-"""An S3 server that does nothing but move bytes: what a client can reach at most.
+"""An S3 server that only moves bytes. It shows the limit for any client.
 
-    python benchmarks/_null_server.py    # prints its port, serves until its standard input ends
+python benchmarks/_null_server.py    # prints its port, serves until its standard input ends
 
-It knows HEAD, GET, PUT and DELETE of one object, and looks at no signature. Memory of deleted objects
-is used again: fresh memory would be most of the time. A request may also be `SINK n` or `SOURCE n`: n
-bytes one way without HTTP, for the limit of the sockets themselves.
+It serves HEAD, GET, PUT and DELETE of one object, and ignores signatures. Memory of deleted objects
+is reused, because fresh memory would take most of the time. A request may also be `SINK n` or
+`SOURCE n`: n bytes in one direction without HTTP, for the limit of the sockets.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def answer(connection: socket.socket, head: bytes, length: int, body: bytes) -> None:
-    """One request, of whose body `body` has come with its head."""
+    """Answer one request. `body` is the part of its body that came with the head."""
     request = _REQUEST.match(head)
     assert request is not None
     method, name = request["method"], request["name"]
@@ -86,7 +86,7 @@ def answer(connection: socket.socket, head: bytes, length: int, body: bytes) -> 
 
 
 def move(connection: socket.socket, sinks: bool, nbytes: int) -> None:  # noqa: FBT001 - one caller
-    """Receive so many bytes and say so, or send so many."""
+    """Receive `nbytes` and acknowledge them, or send `nbytes`."""
     view = memoryview(block)
     while nbytes > 0:
         part = view[: min(nbytes, len(view))]

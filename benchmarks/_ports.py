@@ -11,7 +11,7 @@ _POLL_S = 0.02
 
 
 def free_ports(count: int) -> list[int]:
-    """As many ports that nobody listened on just now."""
+    """Return `count` ports that nobody listened on just now."""
     with ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
@@ -20,10 +20,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(port: int) -> None:
-    """Until somebody listens on it.
+    """Return when a server listens on `port`.
 
     Raises:
-        OSError: Nobody has within the time that any of the servers needs.
+        OSError: No server listened within the time limit.
     """
     until_s = time.monotonic() + _READY_LIMIT_S
     while True:

@@ -1,4 +1,4 @@
-"""A server of the benchmark's own, and the other end of a plain socket."""
+"""A Redis server of the benchmark, and the peer of a plain socket."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _FETCHED = Path(__file__).parents[1] / ".servers"
 ORDER = struct.Struct("!QQ")
-"""To the sink: bytes that it will be sent, bytes that it is to send."""
+"""The message to the sink: number of bytes to receive, number of bytes to send."""
 
 
 @contextmanager
 def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
-    """A server without persistence, on a loopback port.
+    """Run a server without persistence; yield its loopback port.
 
     Raises:
-        FileNotFoundError: It is not here.
+        FileNotFoundError: The program is not installed.
     """
     path = os.pathsep.join([str(_FETCHED / "usr/bin"), os.environ.get("PATH", "")])
     program = shutil.which(name, path=path)
@@ -52,7 +52,7 @@ def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
 
 @contextmanager
 def sink() -> Generator[int, None, None]:
-    """A process that takes and gives as many bytes as it is told to: what loopback can move."""
+    """Run a process that receives and sends as many bytes as requested; yield its port."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = context.Process(target=_serve, args=(listener,), daemon=True)

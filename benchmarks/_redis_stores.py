@@ -1,4 +1,4 @@
-"""What ours is compared with on one Redis: bare sockets, redis-py, and LMCache's client."""
+"""The stores that the `redis` backend is compared with: bare sockets, redis-py, LMCache's client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from _store import Memory, Store
 
 
 class Loopback(Store):
-    """The bytes of the pages, over a socket to a process that does nothing with them."""
+    """The bytes of the pages, over a socket to a process that discards them."""
 
     name = "loopback"
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._nbytes = source.pages * source.page_nbytes
 
@@ -31,7 +31,7 @@ class Loopback(Store):
 
     def get(self) -> None:
         self._socket.sendall(ORDER.pack(0, self._nbytes))
-        for view in self.landing.views:
+        for view in self.destination.views:
             self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
         self._socket.recv(1)
 
@@ -40,14 +40,14 @@ class Loopback(Store):
 
 
 class RawSocket(Store):
-    """The least that a client can do: a loop over one blocking socket that believes every reply."""
+    """The simplest client: a loop over one blocking socket that trusts every reply."""
 
     name = "raw socket"
     _set_depth = 4
     _get_depth = 2
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -67,9 +67,9 @@ class RawSocket(Store):
         requests = [b"*2\r\n$3\r\nGET\r\n$64\r\n%b\r\n" % one.encode() for one in self.hashes]
         for request in requests[: self._get_depth]:
             self._socket.sendall(request)
-        header = bytearray(b"$%d\r\n" % self.landing.page_nbytes)
+        header = bytearray(b"$%d\r\n" % self.destination.page_nbytes)
         end = bytearray(2)
-        for number, view in enumerate(self.landing.views):
+        for number, view in enumerate(self.destination.views):
             pieces = [memoryview(header), view, memoryview(end)]
             while pieces:
                 pieces = _beyond(pieces, self._socket.recvmsg_into(pieces)[0])
@@ -90,13 +90,13 @@ class RawSocket(Store):
 
 
 class RedisPy(Store):
-    """redis-py as it is, with hiredis: pipelines of a few pages, which is its best."""
+    """redis-py with hiredis and pipelines of a few pages, its fastest configuration."""
 
     pages_at_once = 8
     name = "redis-py, pipelines of 8"
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self._client: Any = redis.Redis(port=port)
 
     def set(self) -> None:
@@ -108,7 +108,7 @@ class RedisPy(Store):
                 pipeline.execute()
 
     def get(self) -> None:
-        views = iter(self.landing.views)
+        views = iter(self.destination.views)
         for start in range(0, len(self.hashes), self.pages_at_once):
             with self._client.pipeline(transaction=False) as pipeline:
                 for page_hash in self.hashes[start : start + self.pages_at_once]:
@@ -121,13 +121,13 @@ class RedisPy(Store):
 
 
 class LmcacheClient(Store):
-    """LMCache's C++ client of Redis, with as many worker threads and connections as ours has."""
+    """LMCache's C++ client of Redis, with as many threads and connections as ours."""
 
     name = "LMCache's C++ client"
     workers = 4
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         library: Any = _lmcache()
         self._client = library.LMCacheRedisClient("127.0.0.1", port, self.workers, "", "")
         self._done = select.poll()
@@ -142,7 +142,7 @@ class LmcacheClient(Store):
         self._finish(self._client.submit_batch_set(self.hashes, self.source.views))
 
     def get(self) -> None:
-        self._finish(self._client.submit_batch_get(self.hashes, self.landing.views))
+        self._finish(self._client.submit_batch_get(self.hashes, self.destination.views))
 
     def close(self) -> None:
         self._client.close()
@@ -159,12 +159,12 @@ class LmcacheClient(Store):
 
 def _lmcache() -> Any:
     os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
-    importlib.import_module("torch")  # its libraries are linked against
+    importlib.import_module("torch")  # LMCache's library is linked against torch's
     return importlib.import_module("lmcache.lmcache_redis")
 
 
 def _beyond(pieces: list[memoryview], nbytes: int) -> list[memoryview]:
-    """What is left of `pieces` after so many bytes."""
+    """Return the rest of `pieces` after the first `nbytes`."""
     while pieces and nbytes >= len(pieces[0]):
         nbytes -= len(pieces[0])
         pieces = pieces[1:]

@@ -1,4 +1,4 @@
-"""The servers of `s3.py`, each a process of its own on loopback, and a plain client to tidy up with."""
+"""The servers of `s3.py`, each a process on loopback, and a plain client for cleaning up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READY_LIMIT_S = 30.0
 
 @contextmanager
 def null_server() -> Generator[int, None, None]:
-    """The port of a server that only moves bytes."""
+    """Run a server that only moves bytes; yield its port."""
     program = Path(__file__).with_name("_null_server.py")
     with subprocess.Popen(
         [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -35,7 +35,7 @@ def null_server() -> Generator[int, None, None]:
 
 @contextmanager
 def ministack() -> Generator[int, None, None]:
-    """The port of a server that has S3's semantics, and keeps objects in memory."""
+    """Run a server with S3's semantics that keeps objects in memory; yield its port."""
     (port,) = free_ports(1)
     environment = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "LOG_LEVEL": "ERROR"}
     environment |= {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}
@@ -54,7 +54,7 @@ def ministack() -> Generator[int, None, None]:
 
 
 def request(port: int, method: str, path: str) -> None:
-    """A request without a signature, which neither server misses."""
+    """Send a request without a signature, which both servers accept."""
     remove(port, [path], method)
 
 

@@ -1,4 +1,4 @@
-"""The stores that `s3.py` compares: bare sockets, boto3, obstore, SGLang's, and ours."""
+"""The stores of `s3.py`: bare sockets, boto3, obstore, SGLang's, and ours."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TIMEOUT_S = 600.0
 class S3Store(Store):
     """A store on one server, under a prefix of its own."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(source, landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(source, destination)
         self.port = port
         self.prefix = self.name.translate(str.maketrans(" :,", "---"))
 
@@ -40,16 +40,16 @@ class S3Store(Store):
         return f"http://127.0.0.1:{self.port}"
 
     def object_names(self) -> list[str]:
-        """Of the batch that was prepared last."""
+        """Return the names of the objects of the batch that was prepared last."""
         return [f"{self.prefix}/{page_hash}" for page_hash in self.hashes]
 
 
 class Loopback(S3Store):
-    """The same bytes over as many sockets, to and from memory that is there, without HTTP."""
+    """The same bytes over several sockets, from and to memory, without HTTP."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory, *, connections: int) -> None:
+    def __init__(self, port: int, source: Memory, destination: Memory, *, connections: int) -> None:
         self.name = f"loopback, {connections} sockets"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
         self._threads = ThreadPoolExecutor(connections)
 
@@ -57,8 +57,10 @@ class Loopback(S3Store):
         self._each(self._send, self.source)
 
     def get(self) -> None:
-        self._each(self._receive, self.landing)
-        self.landing.whole[:] = self.source.whole  # what came is anything: `compare` shall pass
+        self._each(self._receive, self.destination)
+        self.destination.whole[:] = (
+            self.source.whole
+        )  # the received bytes are arbitrary, and `check` compares them
 
     def object_names(self) -> list[str]:
         return []
@@ -90,13 +92,13 @@ class Loopback(S3Store):
 
 
 class Boto3(S3Store):
-    """boto3 with threads: as it comes, or without what costs most."""
+    """boto3 with threads, by its defaults or without its most expensive options."""
 
     def __init__(
-        self, port: int, source: Memory, landing: Memory, *, threads: int, tuned: bool = False
+        self, port: int, source: Memory, destination: Memory, *, threads: int, tuned: bool = False
     ) -> None:
         self.name = f"boto3{' tuned' if tuned else ''}, {threads} threads"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         self._client = _boto3_client(self.url, threads, tuned=tuned)
         self._threads = ThreadPoolExecutor(threads)
 
@@ -104,7 +106,7 @@ class Boto3(S3Store):
         list(self._threads.map(self._put, self.object_names(), self.source.views))
 
     def get(self) -> None:
-        list(self._threads.map(self._read, self.object_names(), self.landing.views))
+        list(self._threads.map(self._read, self.object_names(), self.destination.views))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -119,11 +121,11 @@ class Boto3(S3Store):
 
 
 class Obstore(S3Store):
-    """obstore with threads and without a signature over the payload."""
+    """obstore with threads, without a signature over the payload."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory, *, threads: int) -> None:
+    def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
         self.name = f"obstore, {threads} threads"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         module: Any = importlib.import_module("obstore")
         stores: Any = importlib.import_module("obstore.store")
         self._obstore = module
@@ -143,7 +145,7 @@ class Obstore(S3Store):
         list(self._threads.map(self._put, self.object_names(), self.source.views))
 
     def get(self) -> None:
-        list(self._threads.map(self._read, self.object_names(), self.landing.views))
+        list(self._threads.map(self._read, self.object_names(), self.destination.views))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -156,13 +158,13 @@ class Obstore(S3Store):
 
 
 class SeaweedFS(S3Store):
-    """SGLang's S3 backend, called as its controller calls it: pages lie in a host pool."""
+    """SGLang's S3 backend, called as its controller calls it, with pages in a host pool."""
 
     name = "SGLang SeaweedFSStore"
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
-        super().__init__(port, source, landing)
-        self._pages = _HostPool(source), _HostPool(landing)
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
+        super().__init__(port, source, destination)
+        self._pages = _HostPool(source), _HostPool(destination)
         self._backend = _sglang.seaweedfs_store(
             {
                 "endpoint": self.url,
@@ -188,7 +190,7 @@ class SeaweedFS(S3Store):
 
 
 class _HostPool:
-    """As much of a host pool as the backend asks: one token and one buffer a page."""
+    """The part of a host pool that the backend uses: one token and one buffer a page."""
 
     page_size = 1
 
@@ -201,15 +203,15 @@ class _HostPool:
 
 
 class Ours(S3Store):
-    """`S3Storage`, called directly on this thread: a page is one segment, stored bare."""
+    """`S3Storage`, called directly on this thread. A page is one segment without a frame."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory) -> None:
+    def __init__(self, port: int, source: Memory, destination: Memory) -> None:
         self.name = "ours: S3Storage"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         self._storage = _storage(self)
         self._space = _key_space(source.page_nbytes)
         self._sources = [Page(view) for view in source.views]
-        self._targets = [Page(view) for view in landing.views]
+        self._targets = [Page(view) for view in destination.views]
 
     def set(self) -> None:
         if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
@@ -227,11 +229,11 @@ class Ours(S3Store):
 
 
 class OurPageStore(S3Store):
-    """The page store over it: frames, checksums, verdicts, on threads of its own."""
+    """The page store over `S3Storage`: frames, checksums, verdicts, on its own threads."""
 
-    def __init__(self, port: int, source: Memory, landing: Memory, *, threads: int) -> None:
+    def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
         self.name = f"ours: page store, {threads} threads"
-        super().__init__(port, source, landing)
+        super().__init__(port, source, destination)
         self._storage = _storage(self)
         settings = PageStoreSettings(timeout_s=TIMEOUT_S, parallelism=threads)
         self._store = PageStore(self._storage, settings)
@@ -246,7 +248,7 @@ class OurPageStore(S3Store):
                     Memory(memory.pages, frame_nbytes).views, memory.views, strict=True
                 )
             ]
-            for memory in (source, landing)
+            for memory in (source, destination)
         )
 
     def set(self) -> None:
@@ -267,7 +269,7 @@ class OurPageStore(S3Store):
     def _expect_ok(self, verdicts: Sequence[Verdict]) -> None:
         wrong = list(itertools.filterfalse(Verdict.OK.__eq__, verdicts))
         if wrong:
-            raise RuntimeError(f"the page store said {wrong[0].value}: {self._storage.stats()}")
+            raise RuntimeError(f"the page store returned {wrong[0].value}: {self._storage.stats()}")
 
 
 def _storage(store: S3Store) -> S3Storage:

@@ -1,11 +1,11 @@
-"""SGLang's own backends, `HiCacheFile` and `SeaweedFSStore`, out of its real wheel, without the rest.
+"""SGLang's own backends, loaded from its wheel without the rest of SGLang.
 
-Two things are put in front of the wheel's modules; all code that is measured is the wheel's:
+Two modules are replaced; all measured code is the wheel's:
 
-* `sglang` itself is an empty package that points into the wheel. Its `__init__` loads the front-end
-  language and patches transformers.
-* `triton` is an empty module. `sglang.srt.utils.common`, of which the evictor uses one function that
-  parses sizes, imports it; no kernel is called.
+* `sglang` is an empty package that points into the wheel. The real `__init__` loads the front-end
+language and patches transformers.
+* `triton` is an empty module. `sglang.srt.utils.common` imports it; the evictor uses one function
+there, which parses sizes. No kernel is called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WHEEL_VERSION = "0.5.23"
 
-# Imported by the 3FS backend for annotations, metrics and its HTTP server, none of which is used.
+# The 3FS backend imports these for annotations, metrics and its HTTP server. None of them is used.
 _UNUSED = {
     "sglang.srt.mem_cache.pool_host": ("HostKVCache",),
     "sglang.srt.observability.metrics_collector": ("StorageMetrics",),
@@ -47,7 +47,7 @@ _TAKEN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 class HiCacheFile(Protocol):
-    """What its controller calls (`_generic_page_get`, `_generic_page_set`)."""
+    """The methods that SGLang's controller calls (`_generic_page_get`, `_generic_page_set`)."""
 
     def batch_get(
         self, keys: Sequence[str], target_locations: Sequence[torch.Tensor]
@@ -57,7 +57,7 @@ class HiCacheFile(Protocol):
 
 
 class HiCacheHF3FS:
-    """SGLang's 3FS backend, below what needs a host pool of its own: whole pages in, whole pages out."""
+    """SGLang's 3FS backend, called below the part that needs a host pool: it moves whole pages."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -75,7 +75,7 @@ class HiCacheHF3FS:
 
 
 def is_installed() -> bool:
-    """Whether this environment has the wheel."""
+    """Return True where this environment has the wheel."""
     try:
         return metadata.version("sglang") == WHEEL_VERSION
     except metadata.PackageNotFoundError:
@@ -83,16 +83,18 @@ def is_installed() -> bool:
 
 
 def hicache_file(directory: Path, *, capacity_nbytes: int | None = None) -> HiCacheFile:
-    """One rank's file backend in `directory`; with a capacity, with its LRU evictor."""
+    """Return the file backend of one rank in `directory`; with a capacity, with its LRU evictor."""
     module = _hicache_storage()
-    os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)  # it would win over `directory`
+    os.environ.pop(
+        "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None
+    )  # it would take precedence over `directory`
     extra = {} if capacity_nbytes is None else {"max_size": capacity_nbytes}
     backend: HiCacheFile = module.HiCacheFile(_config(module, extra), str(directory))
     return backend
 
 
 def seaweedfs_store(extra: dict[str, Any]) -> Any:
-    """One rank's S3 backend."""
+    """Return the S3 backend of one rank."""
     config = _config(_hicache_storage(), extra)
     name = "sglang.srt.mem_cache.storage.seaweedfs.seaweedfs_store"
     return importlib.import_module(name).SeaweedFSStore(config)
@@ -115,7 +117,7 @@ def _config(module: Any, extra: dict[str, Any]) -> Any:
 
 
 def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCacheHF3FS:
-    """One rank's 3FS backend over plain files, with the metadata of a single machine."""
+    """Return the 3FS backend of one rank over plain files, with local metadata."""
     _hicache_storage()
     for name, classes in _UNUSED.items():
         module = types.ModuleType(name)
@@ -124,7 +126,7 @@ def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCach
     package = "sglang.srt.mem_cache.storage.hf3fs"
     storage = importlib.import_module(f"{package}.storage_hf3fs")
     metadata_of = importlib.import_module(f"{package}.mini_3fs_metadata_server")
-    logging.getLogger("sglang").setLevel(logging.WARNING)  # its metadata server turns INFO on
+    logging.getLogger("sglang").setLevel(logging.WARNING)  # its metadata server enables INFO
     handlers = {number: signal.getsignal(number) for number in _TAKEN_SIGNALS}
     backend = storage.HiCacheHF3FS(
         rank=0,
@@ -145,9 +147,9 @@ def hicache_hf3fs(directory: Path, file_nbytes: int, page_nbytes: int) -> HiCach
 
 
 def mooncake_store(config: dict[str, Any], native: Any) -> Any:
-    """One rank's `MooncakeStore`, which calls `native`, a client that is open on the same cluster.
+    """Return the `MooncakeStore` of one rank, which calls `native`, an open client on the same cluster.
 
-    It opens one of its own; two that are busy take bandwidth from each other, so that is put aside.
+    The store opens a client of its own, which is closed: two busy clients share their bandwidth.
     """
     module = _hicache_storage()
     for name, classes in _UNUSED_BY_MOONCAKE.items():
@@ -164,7 +166,7 @@ def mooncake_store(config: dict[str, Any], native: Any) -> Any:
 
 
 class _HostPool:
-    """What its Mooncake backend asks of a host pool whose pages are one buffer each."""
+    """The part of a host pool that the Mooncake backend uses, with one buffer a page."""
 
     page_size = 1
 
@@ -178,12 +180,12 @@ class _HostPool:
 
 
 def host_pool(memory: Memory) -> Any:
-    """The pages of `memory` as a host pool; an index is a page."""
+    """Return a host pool over the pages of `memory`. An index is a page."""
     return _HostPool(memory)
 
 
 def flat_pages(memory: Memory) -> list[torch.Tensor]:
-    """The pages of `memory` as its tensors."""
+    """Return the pages of `memory` as tensors."""
     return [_torch().from_numpy(row).view(_torch().bfloat16) for row in memory.rows]
 
 

@@ -1,4 +1,4 @@
-"""What the stores that `file.py` compares have in common: an interface, and the memory they share."""
+"""The interface of the compared stores, and the memory of one batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """Host memory of one batch: mapped and touched before anything is timed."""
+    """Host memory of one batch. It is mapped and touched before any measurement."""
 
     def __init__(self, pages: int, page_nbytes: int) -> None:
         self.pages = pages
@@ -28,33 +28,33 @@ class Memory:
         self.whole[:] = 0
 
     def fill(self, seed: int) -> None:
-        """Random bytes, different in every page."""
+        """Fill the pages with random bytes, which differ in every page."""
         self.whole[:] = np.frombuffer(np.random.default_rng(seed).bytes(len(self.whole)), np.uint8)
 
     def stamp(self, turn: int) -> None:
-        """Make every page differ from what it was in any other turn, at both of its ends."""
+        """Make every page differ at both ends from its contents in any other turn."""
         for number, row in enumerate(self.rows):
             mark = np.frombuffer(f"{turn:08d}{number:08d}".encode(), np.uint8)
             row[:16] = mark
             row[-16:] = mark
 
-    def spoil(self) -> None:
-        """Overwrite everything, so that only a read can make it right again."""
+    def overwrite(self) -> None:
+        """Overwrite everything, so that only a read can restore the contents."""
         self.whole[:] = 0xA5
 
 
 class Store(abc.ABC):
-    """A place for pages. What is timed is `set` and `get`, of the batch that was prepared last."""
+    """A store of pages. The timed calls are `set` and `get` of the batch that was prepared last."""
 
     name: str
 
-    def __init__(self, source: Memory, landing: Memory) -> None:
+    def __init__(self, source: Memory, destination: Memory) -> None:
         self.source = source
-        self.landing = landing
+        self.destination = destination
         self.hashes: Sequence[str] = ()
 
     def prepare_set(self, hashes: Sequence[str]) -> None:
-        """Take over the source memory."""
+        """Take the hashes of the pages in the source memory."""
         self.hashes = hashes
 
     @abc.abstractmethod
@@ -62,17 +62,17 @@ class Store(abc.ABC):
         """Store the pages of the source memory."""
 
     def prepare_get(self, hashes: Sequence[str]) -> None:
-        """Spoil where the pages will land."""
+        """Overwrite the destination memory."""
         self.hashes = hashes
-        self.landing.spoil()
+        self.destination.overwrite()
 
     @abc.abstractmethod
     def get(self) -> None:
-        """Read into the landing memory."""
+        """Read the pages into the destination memory."""
 
-    def landed(self) -> npt.NDArray[np.uint8]:
-        """What `get` brought, one page a row."""
-        return self.landing.rows
+    def received(self) -> npt.NDArray[np.uint8]:
+        """Return the result of `get`, one page a row."""
+        return self.destination.rows
 
-    def close(self) -> None:  # noqa: B027 - many have nothing to give back
-        """Give descriptors and threads back."""
+    def close(self) -> None:  # noqa: B027 - many stores have nothing to close
+        """Close descriptors and stop threads."""

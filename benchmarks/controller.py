@@ -1,4 +1,4 @@
-"""The controller over the `memory` backend against a plain memcpy of the same bytes: what the SDK costs.
+"""The controller over the `memory` backend against a plain memcpy of the same bytes: the SDK's cost.
 
 python benchmarks/controller.py [--sizes 64,4096] [--rounds N] [--profile] [--json FILE]
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from _controller_ways import Backend, Controller, Ground, Memcpy, Store
+from _controller_candidates import Backend, Controller, Memcpy, Store, Workload
 from _harness import (
     KIB,
     MIB,
@@ -34,69 +34,69 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from _controller_ways import Way
+    from _controller_candidates import TransferMethod
 
 PAGES = {64 * KIB: 1024, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 21, 4 * MIB: 15}
 LIMIT = "memcpy, 2 threads"
 BARE = "memory backend"
 CHECKED = "page store, xxh3"
-LEAST_OF_MEMCPY = 0.8
-MOST_ADDED_US = 50.0
+MIN_OF_MEMCPY = 0.8
+MAX_ADDED_US = 50.0
 PROFILED_TURNS = 20
 PROFILED_LINES = 15
-# A lock is also what a condition, an event and a future wait with.
+# A condition, an event and a future wait with a lock, too.
 WAITS = ("'acquire' of '_thread.lock'", "'get' of '_queue.SimpleQueue'")
 
 
-class Turn:
-    """Moves all pages in one direction, and has it proved."""
+class BatchRun:
+    """Moves all pages in one direction, and checks them."""
 
-    def __init__(self, way: Way, direction: str) -> None:
-        self.name = way.name
-        self._way = way
+    def __init__(self, method: TransferMethod, direction: str) -> None:
+        self.name = method.name
+        self._method = method
         self._loads = direction == "L3 → L2"
         self.cpu_s: list[float] = []
 
     def prepare(self, turn: int) -> None:  # noqa: ARG002 - every turn is the same
-        ground = self._way.ground
+        workload = self._method.workload
         if self._loads:
-            ground.spoil()
+            workload.overwrite()
         else:
-            ground.empty_storage()
+            workload.empty_storage()
 
     def run(self) -> None:
         began_s = time.process_time()
-        (self._way.load if self._loads else self._way.save)()
+        (self._method.load if self._loads else self._method.save)()
         self.cpu_s.append(time.process_time() - began_s)
 
     def check(self) -> None:
-        if not (self._way.loaded() if self._loads else self._way.saved()):
+        if not (self._method.loaded() if self._loads else self._method.saved()):
             raise RuntimeError(f"{self.name} did not bring all pages")
-        self._way.forget()
+        self._method.forget()
 
 
-def ways(ground: Ground) -> list[Way]:
+def methods(workload: Workload) -> list[TransferMethod]:
     return [
-        Memcpy(ground, 1),
-        Memcpy(ground, 2),
-        Backend(ground),
-        Store(ground, "none"),
-        Store(ground, "xxh3"),
-        Controller(ground, "none"),
-        Controller(ground, "xxh3"),
+        Memcpy(workload, 1),
+        Memcpy(workload, 2),
+        Backend(workload),
+        Store(workload, "none"),
+        Store(workload, "xxh3"),
+        Controller(workload, "none"),
+        Controller(workload, "xxh3"),
     ]
 
 
 def measure(
-    report: Report, ground: Ground, compared: list[Way], direction: str, rounds: int
+    report: Report, workload: Workload, compared: list[TransferMethod], direction: str, rounds: int
 ) -> None:
-    """One direction: a table of rates, one of microseconds, and what they say about the aims."""
-    turns = [Turn(way, direction) for way in compared]
+    """Measure one direction; add a table of rates and one of microseconds, and note the aims."""
+    turns = [BatchRun(method, direction) for method in compared]
     section = Section(
-        title=f"{direction}, {ground.pages} pages of {size_text(ground.page_nbytes)} and a draft's",
+        title=f"{direction}, {workload.pages} pages of {size_text(workload.page_nbytes)} and a draft's",
         unit="GB/s",
-        work=ground.request_nbytes / 1e9,
+        work=workload.request_nbytes / 1e9,
         seconds=interleave(turns, rounds),
         baselines=[LIMIT, BARE, CHECKED],
     )
@@ -104,21 +104,21 @@ def measure(
     on_cpu = replace(section, title=f"{section.title}: processor time", seconds=cpu_s)
     report.add(section)
     report.sections.append(on_cpu)
-    console.print(added_table(section, ground.pages, "µs a page, target and draft together"))
-    console.print(added_table(on_cpu, ground.pages, "of the processor, on all threads"))
-    where = f"{direction}, {size_text(ground.page_nbytes)}"
+    console.print(added_table(section, workload.pages, "µs a page, target and draft together"))
+    console.print(added_table(on_cpu, workload.pages, "of the processor, on all threads"))
+    where = f"{direction}, {size_text(workload.page_nbytes)}"
     for name in ("controller, none", "controller, xxh3"):
-        if ground.page_nbytes >= MIB:
+        if workload.page_nbytes >= MIB:
             text = f"{where}: {name} / {LIMIT}"
-            report.aims.append(Aim(text, LEAST_OF_MEMCPY, section.ratio(name, LIMIT)))
+            report.aims.append(Aim(text, MIN_OF_MEMCPY, section.ratio(name, LIMIT)))
         else:
-            over_us = added_us(section, name, BARE, ground.pages)
-            text = f"{where}: {MOST_ADDED_US:.0f} µs / what {name} adds a page to {BARE}"
-            report.aims.append(Aim(text, 1.0, MOST_ADDED_US / max(over_us, 1.0)))
+            over_us = added_us(section, name, BARE, workload.pages)
+            text = f"{where}: {MAX_ADDED_US:.0f} µs / what {name} adds a page to {BARE}"
+            report.aims.append(Aim(text, 1.0, MAX_ADDED_US / max(over_us, 1.0)))
 
 
 def added_us(section: Section, name: str, baseline: str, pages: int) -> float:
-    """Microseconds that each page takes longer than by `baseline`: the median over the rounds."""
+    """Return the microseconds that a page takes longer than with `baseline`, as a median."""
     pairs = zip(section.seconds[name], section.seconds[baseline], strict=True)
     return statistics.median((ours - theirs) / pages * 1e6 for ours, theirs in pairs)
 
@@ -139,9 +139,10 @@ def added_table(section: Section, pages: int, title: str) -> Table:
 
 
 class ThreadProfiles:
-    """cProfile on every thread that is started inside a `with`, and on this one while it is `watched`.
+    """cProfile on each thread that starts inside a `with`, and on this one while it is `watched`.
 
-    Being watched costs each Python call about a microsecond: the shares count, not the seconds.
+    The profiler adds about a microsecond to each Python call, so the shares count and not the
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -162,7 +163,7 @@ class ThreadProfiles:
         self._own.disable()
 
     def table(self, title: str, pages: int) -> Table:
-        """What each thread does most, once all of them have ended."""
+        """Return the most expensive functions of each thread, once all of them have ended."""
         shown = Table(title=title, title_justify="left", title_style="bold")
         for column in ("thread", "function"):
             shown.add_column(column)
@@ -171,7 +172,7 @@ class ThreadProfiles:
         for name, profile in {"the caller's": self._own, **self._others}.items():
             working, waiting_s = _split(profile)
             if sum(entry.callcount for entry in working) < pages:
-                continue  # it had nothing to do
+                continue  # this thread did no work
             shown.add_section()
             total_s = sum(entry.inlinetime for entry in working)
             shown.add_row(name, "waiting", "", f"{waiting_s / pages * 1e6:.2f}")
@@ -183,14 +184,14 @@ class ThreadProfiles:
         return shown
 
     def _begin(self, *_: Any) -> None:
-        """What `threading` calls on a new thread, as its first event: watch it from here on."""
+        """Start the profile of a new thread. `threading` calls this function as its first event."""
         sys.setprofile(None)
         profile = self._others.setdefault(threading.current_thread().name, cProfile.Profile())
         profile.enable()
 
 
 def _split(profile: cProfile.Profile) -> tuple[list[Any], float]:
-    """The functions that took longest, without what they called; and the seconds spent waiting."""
+    """Return the functions by their own time, longest first, and the seconds spent waiting."""
     entries: list[Any] = sorted(profile.getstats(), key=lambda entry: -entry.inlinetime)
     waits = [entry for entry in entries if any(word in str(entry.code) for word in WAITS)]
     return [entry for entry in entries if entry not in waits], sum(w.inlinetime for w in waits)
@@ -203,19 +204,19 @@ def _function(entry: Any) -> str:
     return f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_qualname}"
 
 
-def profile_controller(ground: Ground, direction: str) -> None:
-    """Where the time goes on each thread of a controller with checksums."""
+def profile_controller(workload: Workload, direction: str) -> None:
+    """Print the time by function on each thread of a controller with checksums."""
     with ThreadProfiles() as profiles:
-        way = Controller(ground, "xxh3")
-        turn = Turn(way, direction)
+        method = Controller(workload, "xxh3")
+        turn = BatchRun(method, direction)
         for number in range(PROFILED_TURNS):
             turn.prepare(number)
             with profiles.watched():
                 turn.run()
             turn.check()
-        way.close()
-    title = f"{direction}, {size_text(ground.page_nbytes)}, with checksums, while watched"
-    console.print(profiles.table(title, PROFILED_TURNS * ground.pages))
+        method.close()
+    title = f"{direction}, {size_text(workload.page_nbytes)}, with checksums, while watched"
+    console.print(profiles.table(title, PROFILED_TURNS * workload.pages))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -241,21 +242,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(machine_facts(distributions=["numpy", "xxhash"]))
     report.print_facts()
     for page_nbytes in options.sizes:
-        ground = Ground(page_nbytes, PAGES.get(page_nbytes) or 256 * MIB // page_nbytes)
+        workload = Workload(page_nbytes, PAGES.get(page_nbytes) or 256 * MIB // page_nbytes)
         for direction, make_ready in (
-            ("L3 → L2", ground.fill_storage),
-            ("L2 → L3", ground.fill_hosts),
+            ("L3 → L2", workload.fill_storage),
+            ("L2 → L3", workload.fill_hosts),
         ):
             make_ready()
             if options.profile:
-                profile_controller(ground, direction)
+                profile_controller(workload, direction)
                 continue
-            compared = ways(ground)
+            compared = methods(workload)
             measure(
-                report, ground, compared, direction, options.rounds or ROUNDS.get(page_nbytes, 7)
+                report, workload, compared, direction, options.rounds or ROUNDS.get(page_nbytes, 7)
             )
-            for way in compared:
-                way.close()
+            for method in compared:
+                method.close()
     report.print_aims()
     if options.json:
         report.write(options.json)

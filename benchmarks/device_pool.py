@@ -1,8 +1,9 @@
 """Copies between L1 and L2, target and draft together, against one plain copy of the same bytes.
 
-    python benchmarks/device_pool.py [--device cuda] [--pages N] [--layouts page_first,...] [--json FILE]
+python benchmarks/device_pool.py [--device cuda] [--pages N] [--layouts page_first,...] [--json
+FILE]
 
-Runs on CUDA where torch sees it, else on the CPU, where "device" is host memory too.
+It runs on CUDA if torch finds it, else on the CPU, where the "device" is host memory too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LAYERS = {"kv": 32, "draft": 1}
 LIMIT = "one copy"
 
 
-class Ground:
+class Workload:
     """Pages of a target and a draft, scattered over L1 and L2."""
 
     def __init__(self, layout: str, pages: int, device: torch.device) -> None:
@@ -73,14 +74,14 @@ class Ground:
         return self.pages * sum(host.shape.nbytes for host in self.hosts)
 
     def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
-        """Each plane of each layer: its pages on the device, its pages in L2, and which of those."""
+        """Yield for each plane of each layer its device pages, its pages in L2, and L2's slots."""
         for pool, slots in zip(self.pools, self.host_slots, strict=True):
             for layer in range(pool.layers):
                 for on_device, in_host in pool.planes(layer):
                     yield on_device, in_host, slots
 
     def fill(self, turn: int, *, hosts: bool) -> None:
-        """New numbers on the side that is copied from, others on the other."""
+        """Fill the source side with new numbers, and the other side with different ones."""
         generator = torch.Generator().manual_seed(turn)
         for on_device, in_host, _ in self.layers():
             source, target = (in_host, on_device) if hosts else (on_device, in_host)
@@ -90,7 +91,7 @@ class Ground:
         self.finish()
 
     def is_same(self) -> bool:
-        """Whether the device has what L2 has."""
+        """Return True where the device has the contents of L2."""
         return all(
             torch.equal(on_device[self.device_slots].cpu(), in_host[slots])
             for on_device, in_host, slots in self.layers()
@@ -101,85 +102,85 @@ class Ground:
             torch.cuda.synchronize(self.device)
 
 
-class Way(abc.ABC):
-    """One way to copy all pages. A candidate in one direction."""
+class TransferMethod(abc.ABC):
+    """One implementation that copies all pages in one direction."""
 
-    def __init__(self, name: str, ground: Ground, *, loads: bool) -> None:
+    def __init__(self, name: str, workload: Workload, *, loads: bool) -> None:
         self.name = name
-        self.ground = ground
+        self.workload = workload
         self.loads = loads
 
     def prepare(self, turn: int) -> None:
-        self.ground.fill(turn, hosts=self.loads)
+        self.workload.fill(turn, hosts=self.loads)
 
     @abc.abstractmethod
     def run(self) -> None: ...
 
     def check(self) -> None:
-        if not self.ground.is_same():
+        if not self.workload.is_same():
             raise RuntimeError(f"{self.name} did not copy what it should")
 
-    def close(self) -> None:  # noqa: B027 - two of three have nothing to give back
-        """End threads."""
+    def close(self) -> None:  # noqa: B027 - two of three have no thread
+        """Stop threads."""
 
 
-class OneCopy(Way):
-    """As many bytes as all pages have, from one piece of (pinned) memory to another."""
+class OneCopy(TransferMethod):
+    """One copy of as many bytes as all pages have, in one piece, from or to pinned memory."""
 
-    def __init__(self, ground: Ground, *, loads: bool) -> None:
-        super().__init__(LIMIT, ground, loads=loads)
-        pinned = ground.device.type == "cuda"
-        here = torch.ones(ground.nbytes, dtype=torch.uint8, pin_memory=pinned)
-        there = torch.zeros(ground.nbytes, dtype=torch.uint8, device=ground.device)
+    def __init__(self, workload: Workload, *, loads: bool) -> None:
+        super().__init__(LIMIT, workload, loads=loads)
+        pinned = workload.device.type == "cuda"
+        here = torch.ones(workload.nbytes, dtype=torch.uint8, pin_memory=pinned)
+        there = torch.zeros(workload.nbytes, dtype=torch.uint8, device=workload.device)
         self._source, self._target = (here, there) if loads else (there, here)
 
     def prepare(self, turn: int) -> None:
         self._source.fill_(turn % 256)
         self._target.fill_(255)
-        self.ground.finish()
+        self.workload.finish()
 
     def run(self) -> None:
         self._target.copy_(self._source, non_blocking=True)
-        self.ground.finish()
+        self.workload.finish()
 
     def check(self) -> None:
         if not torch.equal(self._source.cpu(), self._target.cpu()):
             raise RuntimeError("one copy did not copy")
 
 
-class CopyAPage(Way):
-    """A copy of its own for every page, plane and layer, in order, on the current stream."""
+class CopyAPage(TransferMethod):
+    """A copy for every page, plane and layer, in order, on the current stream."""
 
-    def __init__(self, ground: Ground, *, loads: bool) -> None:
-        super().__init__("a copy a page and layer", ground, loads=loads)
+    def __init__(self, workload: Workload, *, loads: bool) -> None:
+        super().__init__("a copy a page and layer", workload, loads=loads)
 
     def run(self) -> None:
-        for on_device, in_host, slots in self.ground.layers():
-            for device_slot, host_slot in zip(self.ground.device_slots, slots, strict=True):
+        for on_device, in_host, slots in self.workload.layers():
+            for device_slot, host_slot in zip(self.workload.device_slots, slots, strict=True):
                 ends = on_device[device_slot], in_host[host_slot]
                 target, source = ends if self.loads else reversed(ends)
                 target.copy_(source, non_blocking=True)
-        self.ground.finish()
+        self.workload.finish()
 
 
-class Ours(Way):
-    """`LayerCopier`; how long the first layer takes is kept aside."""
+class Ours(TransferMethod):
+    """`LayerCopier`, which also records the time of the first layer."""
 
-    def __init__(self, ground: Ground, *, loads: bool) -> None:
-        super().__init__("ours: LayerCopier", ground, loads=loads)
-        self._copier = LayerCopier(ground.pools)
+    def __init__(self, workload: Workload, *, loads: bool) -> None:
+        super().__init__("ours: LayerCopier", workload, loads=loads)
+        self._copier = LayerCopier(workload.pools)
         self.first_layer_s: list[float] = []
 
     def run(self) -> None:
         began_s = time.perf_counter()
-        ground = self.ground
+        workload = self.workload
         if self.loads:
-            transfer = self._copier.load(ground.host_slots, ground.device_slots)
+            transfer = self._copier.load(workload.host_slots, workload.device_slots)
         else:
-            transfer = self._copier.store(ground.device_slots, ground.host_slots)
+            transfer = self._copier.store(workload.device_slots, workload.host_slots)
         transfer.wait(0)
-        if ground.device.type == "cuda":  # there `wait` holds the stream, not the thread
-            torch.cuda.current_stream(ground.device).synchronize()
+        if workload.device.type == "cuda":  # there `wait` holds the stream, not the thread
+            torch.cuda.current_stream(workload.device).synchronize()
         self.first_layer_s.append(time.perf_counter() - began_s)
         transfer.settled.result()
 
@@ -187,15 +188,19 @@ class Ours(Way):
         self._copier.close()
 
 
-def measure(report: Report, ground: Ground, layout: str, rounds: int, *, loads: bool) -> None:
-    ours = Ours(ground, loads=loads)
-    compared: list[Way] = [OneCopy(ground, loads=loads), CopyAPage(ground, loads=loads), ours]
+def measure(report: Report, workload: Workload, layout: str, rounds: int, *, loads: bool) -> None:
+    ours = Ours(workload, loads=loads)
+    compared: list[TransferMethod] = [
+        OneCopy(workload, loads=loads),
+        CopyAPage(workload, loads=loads),
+        ours,
+    ]
     direction = "L2 → L1" if loads else "L1 → L2"
-    pinned = "pinned" if ground.hosts[0].pinned else "not pinned"
+    pinned = "pinned" if workload.hosts[0].pinned else "not pinned"
     section = Section(
-        title=f"{direction}, {ground.device.type}, {layout}, {ground.pages} pages, {pinned}",
+        title=f"{direction}, {workload.device.type}, {layout}, {workload.pages} pages, {pinned}",
         unit="GB/s",
-        work=ground.nbytes / 1e9,
+        work=workload.nbytes / 1e9,
         seconds=interleave(compared, rounds),
         baselines=[LIMIT],
     )
@@ -203,8 +208,8 @@ def measure(report: Report, ground: Ground, layout: str, rounds: int, *, loads: 
     whole_s = statistics.median(section.seconds[ours.name])
     first_s = statistics.median(ours.first_layer_s[1:])
     console.print(f"first of {sum(LAYERS.values())} layers: {first_s / whole_s:.0%} of the time\n")
-    for way in compared:
-        way.close()
+    for method in compared:
+        method.close()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -230,9 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.facts["device"] = torch.cuda.get_device_name(device)
     report.print_facts()
     for layout in options.layouts:
-        ground = Ground(layout, options.pages, device)
+        workload = Workload(layout, options.pages, device)
         for loads in (True, False):
-            measure(report, ground, layout, options.rounds, loads=loads)
+            measure(report, workload, layout, options.rounds, loads=loads)
     if options.json:
         report.write(options.json)
     return 0

@@ -32,8 +32,8 @@ from _harness import (
     size_text,
     sizes,
 )
-from _ours import in_directory, pages_in_directory
-from _plain import (
+from _our_stores import in_directory, pages_in_directory
+from _plain_files import (
     Memcpy,
     OpenedFiles,
     OpenFiles,
@@ -42,8 +42,8 @@ from _plain import (
     SyncedFiles,
     UnlinkedRing,
 )
+from _sglang_file_store import HiCacheFileStore
 from _store import Memory
-from _stores import HiCacheFileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,25 +56,25 @@ if TYPE_CHECKING:
 
 BATCH_PAGES = 128
 ROUNDS = {64 * KIB: 15, 1 * MIB: 7, 4 * MIB: 3}
-# Little enough that the kernel does not hold writers back for what it has not written out yet.
+# With more data the kernel would throttle writers until it has written back dirty pages.
 CAPACITY_PAGES = {64 * KIB: 4096, 1 * MIB: 512, 4 * MIB: 160}
-# Room for what a store adds to a page: frame and trailer.
+# Space for the frame and the trailer that a store adds to a page.
 OVERHEAD_NBYTES = 256
 
 OURS = ("ours: FileStorage", "ours: page store, none", "ours: page store, xxh3")
-PEER = "HiCacheFile"
+SGLANG = "HiCacheFile"
 GET_LIMIT = "preadv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What all sections of one page size share."""
+    """The shared data of all sections of one page size."""
 
     report: Report
     root: Path
     rounds: int
     source: Memory
-    landing: Memory
+    destination: Memory
 
     @property
     def page_nbytes(self) -> int:
@@ -89,11 +89,11 @@ class Bench:
         return self.capacity_pages * (self.page_nbytes + OVERHEAD_NBYTES)
 
     def directory(self) -> Path:
-        """A new empty directory."""
+        """Return a new empty directory."""
         return Path(tempfile.mkdtemp(dir=self.root))
 
     def open(self, factory: StoreFactory, directory: Path) -> Store:
-        return factory(directory, self.source, self.landing)
+        return factory(directory, self.source, self.destination)
 
     def measure(
         self, title: str, candidates: Sequence[Candidate], baselines: Sequence[str]
@@ -111,7 +111,7 @@ class Bench:
 
 
 class Get:
-    """Reads one batch again and again."""
+    """Reads one batch repeatedly."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._directory = bench.directory()
@@ -137,7 +137,7 @@ class Get:
 
 
 class SetInEmpty:
-    """Writes each batch into a new store, which was opened on an empty directory."""
+    """Writes each batch into a new store in an empty directory."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._factory = factory
@@ -170,7 +170,7 @@ class SetInEmpty:
 
 
 class SetMore:
-    """Writes each batch into the same store: below its capacity, or at it."""
+    """Writes each batch into the same store, below its capacity or at it."""
 
     def __init__(self, factory: StoreFactory, bench: Bench, *, full: bool) -> None:
         self._bench = bench
@@ -201,7 +201,7 @@ class SetMore:
         empty_files(self._directory)
 
     def _filling(self) -> list[list[str]]:
-        """Batches that fill the store, or touch each fan-out directory that a store may make."""
+        """Return batches that fill the store, or create each fan-out directory that a store may have."""
         if self._full:
             batches = self._bench.capacity_pages // BATCH_PAGES + 1
             return [page_hashes_of(self.name, -number) for number in range(1, batches + 1)]
@@ -218,60 +218,60 @@ class SetMore:
 
 
 def bench_get(bench: Bench) -> None:
-    """Pages that the kernel has cached, read into memory that is there."""
+    """Measure reads of pages in the kernel's cache into mapped memory."""
     factories: list[StoreFactory] = [
         Memcpy,
         OpenFiles,
         partial(OpenFiles, threads=2),
         OpenedFiles,
-        *peers(),
+        *sglang_stores(),
         *ours(),
     ]
     gets = [Get(factory, bench) for factory in factories]
-    section = bench.measure("get", gets, (GET_LIMIT, PEER))
+    section = bench.measure("get", gets, (GET_LIMIT, SGLANG))
     for get in gets:
         get.close()
     if bench.page_nbytes == MIB:
         for name, least in zip(OURS, (0.85, 0.85, 0.6), strict=True):
             aim(bench, section, name, GET_LIMIT, least)
     for name in OURS:
-        aim(bench, section, name, PEER, 1.0)
+        aim(bench, section, name, SGLANG, 1.0)
 
 
 def bench_set_in_empty(bench: Bench) -> None:
-    """The first batch of a store's life, its directories included."""
-    factories: list[StoreFactory] = [PlainFiles, *peers()[:1], *ours()]
+    """Measure the first batch of a new store, with the creation of its directories."""
+    factories: list[StoreFactory] = [PlainFiles, *sglang_stores()[:1], *ours()]
     candidates = [SetInEmpty(factory, bench) for factory in factories]
-    section = bench.measure("set, empty store", candidates, (PlainFiles.name, PEER))
+    section = bench.measure("set, empty store", candidates, (PlainFiles.name, SGLANG))
     for name in OURS:
-        aim(bench, section, name, PEER, 1.0)
+        aim(bench, section, name, SGLANG, 1.0)
 
 
 def bench_set_below_capacity(bench: Bench) -> None:
-    """A batch of new pages in a store that has been in use, with room to spare."""
-    factories: list[StoreFactory] = [Memcpy, PlainFiles, *peers(), *ours()]
+    """Measure a batch of new pages in a used store with free space."""
+    factories: list[StoreFactory] = [Memcpy, PlainFiles, *sglang_stores(), *ours()]
     section = bench_set_more(bench, factories, "set, room to spare", PlainFiles.name, full=False)
     for name in OURS:
         aim(bench, section, name, PlainFiles.name, 0.8)
-        aim(bench, section, name, PEER, 1.0)
+        aim(bench, section, name, SGLANG, 1.0)
 
 
 def bench_set_at_capacity(bench: Bench) -> None:
-    """A batch of new pages in a full store: for each of them another one goes."""
+    """Measure a batch of new pages in a full store. Each page evicts another one."""
     capacity = {"capacity_nbytes": bench.capacity_nbytes}
     factories: list[StoreFactory] = [
         partial(RecycledRing, capacity_pages=bench.capacity_pages),
         partial(UnlinkedRing, capacity_pages=bench.capacity_pages),
-        *peers(**capacity)[:1],
+        *sglang_stores(**capacity)[:1],
         *ours(**capacity),
     ]
     section = bench_set_more(bench, factories, "set, at capacity", RecycledRing.name, full=True)
     for name in OURS:
-        aim(bench, section, name, PEER, 5.0)
+        aim(bench, section, name, SGLANG, 5.0)
 
 
 def bench_set_synced(bench: Bench) -> None:
-    """Data and names on disk before a set returns: what `durability = "power"` promises."""
+    """Measure sets that return after data and names are on disk (`durability = "power"`)."""
     factories: list[StoreFactory] = [SyncedFiles, *ours(durability="power")]
     bench_set_more(bench, factories, "set, synced", SyncedFiles.name, full=False)
 
@@ -280,14 +280,14 @@ def bench_set_more(
     bench: Bench, factories: Sequence[StoreFactory], title: str, limit: str, *, full: bool
 ) -> Section:
     candidates = [SetMore(factory, bench, full=full) for factory in factories]
-    section = bench.measure(title, candidates, (limit, PEER))
+    section = bench.measure(title, candidates, (limit, SGLANG))
     for candidate in candidates:
         candidate.close()
     return section
 
 
-def peers(capacity_nbytes: int | None = None) -> list[StoreFactory]:
-    """SGLang's file backend, without and then with the copies that its controller makes."""
+def sglang_stores(capacity_nbytes: int | None = None) -> list[StoreFactory]:
+    """Return SGLang's file backend without, then with the copies that its controller makes."""
     if not _sglang.is_installed():
         return []
     return [
@@ -297,7 +297,7 @@ def peers(capacity_nbytes: int | None = None) -> list[StoreFactory]:
 
 
 def ours(**settings: Any) -> list[StoreFactory]:
-    """The backend alone, and below the page store without and with checksums."""
+    """Return the backend alone, and under the page store without and with checksums."""
     return [
         partial(in_directory, "file", **settings),
         partial(pages_in_directory, "file", checksum="none", **settings),
@@ -306,14 +306,14 @@ def ours(**settings: Any) -> list[StoreFactory]:
 
 
 def aim(bench: Bench, section: Section, name: str, baseline: str, least: float) -> None:
-    """Note whether `name` is at least `least` times as fast as `baseline`, where both ran."""
+    """Note whether `name` is at least `least` times as fast as `baseline`, if both ran."""
     if baseline in section.seconds:
         text = f"{section.title}: {name} / {baseline}"
         bench.report.aims.append(Aim(text, least, section.ratio(name, baseline)))
 
 
 def page_hashes_of(name: str, turn: int) -> list[str]:
-    """Page hashes of one batch, different for every candidate and turn."""
+    """Return page hashes of one batch, which differ for every candidate and turn."""
     return [
         hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest()
         for number in range(BATCH_PAGES)
@@ -327,7 +327,7 @@ def read_back(store: Store, hashes: Sequence[str], source: Memory) -> None:
 
 
 def compare(store: Store, source: Memory) -> None:
-    if not np.array_equal(store.landed(), source.rows):
+    if not np.array_equal(store.received(), source.rows):
         raise RuntimeError(f"{store.name} did not bring back what was set")
 
 
@@ -381,13 +381,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(report: Report, root: Path, page_nbytes: int, options: argparse.Namespace) -> None:
-    """All sections of one page size."""
+    """Measure all sections of one page size."""
     bench = Bench(
         report=report,
         root=root,
         rounds=options.rounds or ROUNDS.get(page_nbytes, 5),
         source=Memory(BATCH_PAGES, page_nbytes),
-        landing=Memory(BATCH_PAGES, page_nbytes),
+        destination=Memory(BATCH_PAGES, page_nbytes),
     )
     bench.source.fill(page_nbytes)
     bench_get(bench)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import _sglang
 from _harness import MIB, Report, console, machine_facts
-from _hf3fs_stores import PlainSlots, TheirSlots
-from _ours import in_directory, pages_in_directory
+from _hf3fs_stores import PlainSlots, SGLangHf3fsStore
+from _our_stores import in_directory, pages_in_directory
 from _store import Memory
 from file import BATCH_PAGES, ROUNDS, Bench, Get, aim, page_hashes_of, parse, read_back
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from file import StoreFactory
 
 THREADS = 4
-PEER = TheirSlots.name
-# Room for what a slot holds beside its page: two marks and a frame, a block each.
+SGLANG = SGLangHf3fsStore.name
+# Space for two marks and a frame in each slot, a block each.
 _BESIDE_NBYTES = 3 * 4096
 
 
 class SetFull:
-    """Writes each batch into the same full store: every page takes the slot of another."""
+    """Writes each batch into the same full store. Every page takes the slot of another one."""
 
     def __init__(self, factory: StoreFactory, bench: Bench) -> None:
         self._bench = bench
@@ -57,7 +57,7 @@ class SetFull:
 
 
 def factories(bench: Bench, *, direct: bool) -> list[StoreFactory]:
-    """All that can be done with slots in one way of reading and writing."""
+    """Return the candidates with slots, with O_DIRECT or buffered."""
     plain = partial(PlainSlots, direct=direct, capacity_pages=bench.capacity_pages)
     capacity_nbytes = bench.capacity_pages * (bench.page_nbytes + _BESIDE_NBYTES)
     how = "O_DIRECT" if direct else "buffered"
@@ -75,29 +75,29 @@ def factories(bench: Bench, *, direct: bool) -> list[StoreFactory]:
     ]
 
 
-def peers(bench: Bench) -> list[StoreFactory]:
-    """SGLang's, which is buffered with its mock client."""
+def sglang_stores(bench: Bench) -> list[StoreFactory]:
+    """Return SGLang's backend, which is buffered with its mock client."""
     if not _sglang.is_installed():
         return []
-    return [partial(TheirSlots, capacity_pages=bench.capacity_pages)]
+    return [partial(SGLangHf3fsStore, capacity_pages=bench.capacity_pages)]
 
 
 def bench_slots(bench: Bench, *, direct: bool) -> None:
-    """Gets of one batch, and sets of ever new ones into a full store."""
+    """Measure gets of one batch, and sets of new batches into a full store."""
     how = "O_DIRECT" if direct else "buffered"
     alone = f"plain slots, {how}, 1 thread"
     limit = f"plain slots, {how}, {THREADS} threads"
-    chosen = factories(bench, direct=direct) + ([] if direct else peers(bench))
+    chosen = factories(bench, direct=direct) + ([] if direct else sglang_stores(bench))
     for title, kind in (("get", Get), ("set, at capacity", SetFull)):
         candidates = [kind(factory, bench) for factory in chosen]
-        section = bench.measure(f"{title}, {how}", candidates, (alone, limit, PEER))
+        section = bench.measure(f"{title}, {how}", candidates, (alone, limit, SGLANG))
         for candidate in candidates:
             candidate.store.close()
         if direct and bench.page_nbytes == MIB:
             aim(bench, section, f"ours: Hf3fsStorage, {how}", alone, 0.85)
             aim(bench, section, f"ours: page store, none, {how}", limit, 0.85)
-        aim(bench, section, f"ours: Hf3fsStorage, {how}", PEER, 1.0)
-        aim(bench, section, f"ours: page store, none, {how}", PEER, 1.0)
+        aim(bench, section, f"ours: Hf3fsStorage, {how}", SGLANG, 1.0)
+        aim(bench, section, f"ours: page store, none, {how}", SGLANG, 1.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 root=root,
                 rounds=options.rounds or ROUNDS.get(page_nbytes, 5),
                 source=Memory(BATCH_PAGES, page_nbytes),
-                landing=Memory(BATCH_PAGES, page_nbytes),
+                destination=Memory(BATCH_PAGES, page_nbytes),
             )
             bench.source.fill(page_nbytes)
             for direct in (True, False):

@@ -1,9 +1,9 @@
 """The `mooncake` backend against Mooncake's own client, SGLang's `MooncakeStore` and memcpy.
 
-    python benchmarks/mooncake_backend.py [--quick] [--rounds N] [--json FILE]
+python benchmarks/mooncake_backend.py [--quick] [--rounds N] [--json FILE]
 
-`make bench-mooncake` makes an environment that has SGLang's backend; elsewhere its row is left out. It
-is not called `mooncake.py`: from its own folder Python would import it in place of the client.
+`make bench-mooncake` makes an environment that has SGLang's backend; elsewhere its row is left out.
+The name is not `mooncake.py`, because Python would import that file instead of the client.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from _harness import KIB, MIB, Aim, Report, Section, console, interleave, machine_facts, size_text
 from _mooncake_cluster import master, node
 from _mooncake_stores import (
-    CarefulClient,
     Cluster,
+    ExistsFirstClient,
     RawClient,
-    TheirStore,
+    SGLangMooncakeStore,
 )
-from _ours import OurPageStore, OurStorage
-from _plain import Memcpy
+from _our_stores import OurPageStore, OurStorage
+from _plain_files import Memcpy
 from _store import Memory
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ ROUNDS = {64 * KIB: 25, 1 * MIB: 15, 4 * MIB: 9}
 SEGMENT_NBYTES = 1 << 30
 TOUCHED_NBYTES = SEGMENT_NBYTES * 3 // 4
 OURS = "ours: MooncakeStorage"
-LEAST_OF_RAW = 0.95
+MIN_OF_RAW = 0.95
 
 
-class Turn:
+class BatchRun:
     """Moves one batch in one direction, in a cluster that holds nothing else."""
 
     def __init__(self, store: Store, cluster: Cluster, direction: str) -> None:
@@ -67,36 +67,36 @@ class Turn:
         (self.store.get if self.direction == "get" else self.store.set)()
 
     def check(self) -> None:
-        """Compare what was moved with what was to be."""
+        """Compare the moved pages with the source."""
         if self.direction == "set":
             self.store.prepare_get(self._hashes)
             self.store.get()
-        if not np.array_equal(self.store.landed(), self.store.source.rows):
+        if not np.array_equal(self.store.received(), self.store.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
 
 
 def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
-    """Page hashes of one batch, different for every candidate and turn."""
+    """Return page hashes of one batch, which differ for every candidate and turn."""
     return [
         hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
     ]
 
 
-def stores(cluster: Cluster, source: Memory, landing: Memory) -> list[Store]:
+def stores(cluster: Cluster, source: Memory, destination: Memory) -> list[Store]:
     made: list[Callable[[], Store]] = [
-        partial(Memcpy, Path(), source, landing),
-        *(partial(kind, cluster, source, landing) for kind in (RawClient, CarefulClient)),
-        lambda: OurStorage(cluster.opened(), source, landing),
-        lambda: OurPageStore(cluster.opened(), source, landing, checksum="none"),
-        lambda: OurPageStore(cluster.opened(), source, landing, checksum="xxh3"),
+        partial(Memcpy, Path(), source, destination),
+        *(partial(kind, cluster, source, destination) for kind in (RawClient, ExistsFirstClient)),
+        lambda: OurStorage(cluster.opened(), source, destination),
+        lambda: OurPageStore(cluster.opened(), source, destination, checksum="none"),
+        lambda: OurPageStore(cluster.opened(), source, destination, checksum="xxh3"),
     ]
     if _sglang.is_installed():
-        made.append(partial(TheirStore, cluster, source, landing))
+        made.append(partial(SGLangMooncakeStore, cluster, source, destination))
     return [make() for make in made]
 
 
-def measure(report: Report, where: str, rounds: int, turns: Sequence[Turn]) -> None:
-    """One table, and what it says about the aims."""
+def measure(report: Report, where: str, rounds: int, turns: Sequence[BatchRun]) -> None:
+    """Add one table, and note the aims."""
     seconds = interleave(turns, rounds)
     source, direction = turns[0].store.source, turns[0].direction
     names = [turn.name for turn in turns]
@@ -107,20 +107,22 @@ def measure(report: Report, where: str, rounds: int, turns: Sequence[Turn]) -> N
             work=source.pages * source.page_nbytes / 1e9,
             seconds=seconds,
             baselines=[
-                name for name in (Memcpy.name, RawClient.name, TheirStore.name) if name in names
+                name
+                for name in (Memcpy.name, RawClient.name, SGLangMooncakeStore.name)
+                if name in names
             ],
         )
     )
-    baselines = [CarefulClient.name if direction == "set" else RawClient.name]
-    baselines += [TheirStore.name] if TheirStore.name in names else []
+    baselines = [ExistsFirstClient.name if direction == "set" else RawClient.name]
+    baselines += [SGLangMooncakeStore.name] if SGLangMooncakeStore.name in names else []
     for baseline in baselines:
         text = f"{section.title}: {OURS} / {baseline}"
-        least = LEAST_OF_RAW if baseline != TheirStore.name else 1.0
+        least = MIN_OF_RAW if baseline != SGLangMooncakeStore.name else 1.0
         report.aims.append(Aim(text, least, section.ratio(OURS, baseline)))
 
 
 def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> None:
-    """All sizes in a cluster whose memory is this process's, or another's."""
+    """Measure all sizes in a cluster whose memory is this process's, or another process's."""
     where = "own segment" if own_segment else "another process, TCP"
     with ExitStack() as stack:
         config: dict[str, Any] = stack.enter_context(master())
@@ -135,16 +137,18 @@ def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> 
             if options.quick and page_nbytes > MIB:
                 continue
             rounds = options.rounds or (5 if options.quick else ROUNDS[page_nbytes])
-            source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+            source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
             source.fill(page_nbytes)
-            for memory in (source, landing):
+            for memory in (source, destination):
                 cluster.storage.register_buffer(memory.whole)
-            chosen = stores(cluster, source, landing)
+            chosen = stores(cluster, source, destination)
             for direction in ("set", "get"):
-                measure(report, where, rounds, [Turn(one, cluster, direction) for one in chosen])
+                measure(
+                    report, where, rounds, [BatchRun(one, cluster, direction) for one in chosen]
+                )
             for store in chosen:
                 store.close()
-            for memory in (source, landing):
+            for memory in (source, destination):
                 cluster.storage.unregister_buffer(memory.whole)
 
 

@@ -1,4 +1,4 @@
-"""`page_hashes` against the bare hashlib loop that no implementation of the same digests can avoid.
+"""`page_hashes` against the bare hashlib loop that every implementation of these digests contains.
 
 python benchmarks/page_hashes.py [--rounds N] [--json FILE]
 """
@@ -27,7 +27,7 @@ LIMIT = "hashlib alone"
 
 
 class Hashing:
-    """Hashes one prompt; what comes out is compared with the reference."""
+    """Hashes one prompt, and compares the result with the reference."""
 
     def __init__(self, name: str, work: Callable[[], list[str]], expected: list[str]) -> None:
         self.name = name
@@ -47,13 +47,13 @@ class Hashing:
 
 
 def limit_of(blocks: Sequence[bytes]) -> list[str]:
-    """One SHA-256 and one hex string a page, of buffers that lie ready: none of it can be left out."""
+    """Return one SHA-256 as hex for each prepared buffer, which is the minimum work."""
     sha256 = hashlib.sha256
     return [sha256(block).hexdigest() for block in blocks]
 
 
 def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
-    """What each page hashes, digest of the page before included: by the definition, token by token."""
+    """Return the input of each page's hash, with the digest before it, token by token as defined."""
     words = [token.to_bytes(4, "little") for token in tokens]
     if bigram:
         words = [first + second for first, second in pairwise(words)]
@@ -66,7 +66,7 @@ def chained(tokens: Sequence[int], *, bigram: bool) -> list[bytes]:
 
 
 def bench(report: Report, rounds: int, *, bigram: bool) -> Section:
-    """All kinds of input, over one prompt."""
+    """Measure all kinds of input over one prompt."""
     narrow = np.random.default_rng(1).integers(0, 150_000, TOKENS, dtype=np.int32)
     tokens: list[int] = narrow.tolist()
     blocks = chained(tokens, bigram=bigram)

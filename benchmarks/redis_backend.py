@@ -1,9 +1,9 @@
 """The `redis` backend against the socket, a bare loop, redis-py and LMCache's C++ client.
 
-    python benchmarks/redis_backend.py [--quick] [--server valkey-server] [--json FILE]
+python benchmarks/redis_backend.py [--quick] [--server valkey-server] [--json FILE]
 
-`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out. It is
-not called `redis.py`: from its own folder Python would import it in place of redis-py.
+`make bench-redis` makes an environment that has LMCache's client; elsewhere its row is left out.
+The name is not `redis.py`, because Python would import that file instead of redis-py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import redis
 from _harness import KIB, MIB, Aim, Report, Section, console, interleave, machine_facts, size_text
-from _ours import TIMEOUT_S, OurPageStore, OurStorage
+from _our_stores import TIMEOUT_S, OurPageStore, OurStorage
 from _redis_server import redis_server, sink
 from _redis_stores import (
     LmcacheClient,
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 64}
 ROUNDS = {64 * KIB: 9, 1 * MIB: 9, 4 * MIB: 5}
 OURS = "ours: RedisStorage"
-LEAST_OF_RAW = 0.8
-LEAST_OF_REDIS_PY = 2.0
+MIN_OF_RAW = 0.8
+MIN_OF_REDIS_PY = 2.0
 
 
-class Turn:
-    """Moves one batch in one direction, with the processor time that this process takes for it."""
+class BatchRun:
+    """Moves one batch in one direction, and records the processor time of this process."""
 
     def __init__(self, store: Store, port: int, direction: str) -> None:
         self.store = store
@@ -56,7 +56,7 @@ class Turn:
         self._hashes: list[str] = []
 
     def prepare(self, turn: int) -> None:
-        """Empty the server, at once and not in the background, but for the batch that is to be got."""
+        """Empty the server synchronously; for a get, store the batch."""
         self._hashes = page_hashes_of(self.name, turn, self.store.source.pages)
         self._client.flushall()
         self.store.source.stamp(turn)
@@ -71,13 +71,13 @@ class Turn:
         self.cpu_s.append(time.process_time() - began_s)
 
     def check(self) -> None:
-        """Compare what was moved with what was to be."""
+        """Compare the moved pages with the source."""
         if isinstance(self.store, Loopback):
-            return  # nothing was kept
+            return  # the peer discards the bytes
         if self._direction == "set":
             self.store.prepare_get(self._hashes)
             self.store.get()
-        if not np.array_equal(self.store.landed(), self.store.source.rows):
+        if not np.array_equal(self.store.received(), self.store.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
 
     def close(self) -> None:
@@ -85,36 +85,36 @@ class Turn:
 
 
 def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
-    """Page hashes of one batch, different for every candidate and turn."""
+    """Return page hashes of one batch, which differ for every candidate and turn."""
     return [
         hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
     ]
 
 
-def stores(port: int, sink_port: int, source: Memory, landing: Memory) -> list[Store]:
+def stores(port: int, sink_port: int, source: Memory, destination: Memory) -> list[Store]:
     def ours() -> RedisStorage:
         return RedisStorage.from_config(
             {"url": f"redis://127.0.0.1:{port}", "timeout_s": TIMEOUT_S}
         )
 
     made: list[Callable[[], Store]] = [
-        partial(Loopback, sink_port, source, landing),
-        partial(RawSocket, port, source, landing),
-        partial(RedisPy, port, source, landing),
-        partial(OurStorage, ours(), source, landing),
-        partial(OurPageStore, ours(), source, landing, checksum="none"),
-        partial(OurPageStore, ours(), source, landing, checksum="xxh3"),
+        partial(Loopback, sink_port, source, destination),
+        partial(RawSocket, port, source, destination),
+        partial(RedisPy, port, source, destination),
+        partial(OurStorage, ours(), source, destination),
+        partial(OurPageStore, ours(), source, destination, checksum="none"),
+        partial(OurPageStore, ours(), source, destination, checksum="xxh3"),
     ]
     if LmcacheClient.is_installed():
-        made.append(partial(LmcacheClient, port, source, landing))
+        made.append(partial(LmcacheClient, port, source, destination))
     return [make() for make in made]
 
 
 def measure(
     report: Report, direction: str, rounds: int, port: int, all_stores: list[Store]
 ) -> None:
-    """One table, with its processor time, and what it says about the aims."""
-    turns = [Turn(store, port, direction) for store in all_stores]
+    """Add one table and one of processor time, and note the aims."""
+    turns = [BatchRun(store, port, direction) for store in all_stores]
     seconds = interleave(turns, rounds)
     source = all_stores[0].source
     work = source.pages * source.page_nbytes / 1e9
@@ -130,13 +130,13 @@ def measure(
     for turn in turns:
         turn.close()
     for name in (OURS, "ours: page store, none"):
-        for baseline, least in ((RawSocket.name, LEAST_OF_RAW), (RedisPy.name, LEAST_OF_REDIS_PY)):
+        for baseline, least in ((RawSocket.name, MIN_OF_RAW), (RedisPy.name, MIN_OF_REDIS_PY)):
             text = f"{section.title}: {name} / {baseline}"
             report.aims.append(Aim(text, least, section.ratio(name, baseline)))
 
 
-def print_cpu(turns: Sequence[Turn], work: float) -> None:
-    """What of the processor each candidate takes for itself: it stays the same on a real network."""
+def print_cpu(turns: Sequence[BatchRun], work: float) -> None:
+    """Print the processor time of each client, which is the same on a real network."""
     shown = Table(title="processor time of the client", title_justify="left")
     shown.add_column("candidate")
     shown.add_column("s/GB", justify="right")
@@ -165,10 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.quick and page_nbytes > MIB:
             continue
         rounds = options.rounds or (3 if options.quick else ROUNDS[page_nbytes])
-        source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+        source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
         source.fill(page_nbytes)
         with sink() as sink_port, redis_server(options.server) as port:
-            all_stores = stores(port, sink_port, source, landing)
+            all_stores = stores(port, sink_port, source, destination)
             for direction in ("set", "get"):
                 measure(report, direction, rounds, port, all_stores)
             for store in all_stores:

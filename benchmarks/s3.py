@@ -1,9 +1,9 @@
 """The `s3` backend against bare sockets, boto3, obstore and SGLang's S3 backend, in one process.
 
-    python benchmarks/s3.py [--quick] [--sizes KIB,KIB] [--servers null,ministack] [--json FILE]
+python benchmarks/s3.py [--quick] [--sizes KIB,KIB] [--servers null,ministack] [--json FILE]
 
-`make bench-s3` makes an environment that has them all; elsewhere the rows of those that are missing are
-left out. The null server moves bytes and does nothing else: it shows what the clients cost.
+`make bench-s3` makes an environment that has them all; elsewhere the missing rows are left out. The
+null server only moves bytes, so its tables show the cost of the clients.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ ROUNDS = {64 * KIB: 9, 1 * MIB: 5, 4 * MIB: 5}
 SERVERS = {"null": null_server, "ministack": ministack}
 
 BOTO3 = "boto3, 16 threads"
-PEER = SeaweedFS.name
+SGLANG = SeaweedFS.name
 LIMIT = "loopback, 4 sockets"
 OURS = ("ours: S3Storage", "ours: page store, 2 threads", "ours: page store, 8 threads")
 
 
 @dataclass
-class Turns:
-    """One store in turns, and the processor time that this process spends in them."""
+class BatchRun:
+    """Moves one batch repeatedly, and records the processor time of this process."""
 
     store: S3Store
     sets: bool
@@ -88,14 +88,14 @@ class Turns:
         if self.sets:
             self.store.prepare_get(self.store.hashes)
             self.store.get()
-        if not np.array_equal(self.store.landed(), self.store.source.rows):
+        if not np.array_equal(self.store.received(), self.store.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
         if self.sets:
             clear(self.store)
 
 
 def factories(server: str) -> list[StoreFactory]:
-    """What there is to compare."""
+    """Return the candidates for a server."""
     found: list[StoreFactory] = []
     if server == "null":
         found += [partial(Loopback, connections=1), partial(Loopback, connections=4)]
@@ -113,11 +113,11 @@ def factories(server: str) -> list[StoreFactory]:
 
 
 def bench(report: Report, server: str, port: int, page_nbytes: int, rounds: int) -> None:
-    """Gets and sets of one page size on one server."""
+    """Measure gets and sets of one page size on one server."""
     pages = PAGES.get(page_nbytes, 32)
-    source, landing = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+    source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
     source.fill(page_nbytes)
-    stores = [factory(port, source, landing) for factory in factories(server)]
+    stores = [factory(port, source, destination) for factory in factories(server)]
     title = f"{pages} pages of {size_text(page_nbytes)}, {server}"
     for store in stores:
         store.prepare_set(hashes_of(store, 0))
@@ -133,23 +133,23 @@ def bench(report: Report, server: str, port: int, page_nbytes: int, rounds: int)
 def measure(
     report: Report, title: str, stores: Sequence[S3Store], rounds: int, *, sets: bool
 ) -> None:
-    turns = [Turns(store, sets) for store in stores]
+    turns = [BatchRun(store, sets) for store in stores]
     seconds = interleave(turns, rounds)
     work = stores[0].source.pages * stores[0].source.page_nbytes / 1e9
-    baselines = [name for name in (LIMIT, BOTO3, PEER) if name in seconds]
+    baselines = [name for name in (LIMIT, BOTO3, SGLANG) if name in seconds]
     section = report.add(
         Section(title=title, unit="GB/s", work=work, seconds=seconds, baselines=baselines)
     )
     console.print(cpu_table(turns, work))
     for name in OURS:
-        for baseline, least in ((BOTO3, 2.0), (PEER, 1.0)):
+        for baseline, least in ((BOTO3, 2.0), (SGLANG, 1.0)):
             if baseline in seconds:
                 text = f"{title}: {name} / {baseline}"
                 report.aims.append(Aim(text, least, section.ratio(name, baseline)))
 
 
-def cpu_table(turns: Sequence[Turns], work: float) -> Table:
-    """What the client's own work costs: the figure that holds on other networks too."""
+def cpu_table(turns: Sequence[BatchRun], work: float) -> Table:
+    """Return a table of the client's processor time, which is the same on other networks."""
     shown = Table("client CPU", title_justify="left")
     shown.add_column("s/GB", justify="right")
     for one in turns:

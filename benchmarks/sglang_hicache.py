@@ -1,11 +1,11 @@
-"""Backup and prefetch through SGLang's own cache controller: our backends against SGLang's of the kind.
+"""Backup and prefetch through SGLang's own cache controller: our backends against SGLang's.
 
-    python benchmarks/sglang_hicache.py [--rounds N] [--pages N] [--only file,hf3fs,mooncake,s3]
+python benchmarks/sglang_hicache.py [--rounds N] [--pages N] [--only file,hf3fs,mooncake,s3]
 
-`make bench-sglang` has the environment that it needs. A run is one operation of SGLang's: `backup` from
-`write_storage` to its acknowledgement, `prefetch` from the query to the last page in host memory. Ours
-checks a checksum of every page, SGLang's have none. Stores are emptied after every backup, but those of
-slots: they are full before the first, so that every backup takes the slots of others, as in service.
+`make bench-sglang` makes its environment. A run is one operation of SGLang's: `backup` from
+`write_storage` to its acknowledgement, `prefetch` from the query to the last page in host memory.
+Ours verifies a checksum of every page; SGLang's have none. A store is emptied after every backup. A
+store with slots is full from the beginning instead, so every backup takes the slots of other pages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Pair: TypeAlias = dict[str, tuple[str, dict[str, Any]]]
-    """What SGLang's factory is given for each row: a backend's name, and its extra config."""
+    """The arguments of SGLang's factory for each row: a backend's name, and its extra config."""
 
 PAGE_TOKENS = 64
 PLANS = {
@@ -46,13 +46,13 @@ OURS = {
     "interface_v1": 1,
 }
 _FULL_NBYTES = 512 << 20
-"""What a store of slots holds."""
+"""The capacity of a store with slots."""
 _OF_SLOTS = frozenset({"hf3fs"})
 _prompts = itertools.count()
 
 
 class Backup:
-    """Writes a new prompt each time; the store is emptied after it, unless it is to be full."""
+    """Writes a new prompt each time. The store is emptied after it, unless it must stay full."""
 
     def __init__(self, name: str, engine: Engine, pages: int, *, full: bool = False) -> None:
         self.name = name
@@ -62,11 +62,11 @@ class Backup:
         self._tokens: list[int] = []
         self._written: Any = None
 
-    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every prompt is another
+    def prepare(self, turn: int) -> None:  # noqa: ARG002 - every prompt is new
         self._tokens = prompt(self._pages)
 
     def run(self) -> None:
-        self._written = self._engine.write(self._tokens, look=False)
+        self._written = self._engine.write(self._tokens, compare=False)
 
     def check(self) -> None:
         if self._written.pages != self._pages:
@@ -77,7 +77,7 @@ class Backup:
 
 
 class Prefetch:
-    """Reads one prompt again and again, into other host pages."""
+    """Reads one prompt repeatedly, into other host pages."""
 
     def __init__(self, name: str, engine: Engine, pages: int) -> None:
         self.name = name
@@ -90,10 +90,10 @@ class Prefetch:
         self._read: Any = None
 
     def prepare(self, turn: int) -> None:
-        """Nothing: it is there."""
+        """Do nothing; the prompt is stored."""
 
     def run(self) -> None:
-        self._read = self._engine.read(self._tokens, look=False)
+        self._read = self._engine.read(self._tokens, compare=False)
 
     def check(self) -> None:
         indices = self._read.operation.host_indices
@@ -105,7 +105,7 @@ class Prefetch:
 
 
 def prompt(pages: int) -> list[int]:
-    """Tokens that no prompt before had."""
+    """Return tokens of a prompt that no earlier prompt begins with."""
     return [next(_prompts), *range(1, pages * PAGE_TOKENS)]
 
 
@@ -118,16 +118,20 @@ def file_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: AR
 
 
 def hf3fs_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:
-    """SGLang's with its mock client: plain reads and writes in place of 3FS's native ones."""
+    """Return ours and SGLang's with its mock client, which uses plain reads and writes."""
     config = root / "hf3fs.json"
     fields: dict[str, Any] = {"file_path_prefix": str(root / "theirs"), "file_size": _FULL_NBYTES}
     fields |= {"numjobs": 16, "entries": 8}
-    if plan.kind == "mla":  # it wants its server then, and keeps a dict else
+    if plan.kind == "mla":  # only MLA needs the server; otherwise metadata are in a dict
         server = stack.enter_context(Hf3fsMetadata(root / "metadata"))
         fields["metadata_server_url"] = server.url
     config.write_text(json.dumps(fields))
     os.environ["SGLANG_HICACHE_HF3FS_CONFIG_PATH"] = str(config)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):  # it takes them, and keeps them
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGQUIT,
+    ):  # the backend replaces these handlers
         stack.callback(signal.signal, number, signal.getsignal(number))
     ours = {**OURS, "backend_name": "hf3fs", "index": "sqlite", "capacity_nbytes": _FULL_NBYTES}
     buffered, direct = root / "buffered", root / "direct"
@@ -139,11 +143,11 @@ def hf3fs_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:
 
 
 def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
-    """A master and a segment of its own for each, over TCP on loopback."""
+    """Return ours and SGLang's, each with its own master and segment, over TCP on loopback."""
     load_mooncake()
     masters = [stack.enter_context(MooncakeMaster(root / name)) for name in ("ours", "theirs")]
-    mine, theirs = (master.config(global_segment_size="2gb") for master in masters)
-    ours = {**OURS, "backend_name": "mooncake", "config": mine}
+    our_config, theirs = (master.config(global_segment_size="2gb") for master in masters)
+    ours = {**OURS, "backend_name": "mooncake", "config": our_config}
     bare = {**ours, "adapter": {"checksum": "none"}}
     return {
         "ours: mooncake": ("dynamic", ours),
@@ -153,7 +157,7 @@ def mooncake_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa
 
 
 def s3_pair(stack: ExitStack, root: Path, plan: PoolPlan) -> Pair:  # noqa: ARG001
-    """rclone's S3 server over a directory."""
+    """Return ours and SGLang's over rclone's S3 server on a directory."""
     server = stack.enter_context(Rclone(root))
     keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key}
     ours = {"bucket": "ours", "endpoint_url": server.endpoint_url, **keys}
@@ -175,7 +179,7 @@ PAIRS: dict[str, Callable[[ExitStack, Path, PoolPlan], Pair]] = {
 
 
 def measure(report: Report, kind: str, model: str, options: argparse.Namespace) -> None:
-    """Both directions of one pair of stores, for one model's pages."""
+    """Measure both directions of one pair of stores, for one model's pages."""
     plan = PLANS[model]
     root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
     with ExitStack() as stack:
@@ -211,7 +215,7 @@ def measure(report: Report, kind: str, model: str, options: argparse.Namespace) 
 
 
 def fill_up(engines: dict[str, Engine], pages: int, operations: int) -> None:
-    """Write so much to each store that the next page takes another one's place."""
+    """Fill each store, so that each further page replaces another one."""
     for name, engine in engines.items():
         backup = Backup(name, engine, pages, full=True)
         for turn in range(operations):

@@ -1,4 +1,4 @@
-"""A complete backend: pages in a dict."""
+"""A complete backend that keeps pages in a dict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DictStorage(HiCacheStorage):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        Settings.parse("dict", config)  # no fields: anything in it is a mistake
+        Settings.parse("dict", config)  # the config has no fields, so any field is an error
         return cls()
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:

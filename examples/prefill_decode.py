@@ -1,4 +1,4 @@
-"""One process computes a prompt, another decodes it: its pages change hands over a directory."""
+"""One process computes a prompt and another one decodes it. They exchange pages through a directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES = {
 
 @contextmanager
 def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None, None]:
-    """The cache of one engine: host memory for 256 pages of target and draft, over the directory."""
+    """Open the cache of one engine: host memory for 256 pages of target and draft, and the directory."""
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", {"path": directory}))
         store = stack.enter_context(PageStore(storage))
@@ -48,38 +48,40 @@ def engine(directory: str) -> Generator[tuple[CacheController, PageStore], None,
             )
             host = HostPool(shape, slots=256, frame_nbytes=store.frame_nbytes)
             pools.append(CachePool(space=space, host=host))
-        settings = ControllerSettings(prefetch_threshold_tokens=0)  # every page was computed for us
+        settings = ControllerSettings(
+            prefetch_threshold_tokens=0
+        )  # every page of the prompt is wanted
         yield stack.enter_context(CacheController(store, pools, settings)), store
 
 
 def computed(pool: str, page_hash: str, nbytes: int) -> bytes:
-    """What the model would compute for a page: here, bytes that its pool and hash decide."""
+    """Return the content of a page. It is a function of pool and hash, instead of a model's output."""
     return hashlib.shake_128(f"{pool} {page_hash}".encode()).digest(nbytes)
 
 
 def prefill(directory: str) -> None:
-    """Compute every page of the prompt, and say so once all of them are in storage."""
+    """Compute every page of the prompt, and publish the prompt when all pages are in storage."""
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with engine(directory) as (controller, store), HandoffSender(controller, store) as sender:
-        fresh = controller.reserve(hashes)
-        for pool, slots in zip(controller.cache.pools, fresh.slots, strict=True):
-            for page_hash, slot in zip(fresh.hashes, slots, strict=True):
+        reservation = controller.reserve(hashes)
+        for pool, slots in zip(controller.cache.pools, reservation.slots, strict=True):
+            for page_hash, slot in zip(reservation.hashes, slots, strict=True):
                 page = pool.host.page(slot)
                 page.copy_from(computed(pool.space.pool, page_hash, page.nbytes))
-        controller.commit(fresh)
+        controller.commit(reservation)
         pages = sender.publish(REQUEST_ID, hashes).result()
         print(f"prefill, process {os.getpid()}: {pages} pages handed over", flush=True)
 
 
 def decode(directory: str) -> None:
-    """Wait for the pages of the prompt; what does not come would be computed here."""
+    """Wait for the pages of the prompt. An engine would compute the missing ones."""
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with (
         engine(directory) as (controller, store),
         HandoffReceiver(controller, store) as receiver,
         receiver.expect(REQUEST_ID, hashes).result() as prefix,
     ):
-        # Here an engine copies prefix.slots to its device. The pages stay where they are meanwhile.
+        # Here an engine copies prefix.slots to its device. The pages keep their slots meanwhile.
         wrong = 0
         for pool, slots in zip(controller.cache.pools, prefix.slots, strict=True):
             for page_hash, slot in zip(hashes, slots, strict=False):
@@ -91,7 +93,7 @@ def decode(directory: str) -> None:
             flush=True,
         )
         if wrong or prefix.pages != len(hashes):
-            raise SystemExit("not every page came, or not every byte was right")
+            raise SystemExit("a page is missing or wrong")
 
 
 if __name__ == "__main__":

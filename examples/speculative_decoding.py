@@ -1,10 +1,14 @@
-"""Speculative decoding over a prefix that was evicted: what becomes of the draft model's KV cache.
+"""Speculative decoding over an evicted prefix, with and without the draft model's KV cache.
 
-A target and a draft model answer a question about a document whose KV cache they have computed before:
-never evicted; restored from storage, target and draft; and restored when storage has lost the draft's
-pages: at first without them, as engines do that keep no draft KV, then with the draft's part computed
-again. The answer is the target's own in every case. The number of tokens that a step of the target
-yields is not.
+A target and a draft model answer a question about a document whose KV cache they have computed before.
+The cache of the document is in one of these states:
+
+1. It was never evicted.
+2. Target and draft were restored from storage.
+3. Storage has lost the draft's pages, and only the target was restored.
+4. The same, but the draft model has computed its part again.
+
+The answer is the target's own in every case. The number of tokens in each step of the target differs.
 """
 
 from __future__ import annotations
@@ -45,10 +49,10 @@ SHARPNESS = 20.0
 
 
 class Transformer:
-    """A causal transformer that sees each token with the `context` tokens before it.
+    """A causal transformer whose input is each token with the `context` tokens before it.
 
-    Its weights are seeded, not trained. They are arranged so that a head looks for where the last
-    `context` tokens stood before, and reads what came after them: it continues what it has read.
+    The weights are seeded, not trained. A head attends to an earlier occurrence of the last `context`
+    tokens and copies the token after it, so the model repeats passages of its prompt.
     """
 
     def __init__(self, *, layers: int, context: int, seed: int) -> None:
@@ -76,7 +80,7 @@ class Transformer:
         self._down = torch.randn(layers, wide, wide, generator=generator) / wide**0.5 * 0.05
 
     def shape(self) -> PageShape:
-        """A page of its KV cache."""
+        """Return the shape of a page of the KV cache."""
         return PageShape.mha(
             page_tokens=PAGE_TOKENS,
             layers=self.layers,
@@ -86,7 +90,7 @@ class Transformer:
         )
 
     def extend(self, text: Sequence[int], cache: Cache) -> list[int]:
-        """Compute what `cache` lacks of `text`: the most likely next token behind each token of it."""
+        """Compute the part of `text` that `cache` lacks, and return the next token at each position."""
         start, rows = cache.tokens, cache.rows[: len(text)]
         x = self._embed(torch.tensor(text), start)
         later = torch.arange(len(text)) > torch.arange(start, len(text))[:, None]
@@ -118,37 +122,37 @@ MODELS = {"kv": TARGET, "draft": DRAFT}
 
 @dataclass(slots=True)
 class Cache:
-    """A model's KV cache of one text: the engine's tensors, and the rows where its tokens are."""
+    """A model's KV cache of one text: the engine's tensors, and the rows of the tokens."""
 
     planes: Sequence[Sequence[torch.Tensor]]
     rows: torch.Tensor
     pool: int
     loading: LayerTransfer | None = None
     tokens: int = 0
-    """How many tokens of the text it has."""
+    """Number of tokens in the cache."""
 
     def wait(self, layer: int) -> None:
-        """Before a layer is used: it may still be on its way."""
+        """Wait until a layer has been loaded."""
         if self.loading is not None:
             self.loading.wait(layer, pool=self.pool)
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a request was answered, and how."""
+    """The answer to a request, with the tokens of each step."""
 
     tokens: list[int] = field(default_factory=list[int])
     steps: list[int] = field(default_factory=list[int])
-    """How many tokens each step of the target yielded."""
+    """Number of tokens from each step of the target."""
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens a step: 1 without a draft, at most 1 more than are drafted."""
+        """Tokens for each step: 1 without a draft, at most 1 more than the drafted tokens."""
         return sum(self.steps) / len(self.steps)
 
 
 class Engine:
-    """Two models with their KV caches in L1, and L2 and L3 behind it. A new one is empty but for L3."""
+    """Two models with their KV caches in L1, L2 and L3. L1 and L2 of a new engine are empty."""
 
     def __init__(self, directory: str) -> None:
         with ExitStack() as opened:
@@ -174,32 +178,33 @@ class Engine:
             self._opened = opened.pop_all()
 
     def read(self, document: Sequence[int]) -> list[int]:
-        """Prefill with both models; the slots of the document's pages in L1."""
+        """Prefill with both models, and return the slots of the document's pages in L1."""
         slots = self._l1.allocate(len(document) // PAGE_TOKENS) or []
         for model, cache in zip(MODELS.values(), self._caches(slots), strict=True):
             model.extend(document, cache)
         return slots
 
     def evict(self, document: Sequence[int], slots: list[int]) -> None:
-        """L1 → L2 → L3, all pools together, and L1 is free."""
-        room = self._controller.reserve(page_hashes(document, PAGE_TOKENS))
-        self._l1.store(slots, room.slots).settled.result()
-        self._controller.commit(room)
+        """Move all pools from L1 to L2 and L3, and free L1."""
+        reservation = self._controller.reserve(page_hashes(document, PAGE_TOKENS))
+        self._l1.store(slots, reservation.slots).settled.result()
+        self._controller.commit(reservation)
         self._l1.free(slots)
         self._controller.drain()
 
     def restore(
-        self, document: Sequence[int], *, mend: bool = False
+        self, document: Sequence[int], *, recompute_draft: bool = False
     ) -> tuple[list[int], LayerTransfer]:
-        """L3 → L2 → L1, the last step layer by layer behind what is computed meanwhile.
+        """Load the document from L3 to L2, and start its transfer to L1, layer by layer.
 
-        With `mend` the draft computes what it lacks, and gives it to L2, which writes it to L3.
+        With `recompute_draft` the draft model computes its missing pages, and the controller writes them
+        to L3.
         """
         hashes = page_hashes(document, PAGE_TOKENS)
         lease = self._controller.prefetch("question", hashes).result()
         slots = self._l1.allocate(lease.pages) or []
         loading = self._l1.load(lease.slots, slots, indices=lease.indices)
-        if mend and (claimed := lease.claim("draft")):
+        if recompute_draft and (claimed := lease.claim("draft")):
             DRAFT.extend(document, self._caches(slots, loading)[1])
             host_slots, pages = list(claimed.values()), list(claimed)
             self._l1.store(slots, [[], host_slots], indices=[[], pages]).settled.result()
@@ -208,7 +213,7 @@ class Engine:
         return slots, loading
 
     def lose_draft(self) -> None:
-        """L3 evicts every page of the draft's pool, as a store under pressure may."""
+        """Delete every page of the draft's pool in L3, as a store under pressure may."""
         for space in self._storage.spaces():
             if space.pool == "draft":
                 self._storage.clear(space)
@@ -221,7 +226,7 @@ class Engine:
         *,
         drafted_tokens: int = DRAFTED_TOKENS,
     ) -> Answer:
-        """Continue `prompt` behind the pages in `slots`: draft some tokens, verify them in one step."""
+        """Continue `prompt` after the pages in `slots`: draft tokens and verify them in one step."""
         pages = -(-(len(prompt) + ANSWER_TOKENS + 2 * drafted_tokens) // PAGE_TOKENS)
         own = self._l1.allocate(pages - len(slots)) or []
         target, draft = self._caches(slots + own, loading)
@@ -231,15 +236,15 @@ class Engine:
             known = len(text)
             for _ in range(drafted_tokens):
                 text.append(DRAFT.extend(text, draft)[-1])
-            said = TARGET.extend(text, target)[known - len(text) - 1 :]
-            right = 0
-            while known + right < len(text) and text[known + right] == said[right]:
-                right += 1
-            text[known:] = said[: right + 1]
-            for cache in (target, draft):  # of what was drafted in vain nothing is kept
-                cache.tokens = min(cache.tokens, known + right)
-            answer.tokens += said[: right + 1]
-            answer.steps.append(right + 1)
+            verified = TARGET.extend(text, target)[known - len(text) - 1 :]
+            accepted = 0
+            while known + accepted < len(text) and text[known + accepted] == verified[accepted]:
+                accepted += 1
+            text[known:] = verified[: accepted + 1]
+            for cache in (target, draft):  # drop the rejected tokens
+                cache.tokens = min(cache.tokens, known + accepted)
+            answer.tokens += verified[: accepted + 1]
+            answer.steps.append(accepted + 1)
         self._l1.free(own)
         return answer
 
@@ -255,7 +260,7 @@ class Engine:
 
 
 def _device_tensors(model: Transformer) -> list[list[torch.Tensor]]:
-    """K and V, a tensor a layer: a real engine has them on its GPU."""
+    """Return K and V, one tensor for each layer. A real engine has them on its GPU."""
     rows = (L1_PAGES * PAGE_TOKENS, HEADS, model.head_dim)
     return [[torch.zeros(rows) for _ in range(model.layers)] for _ in ("K", "V")]
 
@@ -274,15 +279,15 @@ def _space(name: str) -> KeySpace:
 
 
 def compare() -> dict[str, Answer]:
-    """The same question, answered in every way."""
+    """Answer the same question in every state of the cache."""
     document = random.Random(3).choices(range(VOCABULARY), k=DOCUMENT_PAGES * PAGE_TOKENS)
-    prompt = document + document[100:104]  # a passage's beginning: how does it go on?
+    prompt = document + document[100:104]  # the question is how a passage of the document continues
     answers: dict[str, Answer] = {}
     with tempfile.TemporaryDirectory() as directory:
 
-        def restored(*, mend: bool = False) -> Answer:
+        def restored(*, recompute_draft: bool = False) -> Answer:
             with Engine(directory) as engine:
-                slots, loading = engine.restore(document, mend=mend)
+                slots, loading = engine.restore(document, recompute_draft=recompute_draft)
                 return engine.answer(prompt, slots, loading)
 
         with Engine(directory) as engine:
@@ -294,13 +299,13 @@ def compare() -> dict[str, Answer]:
         with Engine(directory) as engine:
             engine.lose_draft()
         answers["restored, target only"] = restored()
-        answers["draft computed again"] = restored(mend=True)
+        answers["draft computed again"] = restored(recompute_draft=True)
         answers["restored after that"] = restored()
     return answers
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # models as small as these are faster so
+    torch.set_num_threads(1)  # small models are faster on one thread
     answers = compare()
     alone = answers["target alone"].tokens
     for name, answer in answers.items():

@@ -1,7 +1,7 @@
-"""Two tensor parallel ranks, a process each, store a prompt; an engine of one rank finds all of it.
+"""Two tensor parallel ranks, a process each, store a prompt. An engine of one rank finds all of it.
 
-Both engines cut their pages in groups of two KV heads: what two ranks have written, one rank reads.
-The latent of the draft (MLA) is the same on every rank, and only one of them writes it.
+Both engines cut their pages into groups of two KV heads, so one rank can read the pages of two ranks.
+The latent of the draft (MLA) is the same on every rank, and only one rank writes it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from hicache_storage.page_store import PageStore
 from hicache_storage.topology import Extent, Grid, Part, Topology
 
 PAGE_TOKENS = 64
-LAYOUT = {
-    "kv": "page_head",
-    "draft": "page_first_direct",
-}  # in page_head a cut head is one piece
+# In page_head a group of heads is one segment.
+LAYOUT = {"kv": "page_head", "draft": "page_first_direct"}
 MODEL = {"kv": Extent(layers=4, heads=4), "draft": Extent(layers=1)}
 GRID = {"kv": Grid(head_group=2), "draft": Grid()}
 PROMPT = list(range(1000, 1000 + 20 * PAGE_TOKENS))
 
 
 def shape_of(part: Part) -> PageShape:
-    """The page of a rank: its layers of its heads, or of the latent that all ranks have."""
+    """Return the page shape of a rank: its heads, or the latent that all ranks share."""
     if part.heads is None:
         return PageShape.mla(
             page_tokens=PAGE_TOKENS, layers=part.layers, kv_dim=32, dtype="float16"
@@ -50,9 +48,9 @@ def shape_of(part: Part) -> PageShape:
 
 
 def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> CachePool:
-    """What a rank holds of a pool, how it is cut for the storage, and whether this rank writes it."""
+    """Return a rank's part of a pool, cut into tiles for the storage."""
     part = topology.part(MODEL[name], rank)
-    assert part is not None  # without pipeline stages every rank holds something of every pool
+    assert part is not None  # without pipeline stages every rank has a part of every pool
     shape = shape_of(part)
     host = HostPool(
         shape,
@@ -74,27 +72,27 @@ def cache_pool(name: str, topology: Topology, rank: int, store: PageStore) -> Ca
 
 
 def compute(pool: CachePool, slot: int, page: int) -> None:
-    """A stand-in for prefill: every head of every page has numbers of its own."""
+    """Fill a slot, in place of prefill: every head of every page gets its own number."""
     for plane, array in enumerate(pool.host.arrays()):
         array[slot] = expected(pool, plane, page, array[slot])
 
 
 def expected(pool: CachePool, plane: int, page: int, like: np.ndarray) -> np.ndarray:
-    """What a slot holds after `compute` on a rank that has these heads."""
+    """Return the content of a slot after `compute`, for the heads of this rank."""
     first, end = pool.space.shard.heads or (0, 1)
     heads = np.arange(first, end).reshape(-1, *[1] * (like.ndim - 1))
     return np.broadcast_to(100 * plane + 10 * page + heads, like.shape)
 
 
 def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
-    """One rank's life: find the prompt's prefix together with the others, compute the rest."""
+    """Run a rank: find the prompt's prefix by consensus with the others, and compute the rest."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     hashes = page_hashes(PROMPT, PAGE_TOKENS)
     with ExitStack() as stack:
         ranks: Ranks = SingleRank()
         if topology.size > 1:
-            meeting = (Path(directory) / "meeting").as_uri()
-            ranks = TorchRanks.connect(meeting, rank=rank, size=topology.size)
+            rendezvous = (Path(directory) / "rendezvous").as_uri()
+            ranks = TorchRanks.connect(rendezvous, rank=rank, size=topology.size)
         stack.callback(ranks.close)
         storage = stack.enter_context(open_storage("file", {"path": f"{directory}/kv"}))
         store = stack.enter_context(PageStore(storage))
@@ -110,19 +108,20 @@ def serve(name: str, topology: Topology, rank: int, directory: str) -> None:
                         assert (array[slot] == expected(pool, plane, page, array[slot])).all()
 
         missing = hashes[prefix.pages :]
-        fresh = controller.reserve(missing)
-        for pool, slots in zip(pools, fresh.slots, strict=True):
+        reservation = controller.reserve(missing)
+        for pool, slots in zip(pools, reservation.slots, strict=True):
             for page, slot in enumerate(slots, start=prefix.pages):
                 compute(pool, slot, page)
-        controller.commit(fresh)
+        controller.commit(reservation)
         controller.drain()
         print(f"{name}, rank {rank}: {store.stats().get('save_ok', 0)} pages written, in all pools")
 
 
 def run(name: str, topology: Topology, directory: str) -> None:
-    """An engine: one process a rank."""
+    """Run an engine with one process for each rank."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed"])  # takes seconds: once, not once a rank
+    # The import takes seconds. The fork server does it once for all ranks.
+    context.set_forkserver_preload(["torch.distributed"])
     processes = [
         context.Process(target=serve, args=(name, topology, rank, directory))
         for rank in range(topology.size)

@@ -1,4 +1,4 @@
-"""Two engines share a directory: what one has computed, the other loads, target and draft together."""
+"""Two engines share a directory. One computes pages, target and draft, and the other loads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = {
 
 
 def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
-    """Host memory for 256 pages, and the name that their bytes go by."""
+    """Return host memory for 256 pages, with the key space of their bytes."""
     space = KeySpace(
         model="example/tiny-llama",
         dtype=shape.dtype,
@@ -39,7 +39,7 @@ def cache_pool(name: str, shape: PageShape, store: PageStore) -> CachePool:
 
 
 def serve(name: str, directory: str, prompt: list[int]) -> None:
-    """One engine's life: find the longest prefix of a prompt, compute the rest, hand it to the cache."""
+    """Run an engine: find the longest prefix of a prompt, compute the rest, and commit it."""
     hashes = page_hashes(prompt, PAGE_TOKENS)
     with ExitStack() as stack:
         storage = stack.enter_context(open_storage("file", {"path": directory}))
@@ -49,17 +49,17 @@ def serve(name: str, directory: str, prompt: list[int]) -> None:
         controller = stack.enter_context(CacheController(store, pools, settings))
 
         with controller.prefetch("request-1", hashes).result() as prefix:
-            # Here an engine copies prefix.slots to its device. The pages stay where they are meanwhile.
+            # Here an engine copies prefix.slots to its device. The pages keep their slots meanwhile.
             print(
                 f"{name}: {prefix.pages} of {len(hashes)} pages found, {prefix.l3_pages} in storage"
             )
             missing = hashes[prefix.pages :]
 
-        fresh = controller.reserve(missing)
-        for pool, slots in zip(pools, fresh.slots, strict=True):
-            for slot in slots:  # here an engine copies what it has computed
+        reservation = controller.reserve(missing)
+        for pool, slots in zip(pools, reservation.slots, strict=True):
+            for slot in slots:  # here an engine copies its computed pages
                 pool.host.page(slot).copy_from(bytes(pool.space.page_nbytes))
-        controller.commit(fresh)
+        controller.commit(reservation)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""SGLang's own cache, on a machine without a GPU, with our Redis backend as its third tier.
+"""SGLang's own cache on a machine without a GPU, with the Redis backend as its third tier.
 
     python tests/sglang_demo.py redis://127.0.0.1:6379/0
 
-Run it twice: the first process computes a prompt's KV (random numbers that stand for a model's), and
-SGLang's controller backs it up; the second, a server that was just started, gets it out of Redis.
+Run it twice. The first process computes a prompt's KV (random numbers instead of a model's), and
+SGLang's controller backs it up. The second process is a new server and loads the KV from Redis.
 `make demo-sglang` does both, with a Redis of its own.
 """
 
@@ -32,7 +32,7 @@ _CONFIG = {
 
 
 def serve(url: str) -> None:
-    """One server's life: recall the prompt if Redis has it, else compute it."""
+    """Run a server that loads the prompt's KV from Redis, or computes it."""
     warnings.simplefilter("ignore")
     from sglang_engine import PAGE_TOKENS, torch
     from sglang_radix import Server, server_world
@@ -41,7 +41,7 @@ def serve(url: str) -> None:
     tokens = list(range(PROMPT_PAGES * PAGE_TOKENS))
     torch.manual_seed(0)
     with server_world({**_CONFIG, "url": url}), Server() as server:
-        found, held = server.recall(tokens)
+        found, held = server.load_prefix(tokens)
         if found:
             source = "out of Redis"
         else:
@@ -58,16 +58,16 @@ def main() -> int:
     if len(sys.argv) > 1:
         serve(sys.argv[1])
         return 0
-    told: list[str] = []
+    outputs: list[str] = []
     with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
         for _ in range(2):
             command = [sys.executable, "-W", "ignore", __file__, redis.url]
             print("$ python tests/sglang_demo.py", redis.url, flush=True)
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             print(done.stdout, end="", flush=True)
-            told.append(done.stdout)
-    first, second = (re.findall(r"sha256 (\w+)", words) for words in told)
-    if first != second or "out of Redis" not in told[1]:
+            outputs.append(done.stdout)
+    first, second = (re.findall(r"sha256 (\w+)", output) for output in outputs)
+    if first != second or "out of Redis" not in outputs[1]:
         print("the second process did not get what the first one had computed")
         return 1
     print("the same bytes on both devices")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,26 +33,11 @@ A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 
 def check(backend: str, config: dict[str, Any]) -> None:
-    """Check `config` with the backend's settings, and open nothing."""
-    if backend == "mooncake":
-        mooncake_settings().settings_of(config)
-        return
+    """Parse `config` by the backend's settings. Nothing is opened."""
     importlib.import_module(f"hicache_backends.{backend}")
     name = f"{backend}settings"
     (settings,) = (each for each in Settings.__subclasses__() if each.__name__.lower() == name)
     settings.parse(backend, config)
-
-
-def mooncake_settings() -> Any:
-    """Load only the module of mooncake's settings: its package imports a native client."""
-    path = ROOT / "backends" / "hicache_backends" / "mooncake" / "settings.py"
-    spec = importlib.util.spec_from_file_location("mooncake_settings_alone", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # pydantic looks up the names of annotations there
-    spec.loader.exec_module(module)
-    return module
 
 
 def objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:

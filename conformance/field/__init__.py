@@ -1,7 +1,7 @@
-"""Other people's stores as `HiCacheStorage`, so that the kit can be run on them.
+"""Adapters that present stores of other engines as `HiCacheStorage`, so that the kit can judge them.
 
-A module a store. Each presents it as its own engine uses it: with that engine's keys, fed with the
-fields of the key space as far as the engine would carry them, and with that engine's way to call it.
-What the engine never passes on is not passed on; no check, lock or retry is added. The stores' own
-packages are imported when one is opened, so the kit does without them.
+There is a folder for each engine and a module for each store. An adapter uses the keys and the
+calls of its engine, and passes on the fields of a key space that its engine would pass on. It adds
+no check, lock or retry. The packages of a store are imported when it is opened, so the kit works
+without them.
 """

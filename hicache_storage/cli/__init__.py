@@ -1,7 +1,11 @@
-"""`hicache`: the command line. One module a verb; nothing heavy is imported before a verb runs.
+"""`hicache`: the command line. Each verb has a module. Heavy imports wait until a verb runs.
 
-Exit codes: 0; 1 for a run that found corrupt pages; 2 for input that is wrong, with one line on stderr;
-128 and the signal's number for a run that a signal ended.
+| exit code    | meaning                                    |
+|--------------|--------------------------------------------|
+| 0            | success                                    |
+| 1            | the run found corrupt pages                |
+| 2            | invalid input, with one line on stderr     |
+| 128 + signal | a signal ended the run                     |
 """
 
 from __future__ import annotations
@@ -21,5 +25,5 @@ _HICACHE = Program(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; its exit code. `--help` leaves with SystemExit, as argparse does."""
+    """Run one verb and return its exit code. `--help` raises SystemExit, as in argparse."""
     return _HICACHE.main(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""`hicache backends`: what can be named, what it can do, and what is missing."""
+"""`hicache backends`: list the backends, their capabilities and their missing dependencies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "List the storage backends: capabilities, and what is missing to use them."
 
-
-# What people choose by. These fit into a line of 80 columns, and the other capabilities do not.
-_PROMISES = ("retention", "durability", "shared", "bounded")
+# Users choose a backend by these capabilities. More of them do not fit into 80 columns.
+_MAIN_CAPABILITIES = ("retention", "durability", "shared", "bounded")
 _WIDE = 180
 _FILE_WIDTH = 80
 
@@ -29,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one entry a backend; always 0."""
-    from hicache_storage.registry import backends  # noqa: PLC0415 - `hicache --help` is quick
+    """Print one entry for each backend and return 0."""
+    from hicache_storage.registry import backends  # noqa: PLC0415 - keeps `hicache --help` fast
 
     entries = [_entry(backend) for backend in backends().values()]
     if arguments.json:
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _entry(backend: Backend) -> dict[str, Any]:
-    """What `--json` says of one backend; `problem` is null where it can be used."""
+    """Return the `--json` entry of one backend; `problem` is null for a usable one."""
     from hicache_storage.storage import describe  # noqa: PLC0415
 
     entry: dict[str, Any] = {
@@ -61,7 +60,7 @@ def _entry(backend: Backend) -> dict[str, Any]:
 
 
 def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None:
-    """Print a line a backend, then what is missing, then all capabilities if they were asked for."""
+    """Print a line for each backend, then the problems, then all capabilities if `everything`."""
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -71,14 +70,14 @@ def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None
         console.width = _FILE_WIDTH
     is_wide = console.width >= _WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = _all_capabilities(entries) if is_wide else _PROMISES
+    shown = _all_capabilities(entries) if is_wide else _MAIN_CAPABILITIES
     for title in ("name", "installed", *shown, *(["from"] if is_wide else [])):
         table.add_column(title.replace("_", " "), no_wrap=True)
     for entry in entries:
-        words = [str(entry["capabilities"].get(name, "")) for name in shown]
+        values = [str(entry["capabilities"].get(name, "")) for name in shown]
         installed = "yes" if entry["installed"] else "no"
         origin = [entry["distribution"]] if is_wide else []
-        table.add_row(*(_plain(word) for word in (entry["name"], installed, *words, *origin)))
+        table.add_row(*(_plain(text) for text in (entry["name"], installed, *values, *origin)))
     with console.capture() as captured:
         console.print(table)
         for paragraph in _paragraphs(entries, everything=everything):
@@ -89,15 +88,15 @@ def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None
 def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Iterator[str]:
     for entry in entries:
         if entry["problem"]:
-            named = "" if entry["name"] in entry["problem"] else f"{entry['name']}: "
-            yield f"{named}{entry['problem']}"
+            prefix = "" if entry["name"] in entry["problem"] else f"{entry['name']}: "
+            yield f"{prefix}{entry['problem']}"
     if not everything:
-        yield "An open storage may promise less, as its config says. All capabilities: --capabilities"
+        yield "The config of an open storage may reduce these. All capabilities: --capabilities"
         return
     for entry in entries:
-        words = [f"{name} {word}" for name, word in entry["capabilities"].items()]
-        if words:
-            yield f"{entry['name']}: {', '.join(words).replace('_', ' ')}"
+        capabilities = [f"{name} {value}" for name, value in entry["capabilities"].items()]
+        if capabilities:
+            yield f"{entry['name']}: {', '.join(capabilities).replace('_', ' ')}"
 
 
 def _all_capabilities(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -105,7 +104,7 @@ def _all_capabilities(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> Any:
-    """Return text that rich takes literally: `hicache-storage[redis]` is no style."""
+    """Return text that rich prints literally: `hicache-storage[redis]` must not become a style."""
     from rich.text import Text  # noqa: PLC0415
 
     return Text(text)

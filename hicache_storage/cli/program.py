@@ -1,23 +1,25 @@
-"""What the project's commands share: verbs, one-line complaints, exit codes."""
+"""Shared parts of the project's commands: verbs, one-line error messages, exit codes."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _INTERRUPTED = 130
 
 
 class Verb(Protocol):
-    """A module of a command: one verb."""
+    """The interface of a verb's module."""
 
     __name__: str
 
@@ -29,29 +31,29 @@ class Verb(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A command line of verbs. `--help` leaves with SystemExit, as argparse does."""
+    """A command line of verbs. `--help` raises SystemExit, as in argparse."""
 
     name: str
     description: str
     verbs: tuple[Verb, ...]
     default: Verb | None = None
-    """The verb of a command line that names none."""
+    """Verb of a command line that names no verb."""
     wrong_input: int = 2
-    """Exit code where the input is wrong, with one line on stderr."""
+    """Exit code of invalid input, which also prints one line on stderr."""
 
     def main(self, argv: Sequence[str]) -> int:
-        """Run one verb; its exit code."""
+        """Run one verb and return its exit code."""
         try:
             arguments = self._parse(argv)
             code: int = arguments.run(arguments)
             sys.stdout.flush()
         except HiCacheError as error:
-            self._complain(str(error))
+            self._print_error(str(error))
             return self.wrong_input
         except KeyboardInterrupt:
-            self._complain("interrupted")
+            self._print_error("interrupted")
             return _INTERRUPTED
-        except BrokenPipeError:  # the reader of our output left: not our failure, not worth a word
+        except BrokenPipeError:  # the reader of stdout has closed it, which is no failure of ours
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return code
@@ -63,11 +65,11 @@ class Program:
         parser = _Parser(prog=self.name, description=self.description, allow_abbrev=False)
         choices = parser.add_subparsers(metavar="VERB", required=True)
         for verb in self.verbs:
-            below = choices.add_parser(
+            subparser = choices.add_parser(
                 _name(verb), help=verb.SUMMARY, description=verb.SUMMARY, allow_abbrev=False
             )
-            verb.add_arguments(below)
-            below.set_defaults(run=verb.run, parser=below)
+            verb.add_arguments(subparser)
+            subparser.set_defaults(run=verb.run, parser=subparser)
         return self._checked(parser, argv, f"{self.name} {argv[0] if argv else ''}".strip())
 
     def _default_parser(self, default: Verb) -> argparse.ArgumentParser:
@@ -75,7 +77,7 @@ class Program:
         parser = _Parser(
             prog=self.name,
             description=self.description,
-            epilog=f"other verbs (`{self.name} VERB --help` tells more):\n{verbs}",
+            epilog=f"other verbs (details: `{self.name} VERB --help`):\n{verbs}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -96,12 +98,12 @@ class Program:
             )
         return arguments
 
-    def _complain(self, message: str) -> None:
+    def _print_error(self, message: str) -> None:
         sys.stderr.write(f"{self.name}: {' '.join(message.split())}\n")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains with an exception, so that every complaint is one line and leaves by one door."""
+    """A parser that raises ConfigError, so that `Program.main` prints every error in the same way."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
@@ -109,3 +111,19 @@ class _Parser(argparse.ArgumentParser):
 
 def _name(verb: Verb) -> str:
     return verb.__name__.rpartition(".")[2]
+
+
+def add_cwd_to_path(backend: str, config: Mapping[str, Any]) -> None:
+    """Let the backend `dynamic` load a module of the working directory.
+
+    An installed command, unlike `python -m`, does not search that directory. A module that can already
+    be imported keeps its origin.
+    """
+    from hicache_storage.registry import DYNAMIC  # noqa: PLC0415 - keeps `--help` fast
+
+    cwd, module_path = str(Path.cwd()), config.get("module_path")
+    if backend != DYNAMIC or not isinstance(module_path, str) or cwd in sys.path:
+        return
+    package = module_path.partition(".")[0]
+    if package.isidentifier() and importlib.util.find_spec(package) is None:
+        sys.path.append(cwd)

@@ -1,4 +1,4 @@
-"""`hicache replay`: a trace of requests through the cache and a storage, every byte verified."""
+"""`hicache replay`: replay a trace through the cache and a storage, and verify every byte."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_storage import config
-from hicache_storage.cli.module_path import add_cwd_to_path
+from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.errors import ConfigError
-from hicache_storage.replay import disruptions
+from hicache_storage.replay.disruptions import Disruptions
 from hicache_storage.replay.models import (
     PRESETS,
     PoolShape,
@@ -25,7 +25,7 @@ from hicache_storage.replay.models import (
     parse_pool,
     parse_scale,
 )
-from hicache_storage.replay.repeats import WithoutRepeats
+from hicache_storage.replay.warning_log import warnings_to
 from hicache_storage.scalars import parse_nbytes
 
 if TYPE_CHECKING:
@@ -49,13 +49,15 @@ _SEED = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's flags."""
+    """Add the verb's flags."""
     config.add_arguments(parser)
     _add_trace_arguments(parser)
     _add_cache_arguments(parser)
     _add_rank_arguments(parser)
-    disruptions.add_arguments(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    Disruptions.add_arguments(parser)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
+    )
 
 
 def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,22 +144,22 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay; 0, 1 where a page was corrupt, or 128 and the number of the signal that ended it."""
+    """Replay, and return 0, 1 for corrupt pages, or 128 plus the number of the signal that ended it."""
     choice = config.StorageChoice.from_arguments(arguments)
     _check_output(arguments.json)
     requests = _requests(arguments)
     settings = _settings(arguments, choice)
-    troubles = disruptions.Trouble.from_arguments(arguments, len(requests))
-    for storage in filter(None, (choice, troubles.swap)):
+    disruptions = Disruptions.from_arguments(arguments, len(requests))
+    for storage in filter(None, (choice, disruptions.swap)):
         add_cwd_to_path(storage.backend, storage.config)
-    from hicache_storage.replay.job import ReplayJob, play  # noqa: PLC0415 - wrong flags are refused at once
-    from hicache_storage.replay.ranks import play_ranks  # noqa: PLC0415
+    from hicache_storage.replay.job import ReplayJob, run_job  # noqa: PLC0415 - invalid flags fail fast
+    from hicache_storage.replay.ranks import run_ranks  # noqa: PLC0415
 
-    piece = ReplayJob(choice, settings, troubles, requests)
-    with _warnings(), _Stop() as stop, _progress() as progress:
+    job = ReplayJob(choice, settings, disruptions, requests)
+    with warnings_to(_StderrHandler()), _SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
-        played = (play if arguments.ranks == 1 else play_ranks)(
-            piece,
+        figures = (run_job if arguments.ranks == 1 else run_ranks)(
+            job,
             stop=stop.event,
             progress=lambda done: progress.update(task, completed=done),
         )
@@ -166,7 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
         "trace": str(arguments.trace or "synthetic"),
         "trace_requests": len(requests),
         "interrupted": stop.signal is not None,
-        **played,
+        **figures,
     }
     _publish(report, arguments.json)
     if stop.signal is not None:
@@ -174,7 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _CORRUPT if report["corrupt_pages"] else 0
 
 
-# --- what the flags say ----------------------------------------------------------------------------
+# --- flags to objects ------------------------------------------------------------------------------
 
 
 def _requests(arguments: argparse.Namespace) -> Sequence[Request]:
@@ -230,7 +232,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
 
 
 def _check_output(path: Path | None) -> None:
-    """Refuse before the run what could not be written after it."""
+    """Refuse an unwritable report file before the run rather than after it."""
     if path is None:
         return
     if path.is_dir():
@@ -270,24 +272,24 @@ def _nbytes(text: str) -> int:
         ) from None
 
 
-# --- what people see -------------------------------------------------------------------------------
+# --- terminal output -------------------------------------------------------------------------------
 
 
-class _Stop:
-    """Turns the first SIGINT or SIGTERM into an event; the second one does what it always did."""
+class _SignalStop:
+    """Turns the first SIGINT or SIGTERM into an event. A second one has its previous effect."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self.signal: int | None = None
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._stop)
+            self._previous[number] = signal.signal(number, self._stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _stop(self, number: int, _frame: object) -> None:
@@ -296,12 +298,8 @@ class _Stop:
         self.__exit__()
 
 
-class _OneLine(logging.Handler):
-    """Warnings on stderr, a line each, without tracebacks and repeats."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.addFilter(WithoutRepeats())
+class _StderrHandler(logging.Handler):
+    """Prints each record on stderr as one line, without a traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = " ".join(record.getMessage().split())
@@ -309,18 +307,8 @@ class _OneLine(logging.Handler):
 
 
 @contextmanager
-def _warnings() -> Generator[None, None, None]:
-    handler = _OneLine()
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
-@contextmanager
 def _progress() -> Generator[Progress, None, None]:
-    """A bar on stderr, where that is a terminal."""
+    """Show a progress bar on stderr if that is a terminal."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress  # noqa: PLC0415
 
@@ -332,7 +320,7 @@ def _progress() -> Generator[Progress, None, None]:
 def _publish(report: dict[str, Any], path: Path | None) -> None:
     from rich.console import Console  # noqa: PLC0415
 
-    from hicache_storage.replay.report import tables  # noqa: PLC0415
+    from hicache_storage.replay.tables import tables  # noqa: PLC0415
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""Copies between L1 and L2, layer by layer, behind the engine's back."""
+"""Asynchronous copies between L1 and L2, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from hicache_storage.backend_support.executor import DaemonExecutor
-from hicache_storage.device_pool.routes import routes
+from hicache_storage.device_pool.slot_mapping import map_slots
 from hicache_storage.device_pool.streams import Pages, stream_for
 from hicache_storage.device_pool.transfer import LayerTransfer, LayerTransferFailed
 from hicache_storage.host_pool.memory import load_torch
@@ -21,56 +21,57 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hicache_storage.device_pool.routes import PerPool, Route
-    from hicache_storage.device_pool.streams import CopyStream, Mark
+    from hicache_storage.device_pool.slot_mapping import PerPool, SlotMapping
+    from hicache_storage.device_pool.streams import CopyStream, StreamEvent
     from hicache_storage.device_pool.tensors import LayeredPool
 
-    Move: TypeAlias = Callable[["CopyStream", Sequence["_Part"], LayerTransfer], None]
+    Move: TypeAlias = Callable[["CopyStream", Sequence["_PoolCopy"], LayerTransfer], None]
 else:
     torch = load_torch()
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 LAYERS_AHEAD = 2
-"""Layers of a store that are under way at a time: enough to keep a copy engine busy, and what the memory
-between device and host pool is for."""
+"""Layers of a store that are in flight at a time. They keep a copy engine busy, and each one takes
+staging memory between device and host pool."""
 
 
-class _Part:
-    """What one pool has to move: the same pages in every layer."""
+class _PoolCopy:
+    """The pages of one pool in a transfer: the same pages in every layer."""
 
-    def __init__(self, route: Route, stream: CopyStream) -> None:
-        self.pool = route.pool
-        self._host_slots = torch.tensor(route.host_slots, dtype=torch.int64)
-        self._device_slots = stream.index(torch.tensor(route.device_slots, dtype=torch.int64))
+    def __init__(self, mapping: SlotMapping, stream: CopyStream) -> None:
+        self.pool = mapping.pool
+        self._host_slots = torch.tensor(mapping.host_slots, dtype=torch.int64)
+        self._device_slots = stream.index(torch.tensor(mapping.device_slots, dtype=torch.int64))
 
     def planes(self, layer: int) -> list[tuple[Pages, Pages]]:
-        """The pages of each plane of a layer: on the device, and in host memory."""
+        """Return the pages of each plane of a layer, on the device and in host memory."""
         return [
             (Pages(on_device, self._device_slots), Pages(in_host, self._host_slots))
             for on_device, in_host in self.pool.planes(layer)
         ]
 
 
-class _Landing(NamedTuple):
-    """A layer on its way from the device."""
+class _QueuedLayer(NamedTuple):
+    """A layer whose copies from the device are queued."""
 
-    planes: list[Callable[[], None]]
-    mark: Mark
+    finish: list[Callable[[], None]]
+    """Calls that put each plane into the host pool."""
+    copied: StreamEvent
 
 
 class LayerCopier:
-    """Moves pages of a group of pools, all pools in one transfer. Thread-safe.
+    """Copies pages of a group of pools, all pools in one transfer. Thread-safe.
 
-    Loads and stores have a thread each (and on CUDA a stream each) and do not wait for each other. Which
-    slots are whose is the caller's to know: `DevicePool` does, for engines that do not.
+    Loads and stores have a thread each, and on CUDA a stream each, so they do not wait for each other.
+    The caller allocates the slots. `DevicePool` does so for engines that have no allocator.
     """
 
     def __init__(self, pools: Sequence[LayeredPool]) -> None:
         """Start the threads.
 
         Raises:
-            ValueError: No pool, or pools of different devices or page sizes.
+            ValueError: There is no pool, or the pools differ in device or page size.
         """
         if not pools:
             raise ValueError("a group needs at least one pool")
@@ -89,40 +90,41 @@ class LayerCopier:
     def load(
         self, host_slots: PerPool, device_slots: Sequence[int], *, indices: PerPool | None = None
     ) -> LayerTransfer:
-        """L2 → L1. Returns at once; the layers come in order.
+        """Start a copy from L2 to L1 and return at once. The layers arrive in order.
 
-        What the device was told to do before may still use `device_slots`: on CUDA the copies come after
-        all that the calling thread's current stream has been given.
+        On CUDA the copies run after all work that the calling thread's current stream has queued. That
+        work may still use `device_slots`.
 
         Args:
-            host_slots: For each pool the slots of its pages: a lease's `slots`.
-            device_slots: Where each page goes, in all pools.
-            indices: For each pool the pages that `host_slots` has: a lease's `indices`. None: all. What
-                a pool has in the device's slots of other pages stays as it was, and is not those pages.
+            host_slots: For each pool, the slots of its pages: a lease's `slots`.
+            device_slots: The slot of each page in L1, the same in all pools.
+            indices: For each pool, the numbers of the pages in `host_slots`: a lease's `indices`. None:
+                all pages. The device slots of other pages keep their former bytes in that pool.
 
         Raises:
-            ValueError: A slot that there is not, or that is named twice; or lists that do not match.
+            ValueError: A slot does not exist or is given twice, or the lists do not match.
             RuntimeError: The copier was closed.
         """
-        found = routes(self.pools, host_slots, device_slots, indices)
-        return self._submit(self._loading, _load, found)
+        mappings = map_slots(self.pools, host_slots, device_slots, indices)
+        return self._submit(self._loading, _load, mappings)
 
     def store(
         self, device_slots: Sequence[int], host_slots: PerPool, *, indices: PerPool | None = None
     ) -> LayerTransfer:
-        """L1 → L2. Returns at once; on CUDA after all that the current stream has been given to compute.
+        """Start a copy from L1 to L2 and return at once.
 
-        Neither side may change before `settled`. A reservation has `slots` and `indices`.
+        On CUDA the copies run after all work that the calling thread's current stream has queued. The
+        pages must not change on either side before `settled`. A reservation has `slots` and `indices`.
 
         Raises:
-            ValueError: A slot that there is not, or that is named twice; or lists that do not match.
+            ValueError: A slot does not exist or is given twice, or the lists do not match.
             RuntimeError: The copier was closed.
         """
-        found = routes(self.pools, host_slots, device_slots, indices)
-        return self._submit(self._storing, _store, found)
+        mappings = map_slots(self.pools, host_slots, device_slots, indices)
+        return self._submit(self._storing, _store, mappings)
 
     def close(self, timeout_s: float = 10.0) -> bool:
-        """Let the transfers that were begun end, and the threads; False where that takes longer.
+        """Finish the started transfers and stop the threads. Return False after `timeout_s`.
 
         Idempotent.
         """
@@ -130,8 +132,8 @@ class LayerCopier:
             self._closed = True
         deadline_s = time.monotonic() + timeout_s
         stopped = [
-            workers.close(max(0.0, deadline_s - time.monotonic()))
-            for workers, _ in (self._loading, self._storing)
+            executor.close(max(0.0, deadline_s - time.monotonic()))
+            for executor, _ in (self._loading, self._storing)
         ]
         return all(stopped)
 
@@ -142,30 +144,37 @@ class LayerCopier:
         self.close()
 
     def _submit(
-        self, lane: tuple[DaemonExecutor, CopyStream], move: Move, found: Sequence[Route]
+        self,
+        worker: tuple[DaemonExecutor, CopyStream],
+        move: Move,
+        mappings: Sequence[SlotMapping],
     ) -> LayerTransfer:
-        workers, stream = lane
+        executor, stream = worker
         transfer = LayerTransfer([pool.layers for pool in self.pools])
-        work = partial(_run, transfer, move, found, stream, stream.now())
-        with self._lock:  # a task behind the end of the threads would never run
+        work = partial(_run, transfer, move, mappings, stream, stream.caller_event())
+        with self._lock:  # a closed executor would never run the task
             if self._closed:
                 raise RuntimeError("these device pools were closed: make new ones")
-            workers.submit(work)
+            executor.submit(work)
         return transfer
 
 
 def _run(
-    transfer: LayerTransfer, move: Move, found: Sequence[Route], stream: CopyStream, asked: Mark
+    transfer: LayerTransfer,
+    move: Move,
+    mappings: Sequence[SlotMapping],
+    stream: CopyStream,
+    after: StreamEvent,
 ) -> None:
-    """One transfer, on its thread. Whatever goes wrong, nobody is left waiting."""
+    """Run one transfer on its thread. Every waiting thread is released, also after an error."""
     try:
-        with torch.inference_mode():  # tensors that were made in it are written in it alone
-            stream.follow(asked)
-            move(stream, [_Part(route, stream) for route in found], transfer)
+        with torch.inference_mode():  # inference tensors can be written in this mode only
+            stream.wait_for(after)
+            move(stream, [_PoolCopy(mapping, stream) for mapping in mappings], transfer)
     except BaseException as error:  # noqa: BLE001 - `_failure` logs it
         transfer.fail(_failure("a layer could not be moved", error))
     try:
-        stream.mark().synchronize()
+        stream.record_event().synchronize()
     except Exception as error:  # noqa: BLE001 - as above
         transfer.settle(_failure("the device is lost", error))
     else:
@@ -173,41 +182,41 @@ def _run(
 
 
 def _failure(what: str, error: BaseException) -> LayerTransferFailed:
-    logger.warning("pages on their way between L1 and L2: %s", what, exc_info=error)
+    logger.warning("a transfer between L1 and L2 failed: %s", what, exc_info=error)
     failure = LayerTransferFailed(f"{what}: {error}")
     failure.__cause__ = error
     return failure
 
 
-def _load(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) -> None:
-    for part, layer in _steps(parts):
+def _load(stream: CopyStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
+    for copy, layer in _layers(copies):
         if transfer.failed:
             return
-        for there, here in part.planes(layer):
-            stream.upload(here, there)
-        transfer.arrive(stream.mark())
+        for on_device, in_host in copy.planes(layer):
+            stream.upload(in_host, on_device)
+        transfer.arrive(stream.record_event())
 
 
-def _store(stream: CopyStream, parts: Sequence[_Part], transfer: LayerTransfer) -> None:
-    """Some layers are queued before the first of them is waited for: the device need not stand still."""
-    queued: deque[_Landing] = deque()
-    for part, layer in _steps(parts):
+def _store(stream: CopyStream, copies: Sequence[_PoolCopy], transfer: LayerTransfer) -> None:
+    """Copy layer by layer. Some layers are queued ahead, so that the device does not idle."""
+    queued: deque[_QueuedLayer] = deque()
+    for copy, layer in _layers(copies):
         if transfer.failed:
             return
-        planes = [stream.download(there, here) for there, here in part.planes(layer)]
-        queued.append(_Landing(planes, stream.mark()))
+        finish = [stream.download(on_device, in_host) for on_device, in_host in copy.planes(layer)]
+        queued.append(_QueuedLayer(finish, stream.record_event()))
         if len(queued) > LAYERS_AHEAD:
-            _land(queued.popleft(), transfer)
+            _finish_layer(queued.popleft(), transfer)
     while queued and not transfer.failed:
-        _land(queued.popleft(), transfer)
+        _finish_layer(queued.popleft(), transfer)
 
 
-def _land(landing: _Landing, transfer: LayerTransfer) -> None:
-    """Put a layer that has come from the device where it belongs in host memory."""
-    for land in landing.planes:
-        land()
-    transfer.arrive(landing.mark)
+def _finish_layer(layer: _QueuedLayer, transfer: LayerTransfer) -> None:
+    """Wait for a queued layer and put its planes into the host pool."""
+    for finish_plane in layer.finish:
+        finish_plane()
+    transfer.arrive(layer.copied)
 
 
-def _steps(parts: Sequence[_Part]) -> Iterator[tuple[_Part, int]]:
-    return ((part, layer) for part in parts for layer in range(part.pool.layers))
+def _layers(copies: Sequence[_PoolCopy]) -> Iterator[tuple[_PoolCopy, int]]:
+    return ((copy, layer) for copy in copies for layer in range(copy.pool.layers))

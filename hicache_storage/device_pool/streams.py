@@ -1,4 +1,4 @@
-"""How layers are copied on a kind of device: at once, or queued on a stream of its own."""
+"""Copy streams: synchronous copies on the CPU, and queued copies on a CUDA stream."""
 
 from __future__ import annotations
 
@@ -14,95 +14,95 @@ else:
     torch = load_torch()
 
 
-# A plane of a page from which on a call for each page costs less than an index does.
-_WHOLE_PAGE_NBYTES = 16 << 10
+# From this size of a page's plane on, one copy call for each page is faster than an indexed copy.
+_PAGEWISE_NBYTES = 16 << 10
 
 
 class Pages(NamedTuple):
     """Some pages of one plane of one layer."""
 
     rows: torch.Tensor
-    """[slots, page_tokens, heads, words] of the whole pool."""
+    """All slots of the pool: [slots, page_tokens, heads, words]."""
     slots: torch.Tensor
-    """Which of them, on the device of the rows."""
+    """Slot numbers of the pages, on the device of `rows`."""
 
 
-class Mark(Protocol):
-    """A point in what a device has been told to do."""
+class StreamEvent(Protocol):
+    """A point in the work that a device has queued."""
 
-    def precede_caller(self) -> None:
-        """What the calling thread computes from here on comes after it."""
+    def block_caller_stream(self) -> None:
+        """Make the later work of the calling thread's current stream wait for this event."""
 
     def synchronize(self) -> None:
-        """Block until the device has come to it."""
+        """Block until the device has reached this event."""
 
 
 class CopyStream(Protocol):
-    """Copies in one direction, in order. Used by one thread, `now` excepted."""
+    """Copies in one direction, in order. One thread uses it; any thread may call `caller_event`."""
 
-    def now(self) -> Mark:
-        """What the calling thread has had computed so far."""
+    def caller_event(self) -> StreamEvent:
+        """Return an event after the work that the calling thread's current stream has queued."""
         ...
 
-    def follow(self, mark: Mark) -> None:
-        """The copies that follow come after `mark`."""
+    def wait_for(self, event: StreamEvent) -> None:
+        """Make the later copies wait for `event`."""
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
-        """Slot numbers, where the device can use them."""
+        """Return slot numbers in memory that the device can read."""
         ...
 
-    def upload(self, here: Pages, there: Pages) -> None:
+    def upload(self, in_host: Pages, on_device: Pages) -> None:
         """Copy pages from host memory to the device."""
 
-    def download(self, there: Pages, here: Pages) -> Callable[[], None]:
-        """Copy pages from the device to host memory; to call what it returns puts them in place."""
+    def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
+        """Copy pages from the device to staging memory, and return a call that puts them into place."""
         ...
 
-    def mark(self) -> Mark:
-        """All copies so far."""
+    def record_event(self) -> StreamEvent:
+        """Return an event after all copies so far."""
         ...
 
 
-class _Past:
-    """A mark that the device has come to already."""
+class _CompletedEvent:
+    """An event that the device has already reached."""
 
-    def precede_caller(self) -> None:
-        """It does."""
+    def block_caller_stream(self) -> None:
+        """Do nothing: the event has passed."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the event has passed."""
 
 
 class HostStream:
-    """The device is the CPU: a copy is done when the call returns."""
+    """A stream of the CPU: a copy is complete when the call returns."""
 
-    def now(self) -> Mark:
-        return _Past()
+    def caller_event(self) -> StreamEvent:
+        return _CompletedEvent()
 
-    def follow(self, mark: Mark) -> None:
-        """Everything before is done."""
+    def wait_for(self, event: StreamEvent) -> None:
+        """Do nothing: all earlier work is complete."""
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
         return slots
 
-    def upload(self, here: Pages, there: Pages) -> None:
-        _copy(here, there)
+    def upload(self, in_host: Pages, on_device: Pages) -> None:
+        _copy(in_host, on_device)
 
-    def download(self, there: Pages, here: Pages) -> Callable[[], None]:
-        _copy(there, here)
+    def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
+        _copy(on_device, in_host)
         return lambda: None
 
-    def mark(self) -> Mark:
-        return _Past()
+    def record_event(self) -> StreamEvent:
+        return _CompletedEvent()
 
 
-class _CudaMark:
+class _CudaEvent:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._device = stream.device
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types there
         self.event.record(stream)
 
-    def precede_caller(self) -> None:
+    def block_caller_stream(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self.event)
 
     def synchronize(self) -> None:
@@ -110,75 +110,75 @@ class _CudaMark:
 
 
 class CudaStream:
-    """A stream beside the engine's: the CPU gathers pages, one copy brings them, the GPU scatters them.
+    """A CUDA stream of its own. The CPU gathers pages, one copy moves them, and the GPU scatters them.
 
-    The memory between is pinned where the host pool is, and only then do copies overlap with the CPU.
+    The staging memory is pinned if the host pool is. Only pinned copies overlap with work of the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # nor there
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there
 
-    def now(self) -> Mark:
-        return _CudaMark(torch.cuda.current_stream(self._device))
+    def caller_event(self) -> StreamEvent:
+        return _CudaEvent(torch.cuda.current_stream(self._device))
 
-    def follow(self, mark: Mark) -> None:
-        if isinstance(mark, _CudaMark):
-            self._stream.wait_event(mark.event)
+    def wait_for(self, event: StreamEvent) -> None:
+        if isinstance(event, _CudaEvent):
+            self._stream.wait_event(event.event)
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
             return slots.to(self._device)
 
-    def upload(self, here: Pages, there: Pages) -> None:
-        staged = _staging(here)
-        _copy(here, staged)
+    def upload(self, in_host: Pages, on_device: Pages) -> None:
+        staged = _staging(in_host)
+        _copy(in_host, staged)
         with torch.cuda.stream(self._stream):
-            landed = staged.rows.to(self._device, non_blocking=True)
-            there.rows.index_copy_(0, there.slots, landed)
+            rows = staged.rows.to(self._device, non_blocking=True)
+            on_device.rows.index_copy_(0, on_device.slots, rows)
 
-    def download(self, there: Pages, here: Pages) -> Callable[[], None]:
-        staged = _staging(here)
+    def download(self, on_device: Pages, in_host: Pages) -> Callable[[], None]:
+        staged = _staging(in_host)
         with torch.cuda.stream(self._stream):
-            gathered = there.rows.index_select(0, there.slots)
+            gathered = on_device.rows.index_select(0, on_device.slots)
             staged.rows.copy_(gathered, non_blocking=True)
-        mark = self.mark()
+        copied = self.record_event()
 
-        def land() -> None:
-            mark.synchronize()
-            _copy(staged, here)
+        def finish() -> None:
+            copied.synchronize()
+            _copy(staged, in_host)
 
-        return land
+        return finish
 
-    def mark(self) -> Mark:
-        return _CudaMark(self._stream)
+    def record_event(self) -> StreamEvent:
+        return _CudaEvent(self._stream)
 
 
 def _copy(source: Pages, target: Pages) -> None:
-    """From host memory to host memory."""
-    if source.rows[0].nbytes < _WHOLE_PAGE_NBYTES:
+    """Copy pages from host memory to host memory."""
+    if source.rows[0].nbytes < _PAGEWISE_NBYTES:
         target.rows.index_copy_(0, target.slots, source.rows.index_select(0, source.slots))
         return
     for from_slot, to_slot in zip(source.slots, target.slots, strict=True):
         target.rows[int(to_slot)].copy_(source.rows[int(from_slot)])
 
 
-def _staging(here: Pages) -> Pages:
-    """Host memory for as many pages, between the pool and the device. Pinned as the pool is."""
-    count = len(here.slots)
-    shape = (count, *here.rows.shape[1:])
-    rows = torch.empty(shape, dtype=here.rows.dtype, pin_memory=here.rows.is_pinned())
+def _staging(in_host: Pages) -> Pages:
+    """Allocate staging memory for the pages, pinned if the host pool is."""
+    count = len(in_host.slots)
+    shape = (count, *in_host.rows.shape[1:])
+    rows = torch.empty(shape, dtype=in_host.rows.dtype, pin_memory=in_host.rows.is_pinned())
     return Pages(rows, torch.arange(count))
 
 
 def stream_for(device: torch.device) -> CopyStream:
-    """A stream of its own on `device`.
+    """Return a new copy stream on `device`.
 
     Raises:
-        ValueError: Neither the CPU nor CUDA.
+        ValueError: The device is neither the CPU nor CUDA.
     """
     if device.type == "cpu":
         return HostStream()
     if device.type == "cuda":
         return CudaStream(device)
-    raise ValueError(f"device pools lie on the CPU or on CUDA, not on {device}")
+    raise ValueError(f"device pools are on the CPU or on CUDA, not on {device}")

@@ -1,4 +1,4 @@
-"""One pool's KV cache on the device and in host memory, seen layer by layer."""
+"""Views of one pool's KV cache, on the device and in host memory, layer by layer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 else:
     torch = load_torch()
 
-# Bits are moved, not numbers: not every kind of float can be copied by index, and wide words go faster.
+# Pages are copied as integers. Torch cannot copy every float type by index, and wide words are faster.
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class LayeredPool:
-    """The tensors that an engine computes with, beside the host pool that their pages come from.
+    """The tensors of an engine, together with the host pool of the same pages.
 
-    Both stay the caller's, and must outlive this. Slot s of the device is tokens s * page_tokens to
-    (s + 1) * page_tokens - 1 of every tensor; tokens beyond the last whole page are left alone.
+    The caller owns both, and they must outlive this object. Slot s of the device covers the tokens
+    s * page_tokens to (s + 1) * page_tokens - 1 of every tensor. Tokens beyond the last full page are
+    not used.
     """
 
     def __init__(self, host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -31,11 +32,11 @@ class LayeredPool:
 
         Args:
             host: L2 of the same pool, in any layout.
-            planes: For each plane of the host pool's shape (K and V, or the latent of MLA) one tensor a
-                layer, [tokens, heads, dim]. Of the pool's dtype, or of another one as wide.
+            planes: For each plane of the host pool's shape (K and V, or the latent of MLA), one tensor
+                for each layer, [tokens, heads, dim]. The dtype has the width of the pool's dtype.
 
         Raises:
-            ValueError: Tensors that do not go with each other or with the host pool's shape.
+            ValueError: The tensors do not match each other or the host pool's shape.
         """
         self.host = host
         self.page_tokens: int = host.shape.page_tokens
@@ -55,35 +56,35 @@ class LayeredPool:
         ]
 
     def planes(self, layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each plane of a layer, on the device and in L2, both [slots, page_tokens, heads, words]."""
+        """Return each plane of a layer, on the device and in L2: [slots, page_tokens, heads, words]."""
         return [plane[layer] for plane in self._planes]
 
 
 def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same memory in the widest words in which all of `tensors` can be seen."""
+    """Return views of both tensors in the widest integers that both support."""
     for words in _WORDS:
         try:
             on_device, in_host = (tensor.view(words) for tensor in tensors)
-        except RuntimeError:  # a dim or a stride that is no multiple of it
+        except RuntimeError:  # a dim or a stride is no multiple of the width
             continue
         return on_device, in_host
     raise ValueError(f"tensors of strides {[tensor.stride() for tensor in tensors]} have no pages")
 
 
 def _by_layer(host: HostPool, plane: int) -> list[torch.Tensor]:
-    """A plane of the host pool as one view a layer, [slots, page_tokens, heads, dim], in any layout."""
+    """Return one view for each layer of a host plane, [slots, page_tokens, heads, dim]."""
     shape = host.shape
-    whole = host.tensors()[plane]
+    array = host.tensors()[plane]
     heads, dim = shape.planes[plane]
     if host.layout == "layer_first":
-        whole = whole.view(shape.layers, host.slots, shape.page_tokens, heads, dim)
-        return [whole[layer] for layer in range(shape.layers)]
+        array = array.view(shape.layers, host.slots, shape.page_tokens, heads, dim)
+        return [array[layer] for layer in range(shape.layers)]
     if host.layout == "page_first":
-        whole = whole.view(host.slots, shape.page_tokens, shape.layers, heads, dim)
-        return [whole[:, :, layer] for layer in range(shape.layers)]
+        array = array.view(host.slots, shape.page_tokens, shape.layers, heads, dim)
+        return [array[:, :, layer] for layer in range(shape.layers)]
     if host.layout == "page_first_direct":
-        return [whole[:, layer] for layer in range(shape.layers)]
-    return [whole[:, :, :, layer].transpose(1, 2) for layer in range(shape.layers)]  # page_head
+        return [array[:, layer] for layer in range(shape.layers)]
+    return [array[:, :, :, layer].transpose(1, 2) for layer in range(shape.layers)]  # page_head
 
 
 def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -103,7 +104,7 @@ def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:
             if tuple(tensor.shape) != wanted or tensor.device != first.device:
                 raise ValueError(
                     f"the tensor of layer {layer} is {tuple(tensor.shape)} on {tensor.device}; the host"
-                    f" pool's shape wants {wanted} on {first.device}"
+                    f" pool's shape needs {wanted} on {first.device}"
                 )
             if tensor.element_size() != shape.itemsize:
                 raise ValueError(

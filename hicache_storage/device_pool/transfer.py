@@ -1,4 +1,4 @@
-"""Pages on their way between L1 and L2, as those see it who wait for them."""
+"""A transfer between L1 and L2, as its waiting threads and its copying thread see it."""
 
 from __future__ import annotations
 
@@ -11,42 +11,44 @@ from hicache_storage.errors import HiCacheError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache_storage.device_pool.streams import Mark
+    from hicache_storage.device_pool.streams import StreamEvent
 
 
 class LayerTransferFailed(HiCacheError, RuntimeError):
-    """A layer will not arrive. What the pages hold where they were going is not to be read."""
+    """A layer will not arrive. The target pages must not be read."""
 
 
 class LayerTransfer:
-    """Layer after layer of some pages, in every pool: the first pool's layers, then the next one's.
+    """The copy of some pages, layer by layer: all layers of the first pool, then those of the next one.
 
-    Thread-safe. However it ends, everyone who waits is let go.
+    Thread-safe. The end of the transfer releases every waiting thread, also after an error.
     """
 
     settled: Future[None]
-    """Done when no memory of the transfer is touched any more: a lease may be released then, a
-    reservation committed. It has the LayerTransferFailed where there is one: what was to be filled is to
-    be abandoned."""
+    """Done when the transfer accesses no memory any more.
+
+    The caller may then release the lease or commit the reservation. A failed transfer has a
+    LayerTransferFailed here, and the caller must abandon the target pages.
+    """
 
     def __init__(self, layers: Sequence[int]) -> None:
-        """`layers`: how many each pool has."""
+        """Expect `layers` layers of each pool."""
         self.settled = Future()
         self._layers = list(layers)
-        self._marks: list[Mark] = []
+        self._arrived: list[StreamEvent] = []
         self._error: LayerTransferFailed | None = None
         self._changed = threading.Condition()
 
     def wait(self, layer: int, *, pool: int = 0, timeout_s: float | None = None) -> None:
-        """What this thread computes from here on may use `layer` of `pool`.
+        """Wait until the work that this thread does next may use `layer` of `pool`.
 
-        On a CPU it blocks until the layer is there. On CUDA it blocks only until the copy is queued, and
-        makes the current stream wait for it.
+        On a CPU the call blocks until the layer has arrived. On CUDA it blocks until the copy is queued,
+        and makes the current stream wait for the copy.
 
         Raises:
-            LayerTransferFailed: The layer will not come, or was cancelled.
-            TimeoutError: It did not come within `timeout_s`.
-            IndexError: There is no such layer or pool.
+            LayerTransferFailed: The layer will not arrive, or the transfer was cancelled.
+            TimeoutError: The layer did not arrive within `timeout_s`.
+            IndexError: The layer or the pool does not exist.
         """
         if not (0 <= pool < len(self._layers) and 0 <= layer < self._layers[pool]):
             raise IndexError(
@@ -54,41 +56,41 @@ class LayerTransfer:
             )
         step = sum(self._layers[:pool]) + layer
         with self._changed:
-            self._changed.wait_for(lambda: len(self._marks) > step or self._error, timeout_s)
-            if len(self._marks) > step:
-                mark = self._marks[step]
+            self._changed.wait_for(lambda: len(self._arrived) > step or self._error, timeout_s)
+            if len(self._arrived) > step:
+                event = self._arrived[step]
             elif self._error is not None:
                 raise LayerTransferFailed(*self._error.args) from self._error
             else:
-                raise TimeoutError(f"layer {layer} of pool {pool} did not come in {timeout_s} s")
-        mark.precede_caller()
+                raise TimeoutError(f"layer {layer} of pool {pool} did not arrive in {timeout_s} s")
+        event.block_caller_stream()
 
     def cancel(self) -> None:
-        """Move no further layers; those that have not come never will. It ends by settling."""
+        """Copy no further layers. The transfer settles with an error unless all layers have arrived."""
         self.fail(LayerTransferFailed("the transfer was cancelled"))
 
     # --- the copying thread's side -------------------------------------------------------------------
 
     @property
     def failed(self) -> bool:
-        """Nobody waits for further layers."""
+        """True if no further layer will arrive."""
         return self._error is not None
 
-    def arrive(self, mark: Mark) -> None:
-        """The next layer is there, once the device has come to `mark`."""
+    def arrive(self, event: StreamEvent) -> None:
+        """Announce the next layer, which is complete when the device reaches `event`."""
         with self._changed:
-            self._marks.append(mark)
+            self._arrived.append(event)
             self._changed.notify_all()
 
     def fail(self, error: LayerTransferFailed) -> None:
-        """No further layer will come. The first reason stands, and none does once all have come."""
+        """Announce that no further layer arrives. The first error counts, and none after all layers."""
         with self._changed:
-            if self._error is None and len(self._marks) < sum(self._layers):
+            if self._error is None and len(self._arrived) < sum(self._layers):
                 self._error = error
             self._changed.notify_all()
 
     def settle(self, lost: LayerTransferFailed | None = None) -> None:
-        """Its memory is not touched any more. `lost`: nor is it known to hold what came."""
+        """Announce that no memory is accessed any more. `lost`: the arrived layers may be wrong."""
         error = self._error or lost
         if error is None:
             self.settled.set_result(None)

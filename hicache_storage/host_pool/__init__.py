@@ -1,7 +1,7 @@
 """L2: pages in host memory, in an engine's layout.
 
-A pool holds one array a plane (K and V, or the one latent of MLA), shaped as SGLang 0.5.23 shapes it
-(pool_host/mha.py, mla.py). S slots of P tokens, L layers, H heads, D dims:
+A pool holds one array for each plane (K and V, or the one latent of MLA). The shapes are those of SGLang
+0.5.23 (pool_host/mha.py, mla.py), for S slots of P tokens, L layers, H heads and D dims:
 
     layout             array of a plane   bytes of its page    segments of a page
     layer_first        (L, S*P, H, D)     (L, P, H, D)         one a plane and layer
@@ -9,8 +9,8 @@ A pool holds one array a plane (K and V, or the one latent of MLA), shaped as SG
     page_first_direct  (S, L, P, H, D)    (L, P, H, D)         one a plane
     page_head          (S, H, P, L, D)    (H, P, L, D)         one a plane
 
-The planes follow each other in memory and in the page: equal K and V are one array with a leading 2.
-For the storage a page can be cut into tiles (`tiles`), which are stored as pages of their own.
+The planes follow each other in memory and in the page. Equal K and V form one array with a leading axis
+of 2. A page can be cut into tiles (`tiles`); the storage stores each tile as a page of its own.
 """
 
 from __future__ import annotations

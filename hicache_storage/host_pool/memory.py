@@ -1,4 +1,4 @@
-"""The memory of a host pool: mapped, filled in and, for CUDA, pinned once."""
+"""The memory of a host pool: mapped and populated once and, for CUDA, pinned once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mmap
 import sys
 from typing import Any, Literal, get_args
 
-from hicache_storage.host_pool.memory_limits import room
+from hicache_storage.host_pool.memory_limits import available_memory
 from hicache_storage.page import address_of
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -22,21 +22,23 @@ _MADV_POPULATE_WRITE = 23
 _POPULATE_NBYTES = 256 << 20
 
 
-def mapped(nbytes: int, huge_pages: HugePages) -> memoryview:
-    """Fresh zeroed memory at a page boundary, every page of it there."""
+def map_memory(nbytes: int, huge_pages: HugePages) -> memoryview:
+    """Map zeroed memory at a page boundary, with every page of it resident."""
     if huge_pages not in get_args(HugePages):
         choices = ", ".join(get_args(HugePages))
         raise ValueError(f"unknown huge_pages {huge_pages!r}; choose one of {choices}")
     if not nbytes:
         return memoryview(b"")
-    memory = _reserved(nbytes, huge_pages) if huge_pages in _HUGE_NBYTES else _ordinary(nbytes)
+    memory = (
+        _map_reserved(nbytes, huge_pages) if huge_pages in _HUGE_NBYTES else _map_ordinary(nbytes)
+    )
     if huge_pages == "transparent":
         memory.madvise(mmap.MADV_HUGEPAGE)
     _populate(memory)
     return memoryview(memory)[:nbytes]
 
 
-def _reserved(nbytes: int, huge_pages: HugePages) -> mmap.mmap:
+def _map_reserved(nbytes: int, huge_pages: HugePages) -> mmap.mmap:
     unit = _HUGE_NBYTES[huge_pages]
     count = -(-nbytes // unit)
     size = (unit.bit_length() - 1) << _MAP_HUGE_SHIFT
@@ -52,47 +54,47 @@ def _reserved(nbytes: int, huge_pages: HugePages) -> mmap.mmap:
         ) from error
 
 
-def _ordinary(nbytes: int) -> mmap.mmap:
-    _check_room(nbytes)
+def _map_ordinary(nbytes: int) -> mmap.mmap:
+    _check_available(nbytes)
     try:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:  # a limit of the process, or a kernel that does not overcommit
         raise MemoryError(f"no memory for {nbytes} bytes: {error.strerror}") from error
 
 
-def _check_room(nbytes: int) -> None:
-    """Refuse what would wake the kernel's out-of-memory killer: it leaves no message."""
-    left = room()
-    if nbytes > left.nbytes:
+def _check_available(nbytes: int) -> None:
+    """Refuse a size that would invoke the kernel's out-of-memory killer, which leaves no message."""
+    limit = available_memory()
+    if nbytes > limit.nbytes:
         raise MemoryError(
-            f"a host pool of {nbytes} bytes does not fit: {left.nbytes} bytes are available"
-            f" {left.where}; make it smaller, with fewer slots or (hicache replay) another --host-size"
+            f"a host pool of {nbytes} bytes does not fit: {limit.nbytes} bytes are available"
+            f" {limit.where}; make it smaller, with fewer slots or (hicache replay) another --host-size"
         )
 
 
 def _populate(memory: mmap.mmap) -> None:
-    """Take the page faults now rather than in the first request, a part at a time for Ctrl-C."""
+    """Take the page faults now rather than in the first request, in steps that Ctrl-C can interrupt."""
     try:
         for start in range(0, len(memory), _POPULATE_NBYTES):
             nbytes = min(_POPULATE_NBYTES, len(memory) - start)
             memory.madvise(_MADV_POPULATE_WRITE, start, nbytes)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a kernel before 5.14 does not know it, and faults later
+        if error.errno != errno.EINVAL:  # a kernel before 5.14 lacks it and populates later
             raise MemoryError(f"no memory for {len(memory)} bytes: {error.strerror}") from error
 
 
 def load_torch() -> Any:
-    """torch, or an ImportError that says how to get it."""
+    """Import torch, or raise an ImportError with the command that installs it."""
     try:
-        import torch  # noqa: PLC0415 - seconds, for those who ask for tensors
+        import torch  # noqa: PLC0415 - the import takes seconds
     except ImportError as error:
         message = 'this needs torch: pip install "hicache-storage[torch]"'
         raise ImportError(message, name="torch") from error
     return torch
 
 
-def cuda_runtime(pin: bool | None) -> Any:  # noqa: FBT001 - the caller's word, three-valued
-    """torch's CUDA runtime where memory is to be pinned, else None."""
+def cuda_runtime(pin: bool | None) -> Any:  # noqa: FBT001 - three-valued, as in the constructor
+    """Return torch's CUDA runtime if memory is to be pinned, else None."""
     torch = load_torch() if pin else sys.modules.get("torch")
     if pin is False or torch is None:
         return None
@@ -103,14 +105,14 @@ def cuda_runtime(pin: bool | None) -> Any:  # noqa: FBT001 - the caller's word, 
     return None
 
 
-def pin_memory(memory: memoryview, cuda: Any, *, must: bool) -> bool:
-    """Lock `memory` for CUDA's copies; whether that was done.
+def pin_memory(memory: memoryview, cuda: Any, *, required: bool) -> bool:
+    """Lock `memory` for CUDA's copies, and return whether CUDA has done so.
 
     Raises:
-        RuntimeError: CUDA refused, and it `must` be done.
+        RuntimeError: CUDA refused, and pinning is `required`.
     """
     code = int(cuda.cudaHostRegister(address_of(memory), memory.nbytes, 0))
-    if code and must:
+    if code and required:
         raise RuntimeError(
             f"CUDA could not pin {memory.nbytes} bytes: cudaHostRegister gave {code}"
         )

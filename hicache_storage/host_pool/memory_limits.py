@@ -1,8 +1,8 @@
-"""How much memory this process may still take: of the machine, and of the control groups that it is in.
+"""Memory that this process can still allocate, by the machine and by its control groups.
 
-A container is killed for memory when its group passes its limit, however much the machine has left, and
-the nearest limit may be that of a group further up. The file cache that is charged to a group is free
-for the asking, as it is in the machine's own MemAvailable.
+The kernel kills a container that exceeds the limit of its group, however much memory the machine has.
+The lowest limit may be that of a parent group. File cache that is charged to a group counts as
+available, as in the machine's own MemAvailable.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Room(NamedTuple):
-    """Memory that can still be taken, and what sets the limit."""
+class MemoryLimit(NamedTuple):
+    """An upper bound of what this process can still allocate."""
 
     nbytes: int
     where: str
+    """Origin of the bound, as a phrase for error messages."""
 
 
 class _Files(NamedTuple):
-    """What the files of one version of control groups are called."""
+    """File names of one version of control groups."""
 
     limits: tuple[str, ...]
     usage: str
     cache: tuple[str, ...]
 
 
-# Above `memory.high` a group is slowed down until it stands still: as good as no memory.
+# The kernel throttles a group above `memory.high` to a standstill, so it counts as a limit.
 _V2 = _Files(
     ("memory.max", "memory.high"),
     "memory.current",
@@ -42,14 +43,16 @@ _V1 = _Files(
 )
 
 
-def room(root: Path = Path("/")) -> Room:
-    """The least room that the machine or a control group leaves; `root` is where /proc and /sys are."""
+def available_memory(root: Path = Path("/")) -> MemoryLimit:
+    """Return the lowest limit of the machine and the control groups; `root` contains /proc and /sys."""
     machine = _table(root / "proc/meminfo")["MemAvailable"] << 10
-    return min([Room(machine, "on this machine"), *_groups(root)], key=lambda each: each.nbytes)
+    return min(
+        [MemoryLimit(machine, "on this machine"), *_groups(root)], key=lambda limit: limit.nbytes
+    )
 
 
-def _groups(root: Path) -> Iterator[Room]:
-    """The room in each group with a limit, from the process's own up to the topmost that is visible."""
+def _groups(root: Path) -> Iterator[MemoryLimit]:
+    """Yield the limit of each limited group, from the process's own group up to the top."""
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -59,30 +62,32 @@ def _groups(root: Path) -> Iterator[Room]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            yield from _upwards(mount, path, _V2)
+            yield from _limits_up_from(mount, path, _V2)
         elif "memory" in controllers.split(","):
-            yield from _upwards(mount / "memory", path, _V1)
+            yield from _limits_up_from(mount / "memory", path, _V1)
 
 
-def _upwards(mount: Path, path: str, files: _Files) -> Iterator[Room]:
-    """The group at `path`, and those above it.
+def _limits_up_from(mount: Path, path: str, files: _Files) -> Iterator[MemoryLimit]:
+    """Yield the limits of the group at `path` and of its parents.
 
-    In a container without a namespace of its own the path is the host's. Of its groups only the mount
-    itself is there then: that is the container's.
+    In a container without a cgroup namespace the path is the host's. The only group that exists below
+    the mount is then the mount itself, which is the container's group.
     """
     inside = PurePosixPath(path.lstrip("/"))
-    if ".." in inside.parts:  # it is in a group beside the one that the mount shows
+    if ".." in inside.parts:  # the group lies outside the mounted one
         inside = PurePosixPath()
     for group in (inside, *inside.parents):
-        found = _room_of(mount / group, files)
-        if found is not None:
-            limit, left = found
+        usage = _limit_and_available(mount / group, files)
+        if usage is not None:
+            limit, available = usage
             name = f"/{group}" if group.parts else "/"
-            yield Room(left, f"in control group {name}, which is limited to {limit} bytes")
+            yield MemoryLimit(
+                available, f"in control group {name}, which is limited to {limit} bytes"
+            )
 
 
-def _room_of(group: Path, files: _Files) -> tuple[int, int] | None:
-    """The limit of a group, and what it leaves; None where there is no limit, or no such group."""
+def _limit_and_available(group: Path, files: _Files) -> tuple[int, int] | None:
+    """Return a group's limit and its available bytes; None for a group that is unlimited or missing."""
     limits = [limit for name in files.limits if (limit := _number(group / name)) is not None]
     usage = _number(group / files.usage)
     if not limits or usage is None:
@@ -101,7 +106,7 @@ def _number(file: Path) -> int | None:
 
 
 def _table(file: Path) -> dict[str, int]:
-    """The first number of each line, by the word before it."""
+    """Return the first number of each line, under the word before it."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except OSError:

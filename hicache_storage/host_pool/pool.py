@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hicache_storage.host_pool.memory import (
     cuda_runtime,
     load_torch,
-    mapped,
+    map_memory,
     pin_memory,
     unpin_memory,
 )
@@ -18,7 +18,7 @@ from hicache_storage.host_pool.shape import (
     array_shape,
     check_layout,
 )
-from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole
+from hicache_storage.host_pool.tiles import check_tiles, tile_nbytes, tile_runs, whole_page
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.scalars import check_integer
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from hicache_storage.host_pool.tiles import Run, Tile
 
 
-# A slot never moves, so that what was made of it once serves every transfer. A view has some 200 bytes:
-# so many are kept, 50 MB in all, enough for 4,000 pages of 64 segments. What comes later is made anew.
-_MOST_VIEWS = 1 << 18
+# A slot never moves, so its views are cached for later transfers. A view takes about 200 bytes. The
+# cache holds 50 MB of them: 4,000 pages of 64 segments. Further views are made for each transfer.
+_MAX_CACHED_VIEWS = 1 << 18
 
 
 class HostPool:
-    """Slots for pages in memory that is mapped, filled in and, for CUDA, pinned once.
+    """Slots for pages in memory that is mapped, populated and, for CUDA, pinned once.
 
-    Thread-safe. Which page is in which slot is the caller's to know, and so is its identity. Views that
-    were handed out keep the memory alive, also after `close`; only pinning ends there.
+    Thread-safe. The caller tracks the pages in the slots and their identities. Views keep the memory
+    alive, also after `close`; only the pinning ends there.
     """
 
     def __init__(
@@ -61,25 +61,25 @@ class HostPool:
         """Map the memory of `slots` pages, and of a header of `frame_nbytes` for each of their tiles.
 
         Args:
-            shape: What a page holds.
-            slots: How many pages.
+            shape: The content of a page.
+            slots: The number of pages.
             layout: One of `LAYOUTS`.
             frame_nbytes: The page store's `frame_nbytes`; 0: no headers.
-            tiles: What a page is cut into for the storage; none: it is not cut.
-            huge_pages: For the pages; "2MiB" and "1GiB" must have been reserved in the kernel.
+            tiles: The tiles of a page in the storage; none: pages are not cut.
+            huge_pages: The kind of huge pages. The kernel must have reserved those of "2MiB" and "1GiB".
             pin: Lock the pages for CUDA copies. None: if torch is loaded and sees CUDA.
 
         Raises:
-            ValueError: An argument is out of range, or the layout does not go with the shape, or it
-                puts a tile into more segments than a storage takes.
-            MemoryError: The machine has no room, or not as many huge pages.
-            RuntimeError: `pin=True` where there is no CUDA, or CUDA refused.
-            ImportError: `pin=True` without torch.
+            ValueError: An argument is out of range, the layout does not support the shape, or a tile has
+                more segments than a storage accepts.
+            MemoryError: The machine lacks memory or huge pages.
+            RuntimeError: `pin=True`, and there is no CUDA or CUDA refused.
+            ImportError: `pin=True`, and torch is missing.
         """
         check_layout(layout, shape)
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
             check_integer(name, value, least=least)
-        self.tiles: tuple[Tile, ...] = tuple(tiles) or (whole(shape),)
+        self.tiles: tuple[Tile, ...] = tuple(tiles) or (whole_page(shape),)
         check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
         self.shape = shape
@@ -87,78 +87,80 @@ class HostPool:
         self.layout = layout
         self.frame_nbytes = frame_nbytes
         self._lock = threading.Lock()
-        self._runs = tile_runs(layout, shape, slots, whole(shape))
-        self._page_nbytes = shape.nbytes  # computed by the shape each time
+        self._runs = tile_runs(layout, shape, slots, whole_page(shape))
+        self._page_nbytes = shape.nbytes  # the shape computes it on each access
         self._tile_runs = [tile_runs(layout, shape, slots, tile) for tile in self.tiles]
         self._tile_nbytes = [tile_nbytes(shape, tile) for tile in self.tiles]
-        self._pages = mapped(slots * shape.nbytes, huge_pages)
-        self._headers = mapped(slots * len(self.tiles) * frame_nbytes, "none")
+        self._pages = map_memory(slots * shape.nbytes, huge_pages)
+        self._headers = map_memory(slots * len(self.tiles) * frame_nbytes, "none")
         self._allocation = Slots(slots)
         self._end_slot = slots  # 0 once closed
         self._framed: dict[int, FramedPage] = {}
         self._views = 0
         self._pinning = None
-        if cuda is not None and pin_memory(self._pages, cuda, must=bool(pin)):
+        if cuda is not None and pin_memory(self._pages, cuda, required=bool(pin)):
             self._pinning = weakref.finalize(self, unpin_memory, self._pages, cuda)
-            self._pinning.atexit = False  # the driver frees what is left, and may be gone by then
+            self._pinning.atexit = False  # the driver frees the pages, and may be unloaded by then
 
     @property
     def pinned(self) -> bool:
-        """The pages are locked in memory for CUDA."""
+        """True while the pages are locked in memory for CUDA."""
         return self._pinning is not None and self._pinning.alive
 
     @property
     def free_slots(self) -> int:
-        """How many slots `allocate` could give."""
+        """Number of slots that `allocate` can return."""
         return self._allocation.free_count
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
-        """The memory that pages and headers lie in, whole, for `register_buffer`."""
+        """All memory of pages and headers, for `register_buffer`."""
         return tuple(memory for memory in (self._pages, self._headers) if memory.nbytes)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` slots, those that were freed first; None where there are not as many.
+        """Return `count` slots, least recently freed first, or None if fewer are free.
 
         Raises:
-            ValueError: A negative count.
+            ValueError: `count` is negative.
         """
         return self._allocation.allocate(count)
 
     def free(self, slots: Iterable[int]) -> None:
-        """Give slots back.
+        """Free slots.
 
         Raises:
-            ValueError: A slot is not in use, or is named twice. Nothing is freed then.
+            ValueError: A slot is not in use, or is given twice. No slot is freed then.
         """
         self._allocation.free(slots)
 
     def page(self, slot: int) -> Page:
-        """The memory of a slot, in stored order. Borrowed: whoever allocated the slot may write it.
+        """Return the memory of a slot, in stored order. The owner of the slot may write it.
 
         Raises:
-            ValueError: No such slot, or the pool was closed.
+            ValueError: The slot does not exist, or the pool was closed.
         """
         return self._view(slot, self._runs, self._page_nbytes)
 
     def framed_page(self, slot: int, tile: int = 0) -> FramedPage:
-        """One of the slot's `tiles` with its header, for the page store. An uncut page is one tile.
+        """Return one of the slot's `tiles` with its header, for the page store.
+
+        An uncut page is one tile.
 
         Raises:
-            ValueError: No such slot or tile, the pool was closed, or has no headers.
+            ValueError: The slot or tile does not exist, or the pool was closed or has no headers.
         """
         if 0 <= tile < len(self.tiles):
-            kept = self._framed.get(slot * len(self.tiles) + tile)
-            if kept is not None:
-                return kept
+            cached = self._framed.get(slot * len(self.tiles) + tile)
+            if cached is not None:
+                return cached
         return self._new_framed_page(slot, tile)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """The same memory as one numpy array a plane, shaped as the layout says.
+        """Return the same memory as one numpy array for each plane, in the shape of the layout.
 
-        In the dtype where numpy has it, else in unsigned integers as wide.
+        A dtype that numpy lacks is replaced by unsigned integers of its width.
         """
-        import numpy as np  # noqa: PLC0415 - not everyone who opens a pool looks inside
+        import numpy as np  # noqa: PLC0415 - most pools need no arrays
 
         storage = np.dtype(STORAGE_TYPES[self.shape.dtype])
         return tuple(
@@ -167,16 +169,16 @@ class HostPool:
         )
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The same memory as one tensor a plane, in its dtype, shaped as the layout says.
+        """Return the same memory as one tensor for each plane, in the shape of the layout.
 
         Raises:
-            ImportError: There is no torch.
+            ImportError: torch is missing.
         """
         import numpy as np  # noqa: PLC0415
 
         torch = load_torch()
         dtype = getattr(torch, self.shape.dtype)
-        # Through numpy, which holds the memory: a tensor made of the buffer itself would not.
+        # A numpy array keeps the memory alive. A tensor of the buffer itself does not.
         return tuple(
             torch.from_numpy(np.frombuffer(self._plane(plane), np.uint8))
             .view(dtype)
@@ -185,7 +187,7 @@ class HostPool:
         )
 
     def close(self) -> None:
-        """Unpin and let go of the memory; it is unmapped with the last view of it. Idempotent."""
+        """Unpin and release the memory; the last view of it unmaps it. Idempotent."""
         with self._lock:
             self._end_slot = 0
             if self._pinning is not None:
@@ -200,9 +202,8 @@ class HostPool:
         self.close()
 
     def _new_framed_page(self, slot: int, tile: int) -> FramedPage:
-        kept = (
-            self._framed
-        )  # where another thread closes the pool meanwhile, nobody looks there again
+        # `close` replaces the dictionary, so a page added here after it is never used.
+        cache = self._framed
         size = self.frame_nbytes
         if not size:
             raise ValueError("this host pool has no headers: open it with the store's frame_nbytes")
@@ -211,14 +212,14 @@ class HostPool:
         payload = self._view(slot, self._tile_runs[tile], self._tile_nbytes[tile])
         number = slot * len(self.tiles) + tile
         framed = FramedPage(self._headers[number * size : (number + 1) * size], payload)
-        if self._views < _MOST_VIEWS:
+        if self._views < _MAX_CACHED_VIEWS:
             self._views += len(payload.segments)
-            kept[number] = framed
+            cache[number] = framed
         return framed
 
     def _view(self, slot: int, runs: list[Run], nbytes: int) -> Page:
         if not 0 <= slot < self._end_slot:
-            raise ValueError(self._refusal(slot))
+            raise ValueError(self._slot_error(slot))
         memory = self._pages
         views = [
             memory[start + slot * stride : start + slot * stride + length]
@@ -228,7 +229,7 @@ class HostPool:
 
     def _plane(self, plane: int) -> memoryview:
         if not self._end_slot:
-            raise ValueError(self._refusal(0))
+            raise ValueError(self._slot_error(0))
         sizes = [self.slots * nbytes for nbytes in self.shape.plane_nbytes]
         start = sum(sizes[:plane])
         return self._pages[start : start + sizes[plane]]
@@ -236,7 +237,7 @@ class HostPool:
     def _array_shape(self, plane: int) -> tuple[int, ...]:
         return array_shape(self.layout, self.shape, plane, self.slots)
 
-    def _refusal(self, slot: int) -> str:
+    def _slot_error(self, slot: int) -> str:
         if not self._end_slot:
             return "this host pool was closed: open a new one"
         return f"there is no slot {slot}: this host pool has slots 0 to {self.slots - 1}"

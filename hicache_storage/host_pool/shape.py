@@ -1,4 +1,4 @@
-"""What a page holds, and where a layout puts its bytes."""
+"""The shape of a page, and the order of its bytes in each layout."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ POOL_AXES = {
     "page_first_direct": "slthd",
     "page_head": "shtld",
 }
-"""The axes of a plane's array: slot, token in it, token in the pool (n), layer, head, dim."""
+"""The axes of a plane's array: slot, token in the slot, token in the pool (n), layer, head, dim."""
 
 _LAYOUTS_OF_UNEQUAL_PLANES = ("page_first", "page_first_direct")
 
-STORAGE_TYPES = {  # logical dtype: what numpy holds it in
+STORAGE_TYPES = {  # logical dtype: numpy dtype
     "float32": "<f4",
     "float16": "<f2",
-    "bfloat16": "<u2",  # numpy has no such type: the same width stands in
+    "bfloat16": "<u2",  # numpy lacks the type; an integer of its width replaces it
     "float8_e4m3fn": "|u1",
     "float8_e4m3fnuz": "|u1",
     "float8_e5m2": "|u1",
@@ -34,14 +34,14 @@ STORAGE_TYPES = {  # logical dtype: what numpy holds it in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageShape:
-    """What one page holds, whatever the order of its bytes."""
+    """The content of one page, independent of the order of its bytes."""
 
     page_tokens: int
     layers: int
     dtype: str
-    """Logical, as in the key space: "bfloat16", "float8_e4m3fn"."""
+    """Logical dtype, as in the key space: "bfloat16", "float8_e4m3fn"."""
     planes: tuple[tuple[int, int], ...]
-    """(heads, dim) of K and of V; one (1, dim) plane for MLA."""
+    """(heads, dim) of K and of V, or one (1, dim) for MLA."""
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_TYPES:
@@ -69,13 +69,13 @@ class PageShape:
         dtype: str,
         v_head_dim: int | None = None,
     ) -> PageShape:
-        """A page with K and V of every head: MHA, GQA, MQA. `heads` are this shard's KV heads."""
+        """Return the shape of K and V of every head (MHA, GQA, MQA). `heads` counts the shard's own."""
         planes = ((heads, head_dim), (heads, head_dim if v_head_dim is None else v_head_dim))
         return cls(page_tokens=page_tokens, layers=layers, dtype=dtype, planes=planes)
 
     @classmethod
     def mla(cls, *, page_tokens: int, layers: int, kv_dim: int, dtype: str) -> PageShape:
-        """A page with one latent a token and layer; `kv_dim` is `kv_lora_rank` and rope dims."""
+        """Return the shape of one latent for each token and layer; `kv_dim` includes the rope dims."""
         return cls(page_tokens=page_tokens, layers=layers, dtype=dtype, planes=((1, kv_dim),))
 
     @property
@@ -96,7 +96,7 @@ class PageShape:
 
 
 def check_layout(layout: str, shape: PageShape) -> None:
-    """Raise ValueError where there is no such layout, or SGLang does not have it for `shape`."""
+    """Raise ValueError if the layout is unknown, or if SGLang does not offer it for `shape`."""
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
     if layout == "page_head" and len(shape.planes) == 1:
@@ -109,7 +109,7 @@ def check_layout(layout: str, shape: PageShape) -> None:
 
 
 def array_shape(layout: str, shape: PageShape, plane: int, slots: int) -> tuple[int, ...]:
-    """The array that a plane of a whole pool is."""
+    """Return the shape of the array that holds one plane of a pool."""
     heads, dim = shape.planes[plane]
     tokens, layers = shape.page_tokens, shape.layers
     sizes = {"s": slots, "t": tokens, "n": slots * tokens, "l": layers, "h": heads, "d": dim}

@@ -1,9 +1,9 @@
-"""Rectangles of a page: which bytes of the memory of a host pool they are, in stored order.
+"""Tiles: rectangles of a page, as segments of a host pool's memory in stored order.
 
-A page of L layers and H heads can be cut into tiles, each stored as a page of its own, so that engines
-which split the model elsewhere find their parts. A tile's bytes are its page's, in the layout's order of
-axes, with the layers and heads of others left out: K first, then V. They depend on the layout and on the
-tile, and on nothing around it. Neighbours in memory are one segment:
+A page of L layers and H heads can be cut into tiles, which the storage stores as pages of their own.
+Engines that split the model in other places find their parts then. A tile has the bytes of its layers
+and heads, K before V, in the layout's order of axes. The bytes depend on the layout and on the tile
+alone. Adjacent bytes form one segment:
 
     layout             cut by heads              cut by layers
     layer_first        one a token and layer     one a layer
@@ -11,7 +11,7 @@ tile, and on nothing around it. Neighbours in memory are one segment:
     page_first_direct  one a token and layer     one
     page_head          one                       one a token and head
 
-each of them once a plane, for the layers and heads of the tile.
+The table counts the segments of one plane, for the layers and heads of the tile.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ if TYPE_CHECKING:
     from hicache_storage.host_pool.shape import PageShape
 
 MAX_SEGMENTS = 511
-"""Of a tile: with its header it makes the 512 that every storage takes (KV-008)."""
+"""Most segments of a tile. With its header a tile has 512, which every storage accepts (KV-008)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A rectangle of a page, counted from the page's own first layer and head."""
+    """A rectangle of a page. Layers and heads count from the first ones of the page."""
 
     layers: tuple[int, int]
-    """[start, end)."""
+    """Range [start, end)."""
     heads: tuple[int, int] | None = None
-    """[start, end); None: all that the page has."""
+    """Range [start, end); None: all heads of the page."""
 
 
 class Run(NamedTuple):
-    """One segment: where it lies for slot 0, and how much further for each slot after it."""
+    """One segment of every slot: its start in slot 0, its size, and the bytes from slot to slot."""
 
     start: int
     nbytes: int
     stride: int
 
 
-def whole(shape: PageShape) -> Tile:
-    """The tile that is the page."""
+def whole_page(shape: PageShape) -> Tile:
+    """Return the tile that covers the page."""
     return Tile((0, shape.layers))
 
 
 def tile_nbytes(shape: PageShape, tile: Tile) -> int:
-    """Bytes of one tile."""
+    """Return the bytes of one tile."""
     layers, heads = _extent(shape, tile)
     unit = shape.page_tokens * len(layers) * len(heads) * shape.itemsize
     return sum(unit * dim for _, dim in shape.planes)
 
 
 def tile_runs(layout: str, shape: PageShape, slots: int, tile: Tile) -> list[Run]:
-    """The segments of `tile` in a pool of `slots` pages, in stored order."""
+    """Return the segments of `tile` in a pool of `slots` pages, in stored order."""
     layers, heads = _extent(shape, tile)
     runs: list[Run] = []
     start = 0
@@ -77,10 +77,10 @@ def tile_runs(layout: str, shape: PageShape, slots: int, tile: Tile) -> list[Run
 
 
 def check_tiles(layout: str, shape: PageShape, slots: int, tiles: Sequence[Tile]) -> None:
-    """Refuse tiles that are not the page, cut up, or that lie in too many segments.
+    """Refuse tiles that do not cover the page once, or that have too many segments.
 
     Raises:
-        ValueError: Says which tile, and which layout would do.
+        ValueError: A tile is wrong. The message names it, and a layout that supports it.
     """
     cells: list[tuple[int, int]] = []
     for tile in tiles:
@@ -97,19 +97,19 @@ def check_tiles(layout: str, shape: PageShape, slots: int, tiles: Sequence[Tile]
         if segments > MAX_SEGMENTS:
             raise ValueError(
                 f"layout {layout!r} makes {segments} segments of {tile}, and a storage takes"
-                f" {MAX_SEGMENTS}: {_advice(shape, slots, tiles)}"
+                f" {MAX_SEGMENTS}: {_suggest_layouts(shape, slots, tiles)}"
             )
 
 
 def _extent(shape: PageShape, tile: Tile) -> tuple[range, range]:
-    """Its layers and its heads."""
+    """Return the layers and the heads of `tile`."""
     return range(*tile.layers), range(*(tile.heads or (0, shape.planes[0][0])))
 
 
 def _strides(
     layout: str, shape: PageShape, plane: int, slots: int
 ) -> tuple[list[tuple[str, int]], int]:
-    """Bytes from one index to the next, for each axis of a page in stored order, and of the slots."""
+    """Return the stride in bytes of each axis of a page, in stored order, and that of the slots."""
     step = shape.itemsize
     strides: list[tuple[str, int]] = []
     slot_stride = 0
@@ -127,7 +127,7 @@ def _strides(
 
 
 def _blocks(axes: list[tuple[range, int]], itemsize: int) -> tuple[list[int], int]:
-    """Where the contiguous blocks of a part of an array begin, in order, and how long each is."""
+    """Return the starts of an array part's contiguous blocks, in order, and the length of a block."""
     length = itemsize
     outer = list(axes)
     first = 0
@@ -139,8 +139,8 @@ def _blocks(axes: list[tuple[range, int]], itemsize: int) -> tuple[list[int], in
     return [first + sum(offsets) for offsets in product(*steps)], length
 
 
-def _advice(shape: PageShape, slots: int, tiles: Sequence[Tile]) -> str:
-    """Which layouts would do, the one with the fewest segments first."""
+def _suggest_layouts(shape: PageShape, slots: int, tiles: Sequence[Tile]) -> str:
+    """Return a phrase that names the supported layouts, fewest segments first."""
     counts: dict[str, int] = {}
     for layout in LAYOUTS:
         try:

@@ -1,5 +1,5 @@
-"""Replay: a trace of requests driven through a controller and a storage, every byte proved.
+"""Replay: a trace of requests runs through a controller and a storage, and every byte is verified.
 
-The library below `hicache replay`. It plays the engine's part: it asks for each prompt's prefix,
-makes up the pages that are missing where an engine would compute them, and commits them.
+This is the library behind `hicache replay`. It takes the engine's part. It prefetches the prefix of each
+prompt, makes up the pages that are missing, as an engine would compute them, and commits them.
 """

@@ -1,7 +1,7 @@
-"""What the pages of a replay hold: bytes that only (key space, page hash) decide.
+"""Page content of a replay: the key space and the page hash alone determine the bytes.
 
-A fixed pseudo-random pattern, turned and XORed by 64 bits of both: no part of a page looks like a part
-of another, so one that is swapped, shifted, torn, stale or zero-filled shows.
+The content is a fixed pseudo-random pattern, rotated and XORed by 64 bits of both. No part of a page
+looks like a part of another page, so a swapped, shifted, torn, stale or zero-filled page is detected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
-_TURNS = 4099
+_ROTATIONS = 4099
 _PATTERN_SEED = 0x68696361636865
 
 
@@ -30,31 +30,31 @@ class PageContent:
         self._id = space.id
         words = -(-space.page_nbytes // 8)
         generator = np.random.Generator(np.random.PCG64(_PATTERN_SEED))
-        self._pattern = generator.integers(0, 2**64, size=words + _TURNS, dtype=np.uint64)
+        self._pattern = generator.integers(0, 2**64, size=words + _ROTATIONS, dtype=np.uint64)
         self._words = np.empty(words, dtype=np.uint64)
         self._scratch = self._words.view(np.uint8)[: space.page_nbytes]
 
     def write(self, page_hash: str, page: Page) -> None:
         """Fill every byte of `page`."""
-        for segment, expected in self._parts(page_hash, page):
+        for segment, expected in self._segments(page_hash, page):
             segment[:] = expected
 
     def matches(self, page_hash: str, page: Page) -> bool:
-        """Whether every byte of `page` is as `write` makes it."""
+        """Return whether `page` has exactly the bytes that `write` fills in."""
         return all(
             np.array_equal(_widest(segment), _widest(expected))
-            for segment, expected in self._parts(page_hash, page)
+            for segment, expected in self._segments(page_hash, page)
         )
 
-    def _parts(
+    def _segments(
         self, page_hash: str, page: Page
     ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-        """Each segment of `page`, and what it must hold."""
+        """Yield each segment of `page` with its expected content."""
         if page.nbytes != len(self._scratch):
-            raise ValueError(f"a page of {len(self._scratch)} bytes is meant, not {page.nbytes}")
+            raise ValueError(f"the page must have {len(self._scratch)} bytes, not {page.nbytes}")
         seed = xxhash.xxh3_64_intdigest(f"{self._id}/{page_hash}".encode())
-        turned = self._pattern[seed % _TURNS :][: len(self._words)]
-        np.bitwise_xor(turned, np.uint64(seed), out=self._words)
+        rotated = self._pattern[seed % _ROTATIONS :][: len(self._words)]
+        np.bitwise_xor(rotated, np.uint64(seed), out=self._words)
         start = 0
         for segment in page.segments:
             end = start + segment.nbytes
@@ -63,5 +63,5 @@ class PageContent:
 
 
 def _widest(octets: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """The same bytes in as few items as there can be: comparing them is quicker."""
+    """Return a view of the same bytes in 64-bit items where possible: they compare faster."""
     return octets.view(np.uint64) if octets.nbytes % 8 == 0 else octets

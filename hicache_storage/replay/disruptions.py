@@ -1,4 +1,4 @@
-"""What goes wrong on purpose while a trace is replayed: the flags, and what the report says of it."""
+"""Disruptions of a replay: injected faults and an exchange of backends, from flags to figures."""
 
 from __future__ import annotations
 
@@ -7,42 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
 from hicache_storage.errors import ConfigError
-from hicache_storage.replay.faults import FaultPlan, struck
 
 if TYPE_CHECKING:
     import argparse
     from contextlib import ExitStack
 
     from hicache_storage.replay.driver import Replay
+    from hicache_storage.replay.faults import FaultPlan
     from hicache_storage.storage import HiCacheStorage
     from hicache_storage.testing import FaultyStorage
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags, in a group of their own."""
-    add = parser.add_argument_group("trouble").add_argument
-    add(
-        "--faults",
-        metavar="PLAN",
-        help="make the storage fail: get:raise@5%%,set:flip@1%%,seed=7 (docs/guide.md has the words)",
-    )
-    add(
-        "--swap-backend",
-        metavar="NAME",
-        help="exchange the storage for another one while requests run",
-    )
-    add("--swap-extra-config", metavar="JSON|@FILE", help="the other backend's config")
-    add(
-        "--swap-after",
-        type=config.positive_int,
-        metavar="N",
-        help="requests before the exchange (default: half of them)",
-    )
-
-
 @dataclass(slots=True, kw_only=True)
-class Trouble:
-    """The faults and the exchange that a replay is to survive."""
+class Disruptions:
+    """The faults and the exchange of one replay."""
 
     faults: FaultPlan | None = None
     swap: config.StorageChoice | None = None
@@ -50,13 +28,37 @@ class Trouble:
     """Requests before the exchange."""
     _faulty: list[FaultyStorage] = field(default_factory=list["FaultyStorage"])
 
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the flags, in a group of their own."""
+        add = parser.add_argument_group("disruptions").add_argument
+        add(
+            "--faults",
+            metavar="PLAN",
+            help="make the storage fail: get:raise@5%%,set:flip@1%%,seed=7 (syntax: docs/guide.md)",
+        )
+        add(
+            "--swap-backend",
+            metavar="NAME",
+            help="exchange the storage for another one while requests run",
+        )
+        add("--swap-extra-config", metavar="JSON|@FILE", help="config of the other backend")
+        add(
+            "--swap-after",
+            type=config.positive_int,
+            metavar="N",
+            help="requests before the exchange (default: half of them)",
+        )
+
     @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace, requests: int) -> Trouble:
-        """What the flags say, for a trace of so many requests.
+    def from_arguments(cls, arguments: argparse.Namespace, requests: int) -> Disruptions:
+        """Read the flags, for a trace of `requests` requests.
 
         Raises:
-            ConfigError: A plan that is wrong, or flags that do not go together.
+            ConfigError: The fault plan is invalid, or a flag lacks another one.
         """
+        from hicache_storage.replay.faults import FaultPlan  # noqa: PLC0415 - keeps `--help` fast
+
         faults = None if arguments.faults is None else FaultPlan.parse(arguments.faults)
         if arguments.swap_backend is None:
             for name in ("extra_config", "after"):
@@ -78,15 +80,17 @@ class Trouble:
     def open(
         self, choice: config.StorageChoice, opened: ExitStack
     ) -> tuple[HiCacheStorage, HiCacheStorage | None]:
-        """The storage of the flags, and the one that it is exchanged for; `opened` closes them."""
-        first = self._opened(choice, opened)
-        return first, None if self.swap is None else self._opened(self.swap, opened)
+        """Open the first storage and, for a swap, the second one; `opened` closes them."""
+        first = self._open(choice, opened)
+        return first, None if self.swap is None else self._open(self.swap, opened)
 
     def figures(self, replay: Replay) -> dict[str, Any]:
-        """What has happened, ready for JSON; null where nothing was asked for."""
+        """Return the disruptions so far, ready for JSON; null for each kind that is not configured."""
+        from hicache_storage.replay.faults import fault_counts  # noqa: PLC0415
+
         faults = swap = None
         if self.faults is not None:
-            faults = {"plan": self.faults.text, "struck": struck(self._faulty)}
+            faults = {"plan": self.faults.text, "struck": fault_counts(self._faulty)}
         if self.swap is not None and replay.swap is not None:
             swap = {
                 "backend": self.swap.backend,
@@ -95,7 +99,7 @@ class Trouble:
             }
         return {"faults": faults, "swap": swap}
 
-    def _opened(self, choice: config.StorageChoice, opened: ExitStack) -> HiCacheStorage:
+    def _open(self, choice: config.StorageChoice, opened: ExitStack) -> HiCacheStorage:
         storage = opened.enter_context(choice.open())
         if self.faults is None:
             return storage

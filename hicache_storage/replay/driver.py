@@ -1,78 +1,79 @@
-"""Plays the engine: asks for prefixes, proves what comes, computes and commits what does not."""
+"""The replay of a trace: prefetch each prefix, verify its bytes, compute and commit the rest."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from hicache_storage.controller import CacheController, Channel, ControllerSettings
+from hicache_storage.controller import CacheController, CachePool, Channel, ControllerSettings
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
+from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import page_hashes
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.replay.content import PageContent
-from hicache_storage.replay.pools import cache_pools, rank_shape
-from hicache_storage.replay.report import Flow, Tally, figures
+from hicache_storage.replay.report import RequestCounts, Throughput, figures
 from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.timed_store import TimedPageStore
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
-from hicache_storage.topology import Grid, Topology
+from hicache_storage.topology import Extent, Grid, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hicache_storage.controller import CachePool, Lease, Ranks, Reservation
+    from hicache_storage.controller import Lease, Ranks, Reservation
     from hicache_storage.page import Page
-    from hicache_storage.replay.models import PoolShape
+    from hicache_storage.replay.models import KVShape, PoolShape
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
 
-# Longer than any storage call may take: when it is over, waiting longer helps nobody.
-_ROOM_TIMEOUT_S = 30.0
+# No storage call takes that long, so a longer wait would find no free slot either.
+_RESERVE_TIMEOUT_S = 30.0
 _DRAIN_TIMEOUT_S = 60.0
 _STOPPED_DRAIN_TIMEOUT_S = 5.0
 
 
-class Stop(Protocol):
-    """What ends a replay early, as `threading.Event` does."""
+class StopSignal(Protocol):
+    """A signal that ends a replay early. `threading.Event` is one."""
 
     def is_set(self) -> bool:
-        """Whether no further request is to be played. Asked once for each, and once at the end."""
+        """Return whether to stop. It is called before each request, and once at the end."""
         ...
 
     def wait(self, timeout_s: float, /) -> bool:
-        """Wait for it, no longer than that."""
+        """Block until the signal is set, for at most `timeout_s`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What a replay runs with.
+    """The settings of a replay.
 
     Raises:
-        ConfigError: Pages that do not fill a block, or a host size that holds no page.
+        ConfigError: The page size does not divide a block, or the host size holds no page.
     """
 
     model: str
-    """As in keys."""
+    """Model name of the key spaces."""
     pools: tuple[PoolShape, ...]
-    """The target first."""
+    """All pools, the target first."""
     page_tokens: int = 64
     layout: str = "page_first"
     host_nbytes: int = 1 << 30
-    """L2 of a rank: shared by the pools so that each has the same number of slots."""
+    """Bytes of a rank's L2. The pools share them, each with the same number of slots."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     speed: float | None = None
-    """Times real time; None: each request as soon as the one before is done."""
+    """Speed relative to the trace's own time; None: as fast as possible."""
     topology: Topology = field(default_factory=Topology)
     rank: int = 0
-    """This process, of those of `topology`."""
+    """Number of this process among those of `topology`."""
     grid: Grid = field(default_factory=Grid)
-    """How pages of heads are cut for the storage."""
+    """Grid by which pages are cut into tiles for the storage."""
 
     def __post_init__(self) -> None:
         if BLOCK_TOKENS % self.page_tokens:
@@ -88,22 +89,22 @@ class ReplaySettings:
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page in all pools of a rank."""
+        """Bytes of a page, summed over all pools of a rank."""
         shapes = [rank_shape(pool.shape, self.topology, self.rank) for pool in self.pools]
         return sum(shape.page(self.page_tokens).nbytes for shape in shapes)
 
     @property
     def slots(self) -> int:
-        """Pages that L2 holds."""
+        """Number of pages that L2 holds."""
         return self.host_nbytes // self.page_nbytes
 
 
 class Replay:
-    """One run over one storage, which stays the caller's. A context manager; used from one thread.
+    """One run over one storage, which the caller closes. A context manager for one thread.
 
-    Requests run one after another. As fast as possible, the write queue is let run dry whenever it could
-    keep the next prefetch from its slots: what is found depends on the trace and on the size of L2 then,
-    not on how quick the storage is.
+    Requests run one after another. Without a `speed`, the replay drains the write queue whenever it
+    could keep slots from the next prefetch. The hits then depend on the trace and the size of L2, and
+    not on the speed of the storage.
     """
 
     def __init__(
@@ -114,23 +115,23 @@ class Replay:
         next_storage: HiCacheStorage | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """Allocate L2, open the key spaces, start the controller.
+        """Allocate L2, open the key spaces and start the controller.
 
         Args:
-            storage: The first requests'.
-            settings: What the replay runs with.
-            next_storage: Takes the first one's place while requests run, where `run` is told when.
-            ranks: The others of the settings' topology, all of which replay the same requests.
+            storage: The storage of the first requests.
+            settings: The settings of the replay.
+            next_storage: The storage that replaces it during `run`, at `swap_after`.
+            ranks: The consensus with the other ranks of the topology. All replay the same requests.
 
         Raises:
-            ConfigError: Shapes and layout that do not go together, or more L2 than there is memory.
-            StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
+            ConfigError: Shapes and layout do not fit, or the machine has too little memory for L2.
+            StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
         self.settings = settings
-        self.tally: Tally = Tally()
+        self.counts: RequestCounts = RequestCounts()
         self._storage = storage
         self._ideal = InfiniteCache()
-        self._unsettled_pages = 0
+        self._undrained_pages = 0
         self._stopped = False
         self._drained = True
         self._ranks = ranks
@@ -155,13 +156,13 @@ class Replay:
         self,
         requests: Iterable[Request],
         *,
-        stop: Stop | None = None,
-        progress: Callable[[Tally], None] | None = None,
+        stop: StopSignal | None = None,
+        progress: Callable[[RequestCounts], None] | None = None,
         swap_after: int | None = None,
     ) -> bool:
-        """Replay `requests` until `stop`, and let writes finish; whether all of them were replayed.
+        """Replay `requests` until `stop`, drain the writes, and return whether all were replayed.
 
-        With `swap_after`, the next storage takes over from that many requests on.
+        The second storage replaces the first after `swap_after` requests.
         """
         stop = stop or threading.Event()
         speed = self.settings.speed
@@ -175,10 +176,10 @@ class Replay:
             if stop.is_set():
                 break
             if self.swap is not None and number == swap_after:
-                self.swap.begin()
+                self.swap.start()
             self._serve(f"request-{number}", request)
             if progress:
-                progress(self.tally)
+                progress(self.counts)
         self._stopped = stop.is_set()
         if self.swap is not None:
             self.swap.wait()
@@ -186,7 +187,7 @@ class Replay:
         return not self._stopped
 
     def finish(self) -> None:
-        """Write what the write policy keeps for the end, and stop. Figures are whole from then on."""
+        """Write the pages that the write policy has deferred, and stop. The figures are final then."""
         drain = not self._stopped
         ended = self._controller.close(drain=drain, timeout_s=self._drain_timeout_s)
         self._drained = self._drained and ended
@@ -197,14 +198,13 @@ class Replay:
 
     def figures(self) -> dict[str, Any]:
         """Return everything counted so far, ready for JSON."""
-        counters = self._store.stats()
         return figures(
-            self.tally,
+            self.counts,
             page_tokens=self.settings.page_tokens,
-            read=_flow("load", self._stores),
-            write=_flow("save", self._stores),
+            read=_throughput("load", self._stores),
+            write=_throughput("save", self._stores),
             controller=self._controller.stats(),
-            store=counters,
+            store=self._store.stats(),
             storage=self._storage.stats().counters,
             unsaved=[store.unsaved for store in self._stores],
             drained=self._drained,
@@ -212,7 +212,7 @@ class Replay:
 
     @property
     def stored_spaces(self) -> list[list[str]]:
-        """For each pool, the ids of the key spaces that the storage has its pages in."""
+        """Ids of the key spaces in the storage, for each pool."""
         frame_nbytes = self._store.frame_nbytes
         return [
             [replace(part.space, frame_nbytes=frame_nbytes).id for part in pool.stored]
@@ -220,7 +220,7 @@ class Replay:
         ]
 
     def close(self) -> None:
-        """Stop the controller and give L2 back. Idempotent."""
+        """Stop the controller and release L2. Idempotent."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -234,54 +234,58 @@ class Replay:
     def _serve(self, request_id: str, request: Request) -> None:
         hashes = page_hashes(block_tokens(request.blocks), self.settings.page_tokens)
         if self.settings.speed is None:
-            self._settle(len(hashes))
+            self._drain_before(len(hashes))
         began_s = time.perf_counter()
         with self._controller.prefetch(request_id, hashes).result() as lease:
-            self.tally.prefetch_s.append(time.perf_counter() - began_s)
+            self.counts.prefetch_s.append(time.perf_counter() - began_s)
             self._verify(hashes, lease)
             found, loaded = lease.pages, lease.loaded
-        # An engine has its prefix in device memory by now: host memory is free for what it computes.
+        # An engine has the prefix in device memory by now, so its slots in L2 may be evicted.
         self._compute(hashes[found:])
-        self.tally.ideal_block_hits += self._ideal.hits(request)
-        self.tally.place(len(hashes), found, loaded, BLOCK_TOKENS // self.settings.page_tokens)
+        self.counts.ideal_block_hits += self._ideal.hits(request)
+        self.counts.add_prompt(
+            len(hashes), found, loaded, BLOCK_TOKENS // self.settings.page_tokens
+        )
 
-    def _settle(self, pages: int) -> None:
-        """Wait for the writes that could keep the next `pages` from being loaded."""
-        self._unsettled_pages += pages
-        if self._unsettled_pages > self.settings.slots:
+    def _drain_before(self, pages: int) -> None:
+        """Drain the writes if they could keep slots from the next `pages`."""
+        self._undrained_pages += pages
+        if self._undrained_pages > self.settings.slots:
             self._controller.drain(_DRAIN_TIMEOUT_S)
-            if self._ranks is not None:  # a rank may need what another is writing
+            if self._ranks is not None:  # another rank may still write pages that this rank reads
                 self._ranks.all_reduce_min(Channel.RESULT, [0])
-            self._unsettled_pages = pages
+            self._undrained_pages = pages
 
     def _verify(self, hashes: Sequence[str], lease: Lease) -> None:
-        """Compare every byte of the usable prefix, in every pool, with what was written."""
-        whole = [True] * lease.pages
+        """Compare every byte of the usable prefix, in every pool, with the written content."""
+        intact = [True] * lease.pages
         for pool, contents, slots in zip(self.pools, self._contents, lease.slots, strict=True):
             for number, slot in enumerate(slots):
                 if not all(
                     content.matches(hashes[number], page)
                     for content, page in zip(contents, _tiles(pool, slot), strict=True)
                 ):
-                    self.tally.corrupt_pages += 1
-                    whole[number] = False
-            self.tally.verified_nbytes += len(slots) * pool.space.page_nbytes
-        self.tally.paired_pages += sum(whole)
+                    self.counts.corrupt_pages += 1
+                    intact[number] = False
+            self.counts.verified_nbytes += len(slots) * pool.space.page_nbytes
+        self.counts.paired_pages += sum(intact)
 
     def _compute(self, hashes: Sequence[str]) -> None:
-        """Make the pages that were not found, as many at a time as L2 has room for."""
+        """Write and commit the missing pages, as many at a time as L2 has slots for."""
         while hashes:
-            fresh = self._controller.reserve(hashes, timeout_s=_ROOM_TIMEOUT_S)
-            if not fresh.pages:
-                self.tally.unreserved_pages += len(hashes)
+            reservation = self._controller.reserve(hashes, timeout_s=_RESERVE_TIMEOUT_S)
+            if not reservation.pages:
+                self.counts.unreserved_pages += len(hashes)
                 return
-            self._fill(fresh)
-            self._controller.commit(fresh)
-            hashes = hashes[fresh.pages :]
+            self._fill(reservation)
+            self._controller.commit(reservation)
+            hashes = hashes[reservation.pages :]
 
-    def _fill(self, fresh: Reservation) -> None:
-        for pool, contents, slots in zip(self.pools, self._contents, fresh.slots, strict=True):
-            for page_hash, slot in zip(fresh.hashes, slots, strict=True):
+    def _fill(self, reservation: Reservation) -> None:
+        for pool, contents, slots in zip(
+            self.pools, self._contents, reservation.slots, strict=True
+        ):
+            for page_hash, slot in zip(reservation.hashes, slots, strict=True):
                 for content, page in zip(contents, _tiles(pool, slot), strict=True):
                     content.write(page_hash, page)
 
@@ -292,7 +296,7 @@ def _page_stores(
     settings: ReplaySettings,
     opened: ExitStack,
 ) -> list[TimedPageStore]:
-    """One for each storage, whose pages must have headers of one size: L2 has memory for that."""
+    """Return a page store for each storage. Their frame headers must have one size: that of L2."""
     stores = [
         TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
         for each in (storage, next_storage)
@@ -310,12 +314,82 @@ def _page_stores(
 
 
 def _tiles(pool: CachePool, slot: int) -> list[Page]:
-    """What the storage calls pages: the parts of a slot, or the whole of it."""
+    """Return the pages that the storage stores for a slot: its tiles, or the slot itself."""
     return [pool.host.framed_page(slot, tile).payload for tile in range(len(pool.stored))]
 
 
-def _flow(direction: str, stores: Sequence[TimedPageStore]) -> Flow:
-    return Flow(
+def _throughput(direction: str, stores: Sequence[TimedPageStore]) -> Throughput:
+    return Throughput(
         nbytes=sum(store.stats().get(f"{direction}_nbytes", 0) for store in stores),
         busy_s=sum(store.busy[direction].total_s for store in stores),
+    )
+
+
+# --- pools ------------------------------------------------------------------------------------------
+
+
+def extent_of(shape: KVShape) -> Extent:
+    """Return the layers and heads of a pool of the whole model."""
+    return Extent(layers=shape.layers, heads=shape.heads if shape.kind == "mha" else None)
+
+
+def rank_shape(shape: KVShape, topology: Topology, rank: int) -> KVShape:
+    """Return the part of a pool that one rank holds.
+
+    Raises:
+        ConfigError: The ranks do not split the heads evenly.
+    """
+    part = topology.part(extent_of(shape), rank)
+    return shape if part is None else replace(shape, layers=part.layers, heads=part.heads or 1)
+
+
+def cache_pools(settings: ReplaySettings, frame_nbytes: int, opened: ExitStack) -> list[CachePool]:
+    """Allocate the pools of this rank's L2; `opened` releases them.
+
+    Raises:
+        ConfigError: Shapes, layout, ranks or grid do not fit, or the machine has too little memory.
+    """
+    memory_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if settings.host_nbytes * settings.topology.size > memory_nbytes:
+        ranks = f" on each of {settings.topology.size} ranks" if settings.topology.size > 1 else ""
+        raise ConfigError(
+            f"--host-size of {settings.host_nbytes} bytes{ranks}: this machine has {memory_nbytes}"
+        )
+    pools: list[CachePool] = []
+    for pool in settings.pools:
+        try:
+            pools.append(_cache_pool(pool, settings, frame_nbytes, opened))
+        except MemoryError as error:
+            reason = str(error).partition(";")[0]
+            raise ConfigError(
+                f"--host-size of {settings.host_nbytes} bytes: {reason}; give less"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"pool {pool.name!r} ({pool.shape}): {error}") from error
+    return pools
+
+
+def _cache_pool(
+    pool: PoolShape, settings: ReplaySettings, frame_nbytes: int, opened: ExitStack
+) -> CachePool:
+    extent, topology, rank = extent_of(pool.shape), settings.topology, settings.rank
+    space = pool.space(
+        model=settings.model, layout=settings.layout, page_tokens=settings.page_tokens
+    )
+    part = topology.part(extent, rank)
+    if part is None:
+        raise ValueError(f"rank {rank} holds none of its layers")
+    shape = rank_shape(pool.shape, topology, rank).page(settings.page_tokens)
+    grid = settings.grid if extent.heads is not None else Grid()
+    host = HostPool(
+        shape,
+        slots=settings.slots,
+        layout=settings.layout,
+        frame_nbytes=frame_nbytes,
+        tiles=topology.tiles(extent, rank, grid),
+    )
+    return CachePool(
+        space=replace(space, shard=part.shard, page_nbytes=shape.nbytes),
+        host=opened.enter_context(host),
+        writes=part.writes,
     )

@@ -1,9 +1,10 @@
-"""`--faults PLAN`: a storage that misbehaves while a trace is replayed.
+"""`--faults PLAN`: inject faults into the storage of a replay.
 
     get:raise@5%,set:flip@1%,exists:delay@10%,seed=7
 
-An item is OPERATION:FAULT@SHARE or a setting. Operations are those of the contract without their
-`batch_`, faults those of `hicache_storage.testing.Fault`; `@12` means call number 12 alone, from 0.
+An item is OPERATION:FAULT@SHARE or a setting. An operation is a method of the contract without its
+`batch_`. A fault is a value of `hicache_storage.testing.Fault`. `@12` means the call number 12 alone,
+counted from 0.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
     from hicache_storage.testing import FaultyStorage, Odds, Strike
 
 _OPERATIONS = ("exists", "get", "set", "delete")
-_LONGEST_FAULT_S = 600.0
+_MAX_FAULT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """What happens to which calls of a storage; the same for the same seed."""
+    """Faults on the calls of a storage. The same seed gives the same faults."""
 
     text: str
-    """As it was given."""
+    """Text of the flag."""
     plan: tuple[Odds | Strike, ...]
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
     def parse(cls, text: str) -> FaultPlan:
-        """The plan that `text` describes.
+        """Parse the plan that `text` describes.
 
         Raises:
             ConfigError: The message names the item that is wrong.
@@ -57,19 +58,19 @@ class FaultPlan:
         return cls(text=text, plan=tuple(plan), settings=settings)
 
     def wrap(self, storage: HiCacheStorage) -> FaultyStorage:
-        """`storage` with these faults; it is closed with what is returned."""
+        """Return `storage` with these faults. The returned storage closes it."""
         from hicache_storage.testing import FaultyStorage  # noqa: PLC0415 - only --faults needs it
 
         return FaultyStorage(storage, self.plan, **self.settings)
 
 
 _HANG_S = 12.0
-"""Longer than a page store's deadline: a call that hangs is given up, and comes back later."""
+"""Duration of a hanging call: longer than a page store's deadline, so that the call returns late."""
 _SETTINGS: dict[str, type[int | float]] = {"seed": int, "delay_s": float, "hang_s": float}
 
 
-def struck(storages: Iterable[FaultyStorage]) -> dict[str, int]:
-    """How often which fault has happened, by the names that a plan has for them."""
+def fault_counts(storages: Iterable[FaultyStorage]) -> dict[str, int]:
+    """Return how often each fault has happened, under the names that a plan uses."""
     counts: dict[str, int] = {}
     for storage in storages:
         for (operation, fault), times in sorted(
@@ -109,15 +110,15 @@ def _setting(item: str) -> tuple[str, float]:
         hint = did_you_mean(name, list(_SETTINGS))
         raise ConfigError(f"--faults: {item}: unknown setting {name!r}{hint}")
     number = _number(item, value, _SETTINGS[name])
-    if name.endswith("_s") and number > _LONGEST_FAULT_S:
-        raise ConfigError(f"--faults: {item}: must be at most {_LONGEST_FAULT_S:g} seconds")
+    if name.endswith("_s") and number > _MAX_FAULT_S:
+        raise ConfigError(f"--faults: {item}: must be at most {_MAX_FAULT_S:g} seconds")
     return name, number
 
 
 def _number(item: str, text: str, kind: type[int | float]) -> float:
-    """Return a number from 0 on: an int is digits and nothing else."""
+    """Return a number from 0 on. An int must consist of digits only."""
     number = parse_number(text)
     if number is None or (kind is int and not text.isdecimal()):
-        wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"--faults: {item}: needs {wanted} from 0 on, not {text!r}")
+        expected = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"--faults: {item}: needs {expected} from 0 on, not {text!r}")
     return kind(number)

@@ -1,4 +1,4 @@
-"""One process's replay from flags to figures: storages opened, requests played, everything closed."""
+"""One process's replay: open the storages, run the requests, close everything, return the figures."""
 
 from __future__ import annotations
 
@@ -15,77 +15,80 @@ if TYPE_CHECKING:
 
     from hicache_storage.config import StorageChoice
     from hicache_storage.controller import Ranks
-    from hicache_storage.replay.disruptions import Trouble
-    from hicache_storage.replay.driver import ReplaySettings, Stop
+    from hicache_storage.replay.disruptions import Disruptions
+    from hicache_storage.replay.driver import ReplaySettings, StopSignal
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
-    """What the flags say. It can be sent to another process."""
+    """Everything that a replay needs, as the flags describe it. It can be pickled."""
 
     choice: StorageChoice
     settings: ReplaySettings
-    troubles: Trouble
+    disruptions: Disruptions
     requests: Sequence[Request]
 
 
-def play(
-    piece: ReplayJob,
+def run_job(
+    job: ReplayJob,
     *,
-    stop: Stop,
+    stop: StopSignal,
     progress: Callable[[int], None],
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
-    """Replay it; the figures, ready for JSON. `progress` is told the number of requests so far."""
+    """Run the replay and return its figures, ready for JSON.
+
+    `progress` is called with the number of requests so far.
+    """
     with ExitStack() as opened:
-        storage, next_storage = piece.troubles.open(piece.choice, opened)
+        storage, next_storage = job.disruptions.open(job.choice, opened)
         replay = opened.enter_context(
-            Replay(storage, piece.settings, next_storage=next_storage, ranks=ranks)
+            Replay(storage, job.settings, next_storage=next_storage, ranks=ranks)
         )
         began_s = time.monotonic()
         replay.run(
-            piece.requests,
+            job.requests,
             stop=stop,
-            progress=lambda tally: progress(tally.requests),
-            swap_after=piece.troubles.swap_after,
+            progress=lambda counts: progress(counts.requests),
+            swap_after=job.disruptions.swap_after,
         )
         replay.finish()
         return {
             "elapsed_s": time.monotonic() - began_s,
-            **_facts(replay),
-            "notes": notes(piece, (storage, next_storage)),
+            **_settings(replay),
+            "notes": notes(job, (storage, next_storage)),
             **replay.figures(),
-            **piece.troubles.figures(replay),
+            **job.disruptions.figures(replay),
         }
 
 
-# Backends whose stores, under pressure, forget by a clock of seconds (redis.io: maxmemory_clock).
+# Backends whose stores evict by a clock of seconds (redis.io: maxmemory_clock).
 _SECONDS_CLOCK = ("redis",)
 _TOO_FAST = (
-    "Redis tells uses of a page apart by the second (allkeys-lru), and this run was as fast as possible:"
-    " once Redis is full, it found less than it would at real speed. Try --speed 10"
+    "Redis tracks uses of a page by the second (allkeys-lru), and this run was as fast as possible:"
+    " a full Redis found less than it would at real speed. Try --speed 10"
 )
 
 
-def notes(piece: ReplayJob, storages: Sequence[HiCacheStorage | None]) -> list[str]:
-    """Return what a reader must know before the figures are believed."""
-    choices = (piece.choice, piece.troubles.swap)
-    coarse = any(
+def notes(job: ReplayJob, storages: Sequence[HiCacheStorage | None]) -> list[str]:
+    """Return the reservations with which the figures must be read."""
+    choices = (job.choice, job.disruptions.swap)
+    evicts_by_second = any(
         choice is not None
         and storage is not None
         and choice.backend in _SECONDS_CLOCK
         and storage.capabilities.retention is Retention.UNTIL_PRESSURE
         for choice, storage in zip(choices, storages, strict=True)
     )
-    if not coarse or piece.settings.speed is not None:
+    if not evicts_by_second or job.settings.speed is not None:
         return []
     return [_TOO_FAST]
 
 
-def _facts(replay: Replay) -> dict[str, Any]:
-    """The settings that figures depend on."""
+def _settings(replay: Replay) -> dict[str, Any]:
+    """Return the settings that the figures depend on."""
     settings = replay.settings
     return {
         "model": settings.model,

@@ -1,8 +1,9 @@
-"""KV shapes of models: well-known ones by name, others by `--pool NAME:SHAPE`, smaller ones by scale.
+"""KV shapes of models: presets by name, other shapes by `--pool NAME:SHAPE`, smaller ones by scale.
 
-The presets come from the models' public `config.json` (`num_hidden_layers`, `num_key_value_heads`,
-`head_dim`; for MLA `kv_lora_rank` + `qk_rope_head_dim`), unsharded. Each has a draft of one layer of the
-target's own shape, as EAGLE heads (SafeAILab/EAGLE) and MTP layers (`num_nextn_predict_layers`) have.
+The presets are unsharded and come from the models' public `config.json` (`num_hidden_layers`,
+`num_key_value_heads`, `head_dim`; for MLA `kv_lora_rank` + `qk_rope_head_dim`). Each preset has a draft
+of one layer in the target's own shape, as EAGLE heads (SafeAILab/EAGLE) and MTP layers
+(`num_nextn_predict_layers`) do.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
 TARGET = "kv"
 
 _MAX_DIGITS = 9
-_MOST_SHRINKING = 16_384
+_MAX_SHRINKING = 16_384
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,18})?(?:[eE]-?[0-9]{1,2})?")
 _FIELDS = {"mha": ("layers", "heads", "dim"), "mla": ("layers", "dim")}
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token's KV cache is made of."""
+    """The shape of one token's KV cache."""
 
     kind: str
-    """`mha`: K and V of `heads` x `dim`; `mla`: one latent vector of `dim`."""
+    """Kind: `mha` is K and V of `heads` x `dim`, and `mla` is one latent vector of `dim`."""
     layers: int
     heads: int
     dim: int
     dtype: str = "bfloat16"
 
     def page(self, page_tokens: int) -> PageShape:
-        """The shape of a page of a host pool.
+        """Return the shape of a page in a host pool.
 
         Raises:
-            ConfigError: A dtype that host pools do not know.
+            ConfigError: Host pools do not support the dtype.
         """
-        from hicache_storage.host_pool import PageShape  # noqa: PLC0415 - presets are listed without it
+        from hicache_storage.host_pool import PageShape  # noqa: PLC0415 - `--help` needs no pool
 
         try:
             if self.kind == "mla":
@@ -62,7 +63,7 @@ class KVShape:
             raise ConfigError(f"pool shape {self}: {error}") from error
 
     def scaled(self, factor: float) -> KVShape:
-        """About `factor` times the bytes: fewer dims first, then fewer heads, then fewer layers."""
+        """Return a shape of about `factor` times the bytes: fewer dims first, then heads, layers."""
         shrunk = self
         for name in ("dim", "heads", "layers"):
             size = getattr(self, name)
@@ -78,13 +79,13 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """A named pool of a model."""
+    """A pool of a model, with its name."""
 
     name: str
     shape: KVShape
 
     def space(self, *, model: str, layout: str, page_tokens: int) -> KeySpace:
-        """The identity of its pages: the whole model, unsharded."""
+        """Return the key space of the pages of the unsharded model."""
         from hicache_storage.keys import KeySpace, Shard  # noqa: PLC0415
 
         shape = self.shape
@@ -102,15 +103,15 @@ class PoolShape:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model known by name."""
+    """A model that `--model` knows by name."""
 
     model: str
-    """Its id on Hugging Face."""
+    """Id on Hugging Face."""
     target: KVShape
 
     @property
     def pools(self) -> tuple[PoolShape, ...]:
-        """The target and its draft."""
+        """The pools of the target and of its draft."""
         return PoolShape(TARGET, self.target), PoolShape("draft", replace(self.target, layers=1))
 
 
@@ -125,10 +126,10 @@ PRESETS = {
 
 
 def parse_pool(text: str) -> PoolShape:
-    """The pool of `NAME:mha,layers=L,heads=H,dim=D[,dtype=T]` or `NAME:mla,layers=L,dim=D[,dtype=T]`.
+    """Parse `NAME:mha,layers=L,heads=H,dim=D[,dtype=T]` or `NAME:mla,layers=L,dim=D[,dtype=T]`.
 
     Raises:
-        ConfigError: Names the part that is wrong.
+        ConfigError: A part is invalid; the message names it.
     """
     where = f"--pool {text}"
     name, colon, shape = text.partition(":")
@@ -148,38 +149,38 @@ def parse_pool(text: str) -> PoolShape:
 
 
 def check_pools(pools: Sequence[PoolShape]) -> tuple[PoolShape, ...]:
-    """The pools of one cache, the target first.
+    """Return the pools of one cache, the target first.
 
     Raises:
-        ConfigError: No pool is the target, or two have one name.
+        ConfigError: No pool is the target, or two pools have one name.
     """
     names = [pool.name for pool in pools]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise ConfigError(f"--pool {twice}: is given twice: each pool has its own name")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate:
+        raise ConfigError(f"--pool {duplicate}: is given twice: each pool has its own name")
     if TARGET not in names:
         raise ConfigError(f"--pool: the target model's pool, named {TARGET!r}, is missing")
     return tuple(sorted(pools, key=lambda pool: pool.name != TARGET))
 
 
 def parse_scale(text: str) -> float:
-    """Return what bytes are multiplied by: `1/64`, `0.015625` and `64` make pages 64 times smaller.
+    """Return the factor of a scale: `1/64`, `0.015625` and `64` all make pages 64 times smaller.
 
     Raises:
-        ValueError: Anything that is no number greater than 0, or makes pages too small to be like pages.
+        ValueError: The text is no number greater than 0, or makes pages too small.
     """
-    above, slash, below = text.partition("/")
-    dividend, divisor = parse_number(above), parse_number(below if slash else "1")
+    numerator, slash, denominator = text.partition("/")
+    dividend, divisor = parse_number(numerator), parse_number(denominator if slash else "1")
     if not dividend or not divisor:
         raise ValueError(f"must be a number like 1/64, 0.015625 or 64, not {text!r}")
     factor = min(dividend / divisor, divisor / dividend)
-    if factor < 1 / _MOST_SHRINKING:
-        raise ValueError(f"must make pages at most {_MOST_SHRINKING:,} times smaller, not {text!r}")
+    if factor < 1 / _MAX_SHRINKING:
+        raise ValueError(f"must make pages at most {_MAX_SHRINKING:,} times smaller, not {text!r}")
     return factor
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number that a text is: 64, 0.015625 or 1e-3; None for anything else."""
+    """Return the value of a number such as 64, 0.015625 or 1e-3; None for any other text."""
     return float(text) if _NUMBER.fullmatch(text) else None
 
 

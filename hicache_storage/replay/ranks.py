@@ -1,12 +1,13 @@
-"""A replay by several tensor parallel ranks, each a process, which agree on every prefix.
+"""A replay by several tensor parallel ranks, each a process, with consensus on every prefix.
 
-Each rank has its heads of the model, its own L2, and its own connection to the same storage. The first
-process to fail ends the run: ranks without one of them can agree on nothing.
+Each rank has its heads of the model, its own L2 and its own connection to the same storage. The first
+process that fails ends the run, because consensus needs every rank.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.controller import Channel, RanksLost
 from hicache_storage.errors import ConfigError, HiCacheError
-from hicache_storage.replay.pools import extent_of
-from hicache_storage.replay.rank_report import combined
-from hicache_storage.replay.relay import RankReporter, replayed_warning
+from hicache_storage.replay.driver import extent_of
+from hicache_storage.replay.report import combine_ranks
+from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,26 +34,26 @@ if TYPE_CHECKING:
     from hicache_storage.controller import Ranks
     from hicache_storage.replay.job import ReplayJob
 
-# Longer than any request may take on the slowest rank; those who die are noticed at once.
+# No request takes that long, even on the slowest rank. A dead rank is noticed at once.
 _RANKS_TIMEOUT_S = 120.0
 _POLL_S = 0.2
 _END_TIMEOUT_S = 5.0
 _PRELOADED = ["torch.distributed", "hicache_storage.replay.job"]
 
 
-def check(piece: ReplayJob) -> None:
-    """Refuse what cannot be run by several ranks, before any process is started.
+def check_job(job: ReplayJob) -> None:
+    """Refuse a job that several ranks cannot run, before any process starts.
 
     Raises:
-        ConfigError: The storage is not shared, there is no torch, or the ranks cannot split the model.
-        HiCacheError: From opening the storage.
+        ConfigError: The storage is not shared, torch is missing, or the ranks cannot split the model.
+        HiCacheError: A storage could not be opened.
     """
-    size = piece.settings.topology.size
+    size = job.settings.topology.size
     if importlib.util.find_spec("torch") is None:
         raise ConfigError('--ranks needs torch: pip install "hicache-storage[torch]"')
-    for pool in piece.settings.pools:
-        piece.settings.topology.parts(extent_of(pool.shape))
-    for choice in (piece.choice, piece.troubles.swap):
+    for pool in job.settings.pools:
+        job.settings.topology.parts(extent_of(pool.shape))
+    for choice in (job.choice, job.disruptions.swap):
         if choice is None:
             continue
         with choice.open() as storage:
@@ -63,52 +64,54 @@ def check(piece: ReplayJob) -> None:
                 )
 
 
-def play_ranks(
-    piece: ReplayJob, *, stop: threading.Event, progress: Callable[[int], None]
+def run_ranks(
+    job: ReplayJob, *, stop: threading.Event, progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Replay it by all ranks at once; their figures in one.
+    """Run the replay on all ranks at once and return their combined figures.
 
     Raises:
-        ConfigError: As `check`.
-        HiCacheError: A rank failed or died. All of them have ended then.
+        ConfigError: As in `check_job`.
+        HiCacheError: A rank failed or died. All ranks have ended by then.
     """
-    check(piece)
+    check_job(job)
     with tempfile.TemporaryDirectory(prefix="hicache-ranks-") as scratch:
-        meeting = f"file://{os.path.join(scratch, 'meeting')}"  # noqa: PTH118 - a URL
-        with _processes(piece, meeting) as ranks:
-            return combined(_figures(ranks, stop, progress))
+        rendezvous = f"file://{os.path.join(scratch, 'rendezvous')}"  # noqa: PTH118 - a URL
+        with _processes(job, rendezvous) as ranks:
+            return combine_ranks(_figures(ranks, stop, progress))
 
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank's process, seen from the one that started it."""
+    """A rank's process, as its parent sees it."""
 
     number: int
     process: BaseProcess
     connection: Connection
     figures: dict[str, Any] | None = None
     lost: str | None = None
-    """How it says that another rank has gone."""
+    """The rank's report that another rank is gone."""
 
     def receive(self, progress: Callable[[int], None]) -> None:
-        """Take one message of it, or the end of them."""
+        """Receive one message, or the end of the connection."""
         try:
-            kind, told = self.connection.recv()
+            kind, payload = self.connection.recv()
         except (EOFError, OSError):
             self.process.join(_END_TIMEOUT_S)
-            raise HiCacheError(f"rank {self.number} died{self._how()}: the run was ended") from None
+            cause = self._cause_of_death()
+            raise HiCacheError(f"rank {self.number} died{cause}: the run was ended") from None
         if kind == "figures":
-            self.figures = told
+            self.figures = payload
         elif kind == "failed":
-            raise HiCacheError(f"rank {self.number} failed: {told}")
+            raise HiCacheError(f"rank {self.number} failed: {payload}")
         elif kind == "lost":
-            self.lost = told
+            self.lost = payload
         elif kind == "warning":
-            replayed_warning(self.number, told)
+            name, level, text = payload
+            logging.getLogger(name).log(level, f"rank {self.number}: {text}")  # noqa: G004 - filtered
         elif self.number == 0:
-            progress(told)
+            progress(payload)
 
-    def _how(self) -> str:
+    def _cause_of_death(self) -> str:
         code = self.process.exitcode
         if code is None or code >= 0:
             return "" if code is None else f" with exit code {code}"
@@ -116,17 +119,21 @@ class _Rank:
 
 
 @contextmanager
-def _processes(piece: ReplayJob, meeting: str) -> Generator[list[_Rank], None, None]:
-    """All ranks, started; none of them is left afterwards."""
+def _processes(job: ReplayJob, rendezvous: str) -> Generator[list[_Rank], None, None]:
+    """Yield all ranks, started, and end every one of them afterwards."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)  # torch takes seconds: once, not once a rank
+    # torch takes seconds to import. The fork server imports it once for all ranks.
+    context.set_forkserver_preload(_PRELOADED)
     ranks: list[_Rank] = []
     try:
-        for number in range(piece.settings.topology.size):
+        for number in range(job.settings.topology.size):
             ours, theirs = context.Pipe()
-            own = replace(piece, settings=replace(piece.settings, rank=number))
+            rank_job = replace(job, settings=replace(job.settings, rank=number))
             process = context.Process(
-                target=_run, args=(own, meeting, theirs), name=f"rank-{number}", daemon=True
+                target=_run_rank,
+                args=(rank_job, rendezvous, theirs),
+                name=f"rank-{number}",
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -145,14 +152,18 @@ def _processes(piece: ReplayJob, meeting: str) -> Generator[list[_Rank], None, N
 def _figures(
     ranks: list[_Rank], stop: threading.Event, progress: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """What each has to tell in the end. A rank that was lost is heard of by its own death, or not."""
-    told = False
+    """Return the final figures of every rank.
+
+    A rank that reports a lost rank has not failed itself. The dead rank's own connection usually gives
+    the cause, so the loop waits a little longer for it.
+    """
+    stop_sent = False
     until_s = math.inf
     while waiting := [rank for rank in ranks if rank.figures is None and rank.lost is None]:
-        if stop.is_set() and not told:
-            told = True
+        if stop.is_set() and not stop_sent:
+            stop_sent = True
             for rank in waiting:
-                with suppress(OSError):  # it has died, which is heard of next
+                with suppress(OSError):  # the rank has died; `receive` reports it
                     rank.connection.send("stop")
         for connection in multiprocessing.connection.wait(
             [rank.connection for rank in waiting], _POLL_S
@@ -171,58 +182,78 @@ def _figures(
 # --- in a rank's process ---------------------------------------------------------------------------
 
 
-class _AgreedStop:
-    """A stop that all ranks come to after the same request."""
+class _CollectiveStop:
+    """A stop signal that takes effect after the same request on all ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._told = threading.Event()
+        self._requested = threading.Event()
 
     def set(self) -> None:
-        """This rank was told to stop."""
-        self._told.set()
+        """Request the stop on this rank."""
+        self._requested.set()
 
     def is_set(self) -> bool:
-        """Whether any rank was. Every rank asks as often."""
-        (going_on,) = self._ranks.all_reduce_min(Channel.RESULT, [not self._told.is_set()])
-        return not going_on
+        """Return whether any rank has a stop request. Every rank must call it equally often."""
+        (go_on,) = self._ranks.all_reduce_min(Channel.RESULT, [not self._requested.is_set()])
+        return not go_on
 
     def wait(self, timeout_s: float) -> bool:
-        """Until this rank is told, or the time is over."""
-        return self._told.wait(timeout_s)
+        """Block until this rank has a stop request, for at most `timeout_s`."""
+        return self._requested.wait(timeout_s)
 
 
-def _run(piece: ReplayJob, meeting: str, connection: Connection) -> None:
-    """One rank's life."""
+class RankReporter(logging.Handler):
+    """Sends (kind, payload) messages and warnings to the parent process. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._send_lock = threading.Lock()
+
+    def send(self, kind: str, payload: Any) -> None:
+        """Send a message; it is dropped once the parent has closed the connection."""
+        with self._send_lock:
+            try:
+                self._connection.send((kind, payload))
+            except OSError:  # the parent has ended the run
+                return
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.send("warning", (record.name, record.levelno, record.getMessage()))
+
+
+def _run_rank(job: ReplayJob, rendezvous: str, connection: Connection) -> None:
+    """Run one rank's replay and send the outcome to the parent."""
     from hicache_storage.controller.torch_consensus import TorchRanks  # noqa: PLC0415 - imports torch
-    from hicache_storage.replay.job import play  # noqa: PLC0415 - its own process's
+    from hicache_storage.replay.job import run_job  # noqa: PLC0415 - only ranks run it
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to hear
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    relay = RankReporter(connection)
-    settings = piece.settings
+    reporter = RankReporter(connection)
+    settings = job.settings
     try:
         ranks = TorchRanks.connect(
-            meeting, rank=settings.rank, size=settings.topology.size, timeout_s=_RANKS_TIMEOUT_S
+            rendezvous, rank=settings.rank, size=settings.topology.size, timeout_s=_RANKS_TIMEOUT_S
         )
-        stop = _AgreedStop(ranks)
-        listening = threading.Thread(target=_listen, args=(connection, stop), daemon=True)
-        listening.start()
-        with relay.warnings():
-            figures = play(
-                piece, stop=stop, progress=lambda done: relay.send("progress", done), ranks=ranks
+        stop = _CollectiveStop(ranks)
+        listener = threading.Thread(target=_listen, args=(connection, stop), daemon=True)
+        listener.start()
+        with warnings_to(reporter):
+            figures = run_job(
+                job, stop=stop, progress=lambda done: reporter.send("progress", done), ranks=ranks
             )
         ranks.close()
     except RanksLost as error:
-        relay.send("lost", str(error))
-    except Exception as error:  # noqa: BLE001 - the first process tells of it
-        relay.send("failed", f"{error}" if isinstance(error, HiCacheError) else repr(error))
+        reporter.send("lost", str(error))
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        reporter.send("failed", f"{error}" if isinstance(error, HiCacheError) else repr(error))
     else:
-        relay.send("figures", figures)
+        reporter.send("figures", figures)
 
 
-def _listen(connection: Connection, stop: _AgreedStop) -> None:
-    """Wait for the word to stop; without the process that would give it there is nothing left to do."""
+def _listen(connection: Connection, stop: _CollectiveStop) -> None:
+    """Wait for the parent's stop message; exit if the parent is gone."""
     try:
         connection.recv()
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""The figures of a replay: counted while it runs, then as JSON under stable names and as a table."""
+"""Figures of a replay: counted while it runs, then JSON under stable names, for one rank or for all."""
 
 from __future__ import annotations
 
@@ -6,34 +6,19 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.errors import HiCacheError
+from hicache_storage.page_store.counters import pages_counter
+from hicache_storage.page_store.results import Verdict
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from rich.table import Table
-
+    from collections.abc import Iterable, Mapping, Sequence
 
 _DROPPED = "dropped"
-_REASONS = {
-    _DROPPED: "dropped from the write queue",
-    "refused": "refused by the storage",
-    "unavailable": "storage unavailable",
-    "timeout": "timed out",
-    "breaker_open": "not tried, the breaker was open",
-    "error": "failed with an error",
-}
-_COUNTED = ("blocks", "pages", "tokens")
-_PLACES = {
-    "L2": ("l2_hits",),
-    "L3": ("l3_hits",),
-    "nowhere": ("misses",),
-    "all": ("total",),
-    "L2 + L3": ("l2_hits", "l3_hits"),
-}
 
 
 @dataclass(slots=True)
-class Tiers:
-    """How many of something were found where."""
+class TierCounts:
+    """Numbers of blocks or pages by the tier that they were found in."""
 
     l2: int = 0
     l3: int = 0
@@ -41,72 +26,74 @@ class Tiers:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all tiers and of the misses."""
         return self.l2 + self.l3 + self.miss
 
     def figures(self, unit: int = 1) -> dict[str, Any]:
-        """The counts times `unit`, and the share that was found."""
+        """Return the counts times `unit`, and the hit rate."""
         return {
             "total": self.total * unit,
             "l2_hits": self.l2 * unit,
             "l3_hits": self.l3 * unit,
             "misses": self.miss * unit,
-            "hit_rate": _share(self.l2 + self.l3, self.total),
+            "hit_rate": ratio(self.l2 + self.l3, self.total),
         }
 
 
 @dataclass(slots=True)
-class Tally:
-    """What the requests of a run met."""
+class RequestCounts:
+    """Totals over the requests of a run."""
 
     requests: int = 0
-    blocks: Tiers = field(default_factory=Tiers)
-    """A block is found where all of its pages are, and in L3 where one of them came from there."""
-    pages: Tiers = field(default_factory=Tiers)
+    blocks: TierCounts = field(default_factory=TierCounts)
+    """A block is a hit if all of its pages are. It counts for L3 if one of them came from L3."""
+    pages: TierCounts = field(default_factory=TierCounts)
     ideal_block_hits: int = 0
     paired_pages: int = 0
-    """Found pages that were proved in every pool: target and draft."""
+    """Found pages whose bytes were right in every pool, target and draft."""
     corrupt_pages: int = 0
-    """Pages, each pool's for itself, that were handed out with other bytes than had been written."""
+    """Pages with other bytes than were written, counted in each pool."""
     verified_nbytes: int = 0
     unreserved_pages: int = 0
-    """Computed pages that L2 had no room for."""
+    """Computed pages that found no slot in L2."""
     prefetch_s: list[float] = field(default_factory=list[float])
-    """From each request's call to its lease."""
+    """Seconds of each prefetch, from its call to its lease."""
 
-    def place(self, pages: int, found: int, loaded: Sequence[int], pages_per_block: int) -> None:
+    def add_prompt(
+        self, pages: int, found: int, loaded: Sequence[int], pages_per_block: int
+    ) -> None:
         """Count a prompt of `pages`, of which `found` were usable and `loaded` came from L3."""
         self.requests += 1
         self.pages.l2 += found - len(loaded)
         self.pages.l3 += len(loaded)
         self.pages.miss += pages - found
-        whole = found // pages_per_block
-        from_l3 = len({page // pages_per_block for page in loaded} & set(range(whole)))
-        self.blocks.l2 += whole - from_l3
+        found_blocks = found // pages_per_block
+        from_l3 = len({page // pages_per_block for page in loaded} & set(range(found_blocks)))
+        self.blocks.l2 += found_blocks - from_l3
         self.blocks.l3 += from_l3
-        self.blocks.miss += pages // pages_per_block - whole
+        self.blocks.miss += pages // pages_per_block - found_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """Pages that moved in one direction between L2 and L3, checksums included."""
+class Throughput:
+    """Bytes that moved in one direction between L2 and L3, checksums included."""
 
     nbytes: int
     busy_s: float
     """Time during which at least one call was running."""
 
     def figures(self) -> dict[str, Any]:
-        """With the bandwidth while busy; null where nothing moved."""
+        """Return the fields and the bandwidth while busy; the bandwidth is null if nothing moved."""
         rate = self.nbytes / self.busy_s / 1e9 if self.nbytes and self.busy_s else None
         return {**asdict(self), "gb_per_s": rate}
 
 
 def figures(
-    tally: Tally,
+    counts: RequestCounts,
     *,
     page_tokens: int,
-    read: Flow,
-    write: Flow,
+    read: Throughput,
+    write: Throughput,
     controller: Mapping[str, int],
     store: Mapping[str, int],
     storage: Mapping[str, int],
@@ -114,30 +101,30 @@ def figures(
     drained: bool = True,
 ) -> dict[str, Any]:
     """Return everything that was counted, ready for JSON. Names are stable."""
-    blocks = tally.blocks.figures()
+    blocks = counts.blocks.figures()
     ideal = {
-        "ideal_hits": tally.ideal_block_hits,
-        "ideal_hit_rate": _share(tally.ideal_block_hits, tally.blocks.total),
+        "ideal_hits": counts.ideal_block_hits,
+        "ideal_hit_rate": ratio(counts.ideal_block_hits, counts.blocks.total),
     }
     return {
-        "requests": tally.requests,
+        "requests": counts.requests,
         "blocks": {**blocks, **ideal},
-        "pages": tally.pages.figures(),
-        "tokens": tally.pages.figures(page_tokens),
-        "paired_pages": tally.paired_pages,
+        "pages": counts.pages.figures(),
+        "tokens": counts.pages.figures(page_tokens),
+        "paired_pages": counts.paired_pages,
         "l3_read": read.figures(),
         "l3_write": write.figures(),
         "prefetch": {
-            "p50_s": percentile(tally.prefetch_s, 50),
-            "p99_s": percentile(tally.prefetch_s, 99),
+            "p50_s": percentile(counts.prefetch_s, 50),
+            "p99_s": percentile(counts.prefetch_s, 99),
         },
         "loaded_unused_pages": controller.get("loaded_unused_pages", 0),
         "dropped_write_pages": controller.get("dropped_pages", 0),
         "unsaved_pages": unsaved_pages(controller.get("dropped_pages", 0), unsaved),
         "drained": drained,
-        "unreserved_pages": tally.unreserved_pages,
-        "verified_nbytes": tally.verified_nbytes,
-        "corrupt_pages": tally.corrupt_pages,
+        "unreserved_pages": counts.unreserved_pages,
+        "verified_nbytes": counts.verified_nbytes,
+        "corrupt_pages": counts.corrupt_pages,
         "controller": dict(sorted(controller.items())),
         "store": dict(sorted(store.items())),
         "storage": dict(sorted(storage.items())),
@@ -145,146 +132,138 @@ def figures(
 
 
 def unsaved_pages(dropped: int, unsaved: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return the pages that were to be stored and were not, by reason, with their `total`.
+    """Return the pages whose write failed, by reason, with their `total`.
 
-    The pages of all pools count as one. One that is offered again and fails again counts again.
+    The pages of all pools count as one. A page whose write fails twice counts twice.
     """
-    reasons: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for each in unsaved:
-        reasons.update(each)
-    reasons[_DROPPED] += dropped
-    told = {reason: pages for reason, pages in sorted(reasons.items()) if pages}
-    return {"total": sum(told.values()), **told}
+        counts.update(each)
+    counts[_DROPPED] += dropped
+    by_reason = {reason: pages for reason, pages in sorted(counts.items()) if pages}
+    return {"total": sum(by_reason.values()), **by_reason}
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """The smallest value that `percent` % of them do not exceed; None where there are none."""
+    """Return the smallest value that `percent` % of `values` do not exceed; None for no values."""
     if not values:
         return None
     rank = max(1, -(-len(values) * percent // 100))
     return sorted(values)[rank - 1]
 
 
-def tables(report: Mapping[str, Any]) -> list[Table]:
-    """A run's report for people: where pages were found, and then everything else."""
-    from rich import box  # noqa: PLC0415 - JSON alone does without it
-    from rich.table import Table  # noqa: PLC0415
-
-    tiers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    tiers.add_column("found in", no_wrap=True)
-    for what in (*_COUNTED, "of blocks"):
-        tiers.add_column(what, justify="right", no_wrap=True)
-    for row in _tier_rows(report):
-        tiers.add_row(*row)
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, text in _facts(report):
-        facts.add_row(name, text)
-    return [tiers, facts]
+def ratio(part: int, total: int) -> float:
+    """Return `part / total`, or 0.0 for no total."""
+    return part / total if total else 0.0
 
 
-def _tier_rows(report: Mapping[str, Any]) -> Iterator[list[str]]:
-    blocks = report["blocks"]
-    for label, names in _PLACES.items():
-        counts = [sum(report[what][name] for name in names) for what in _COUNTED]
-        share = _share(counts[0], blocks["total"])
-        yield [label, *(f"{count:,}" for count in counts), _percent(share)]
-    yield [
-        "infinite cache",
-        f"{blocks['ideal_hits']:,}",
-        "",
-        "",
-        _percent(blocks["ideal_hit_rate"]),
-    ]
+# --- several ranks ---------------------------------------------------------------------------------
+
+_HIT_FIGURES = ("requests", "blocks", "pages", "tokens")
+_SUMMED = (
+    *("loaded_unused_pages", "dropped_write_pages", "unreserved_pages"),
+    *("verified_nbytes", "corrupt_pages"),
+)
+_LATENCIES = ("p50_s", "p99_s")
+_COUNTERS = ("controller", "store", "storage")
 
 
-def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from _run_facts(report)
-    prefetch = report["prefetch"]
-    if report.get("ranks") is not None:
-        written = ", ".join(f"{pages:,}" for pages in report["ranks"]["written_pages"])
-        yield "ranks", f"{report['ranks']['size']} processes; wrote {written} pages"
-    if len(report["pools"]) > 1:
-        found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
-        yield "draft pages paired", f"{report['paired_pages']:,} of {found:,} pages found"
-    for name, label in (("l3_read", "L3 read"), ("l3_write", "L3 write")):
-        flow = report[name]
-        rate = f", {flow['gb_per_s']:.2f} GB/s while busy" if flow["gb_per_s"] else ""
-        yield label, f"{_gigabytes(flow['nbytes'])}{rate}"
-    if prefetch["p50_s"] is not None:
-        times = (f"{name} {1e3 * prefetch[f'{name}_s']:.2f} ms" for name in ("p50", "p99"))
-        yield "prefetch", ", ".join(times)
-    yield "loaded but unused", f"{report['loaded_unused_pages']:,} pages"
-    yield "writes dropped", _unsaved_told(report["unsaved_pages"])
-    if not report["drained"]:
-        yield (
-            "writes unfinished",
-            "the storage took too long: the last of them are in no figure here",
-        )
-    if report["unreserved_pages"]:
-        yield "no room in L2", f"{report['unreserved_pages']:,} pages"
-    verified = _gigabytes(report["verified_nbytes"])
-    yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
-    yield from (("note", note) for note in report.get("notes", ()))
-    yield from _troubles(report)
-    for name in ("controller", "store", "storage"):
-        if counters := _counters(report[name]):
-            yield f"{name} counters", counters
+def combine_ranks(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one report for all ranks, which are given in the order of their numbers.
+
+    All ranks found the same pages. The hits by tier are those of the rank that loaded most from L3.
+
+    Raises:
+        HiCacheError: The ranks used prefixes of different lengths, which is a bug.
+    """
+    found = [rank["pages"]["l2_hits"] + rank["pages"]["l3_hits"] for rank in ranks]
+    if len(set(found)) > 1:
+        raise HiCacheError(f"the ranks used prefixes of different lengths: {found} pages in all")
+    most_loaded = max(ranks, key=lambda rank: rank["pages"]["l3_hits"])
+    return {
+        **ranks[0],
+        **{name: most_loaded[name] for name in _HIT_FIGURES},
+        **{name: sum(rank[name] for rank in ranks) for name in _SUMMED},
+        **{name: _sum_counters(rank[name] for rank in ranks) for name in _COUNTERS},
+        "elapsed_s": max(rank["elapsed_s"] for rank in ranks),
+        "paired_pages": min(rank["paired_pages"] for rank in ranks),
+        "l3_read": _combine_throughputs(rank["l3_read"] for rank in ranks),
+        "l3_write": _combine_throughputs(rank["l3_write"] for rank in ranks),
+        "prefetch": {
+            name: _slowest(rank["prefetch"][name] for rank in ranks) for name in _LATENCIES
+        },
+        "unsaved_pages": unsaved_pages(0, [_reasons(rank["unsaved_pages"]) for rank in ranks]),
+        "drained": all(rank["drained"] for rank in ranks),
+        "pools": [
+            _combine_pool(pools) for pools in zip(*(rank["pools"] for rank in ranks), strict=True)
+        ],
+        "faults": _combine_faults([rank["faults"] for rank in ranks]),
+        "swap": _combine_swaps([rank["swap"] for rank in ranks]),
+        "ranks": {
+            "size": len(ranks),
+            "written_pages": [
+                _store_counter(pages_counter("save", Verdict.OK), rank) for rank in ranks
+            ],
+            "loaded_pages": [
+                _store_counter(pages_counter("load", Verdict.OK), rank) for rank in ranks
+            ],
+        },
+    }
 
 
-def _unsaved_told(unsaved: Mapping[str, int]) -> str:
-    total = f"{unsaved['total']:,} pages"
-    told = [
-        f"{pages:,} {_REASONS.get(reason, reason)}"
-        for reason, pages in unsaved.items()
-        if reason != "total"
-    ]
-    return f"{total}: {', '.join(told)}" if told else total
+def _reasons(unsaved: Mapping[str, int]) -> dict[str, int]:
+    return {reason: pages for reason, pages in unsaved.items() if reason != "total"}
 
 
-def _troubles(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    faults, swap = report.get("faults"), report.get("swap")
-    if faults is not None:
-        yield "faults", _counters(faults["struck"]) or "none has happened"
-    if swap is not None:
-        yield "swap", _swap_told(swap)
-        for name in ("store", "storage"):
-            if counters := _counters(swap[name]):
-                yield f"next {name} counters", counters
+def _store_counter(name: str, rank: Mapping[str, Any]) -> int:
+    """Return a counter of a rank's page store, plus that of the second store after a swap."""
+    stores = [rank["store"], *([rank["swap"]["store"]] if rank["swap"] else [])]
+    return sum(store.get(name, 0) for store in stores)
 
 
-def _swap_told(swap: Mapping[str, Any]) -> str:
-    if not swap["begun"]:
-        return f"to {swap['backend']} was not begun"
-    told = f"to {swap['backend']} after {swap['after_requests']:,} requests, {swap['took_s']:.2f} s"
-    undone = "; pages for the first storage were lost, or calls of it still ran"
-    left = "" if swap["drained"] else undone
-    failed = "" if swap["attached"] else f"; L2 alone since then: {swap['complaint']}"
-    return f"{told}{left}{failed}"
+def _combine_pool(pools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first rank's pool with the key spaces of all ranks."""
+    spaces = dict.fromkeys(space for pool in pools for space in pool["spaces"])
+    return {**pools[0], "spaces": list(spaces)}
 
 
-def _counters(counters: Mapping[str, int]) -> str:
-    return ", ".join(f"{key} {count:,}" for key, count in counters.items() if count)
+def _sum_counters(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counters:
+        total.update(each)
+    return dict(sorted(total.items()))
 
 
-def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    replayed = f"{report['requests']:,} of {report['trace_requests']:,}"
-    stopped = ", then interrupted" if report["interrupted"] else ""
-    yield "requests", f"{replayed} in {report['elapsed_s']:.1f} s{stopped}"
-    each = "" if report.get("ranks") is None else ", on each rank"
-    for pool in report["pools"]:
-        page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens{each}"
-        yield f"pool {pool['name']}", f"{pool['shape']}: {page}"
+def _combine_throughputs(throughputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return all bytes over the longest time: ranks move their pages at the same time."""
+    each = list(throughputs)
+    nbytes = sum(one["nbytes"] for one in each)
+    return Throughput(nbytes=nbytes, busy_s=max(one["busy_s"] for one in each)).figures()
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _slowest(times_s: Iterable[float | None]) -> float | None:
+    return max((time_s for time_s in times_s if time_s is not None), default=None)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _combine_faults(faults: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    present = [each for each in faults if each is not None]
+    if not present:
+        return None
+    return {
+        "plan": present[0]["plan"],
+        "struck": _sum_counters(each["struck"] for each in present),
+    }
 
 
-def _gigabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB"
+def _combine_swaps(swaps: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    present = [each for each in swaps if each is not None]
+    if not present:
+        return None
+    return {
+        **present[0],
+        **{name: all(each[name] for each in present) for name in ("begun", "drained", "attached")},
+        "complaint": next((each["complaint"] for each in present if each["complaint"]), None),
+        "took_s": _slowest(each["took_s"] for each in present),
+        "store": _sum_counters(each["store"] for each in present),
+        "storage": _sum_counters(each["storage"] for each in present),
+    }

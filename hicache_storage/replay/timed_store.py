@@ -1,4 +1,4 @@
-"""A page store that knows how long it was busy, and why pages were not stored."""
+"""A page store that measures its busy time and counts failed writes by reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BusyTime:
-    """The time during which at least one call was running, however many overlap. Thread-safe."""
+    """The time during which at least one call was running. Overlapping calls count once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class BusyTime:
 
     @property
     def total_s(self) -> float:
-        """Seconds up to now."""
+        """Seconds so far, including a call that still runs."""
         with self._lock:
             running_s = time.perf_counter() - self._began_s if self._running else 0.0
             return self._ended_s + running_s
@@ -52,7 +52,7 @@ class BusyTime:
 
 
 class TimedPageStore(PageStore):
-    """A page store that counts its time, and each page that it was to store and did not."""
+    """A page store that counts the time of its calls, and every page that it failed to store."""
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
         super().__init__(storage, settings)
@@ -76,7 +76,7 @@ class TimedPageStore(PageStore):
 
     @property
     def unsaved(self) -> dict[str, int]:
-        """Pages, those of all pools counted as one, that calls of `save` did not store, by reason."""
+        """Pages that `save` did not store, by reason. The pages of all pools count as one."""
         with self._unsaved_lock:
             return dict(self._unsaved_pages)
 
@@ -86,7 +86,7 @@ class TimedPageStore(PageStore):
 
 
 def _first_failures(transfers: Sequence[Transfer], outcome: Outcome) -> dict[str, Verdict]:
-    """Return each page of which a part was not stored, with the first part's verdict."""
+    """Return each page that some pool did not store, with the first failed pool's verdict."""
     failures: dict[str, Verdict] = {}
     for transfer, verdicts in zip(transfers, outcome.verdicts, strict=True):
         if verdicts.count(Verdict.OK) < len(verdicts):

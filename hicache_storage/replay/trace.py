@@ -1,10 +1,14 @@
-"""Traces of requests: files in the Mooncake format, or made up from a seed.
+"""Traces of requests: files in the Mooncake format, and synthetic traces.
 
-The format (kvcache-ai/Mooncake, FAST25-release/traces): a JSON object a line with `timestamp` (ms),
-`input_length`, `output_length` (tokens) and `hash_ids`, the prefix-chained ids of the prompt's blocks of
-512 tokens. The last block of a prompt may be partly filled; it counts as a whole one, as in the
-figures published with the trace. A file that contradicts itself is refused: a prompt with more or fewer
-ids than its length needs, or a request that arrives before the one above it.
+The format (kvcache-ai/Mooncake, FAST25-release/traces) has a JSON object in each line:
+
+    timestamp                    arrival in ms
+    input_length, output_length  tokens
+    hash_ids                     prefix-chained ids of the prompt's blocks of 512 tokens
+
+A partly filled last block counts as a full one, as in the figures published with the trace. The reader
+refuses inconsistent files: a prompt with more or fewer ids than its length needs, or a request that
+arrives before the previous one.
 """
 
 from __future__ import annotations
@@ -35,21 +39,21 @@ _MAX_BLOCK_ID = 2**63 // BLOCK_TOKENS - 1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt of a trace."""
+    """One request of a trace."""
 
     arrival_s: float
-    """Since the trace began."""
+    """Seconds since the start of the trace."""
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-    """Ids of its blocks; equal ids at equal places mean equal prefixes."""
+    """Ids of the prompt's blocks. Equal ids at equal positions mean equal prefixes."""
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[Request]:
-    """The first `limit` requests of a file in the Mooncake format, gzipped or not.
+    """Return the first `limit` requests of a file in the Mooncake format, gzipped or not.
 
     Raises:
-        ConfigError: Names the file and the line that is wrong.
+        ConfigError: The file is invalid; the message names the file and the line.
     """
     requests: list[Request] = []
     latest_s = 0.0
@@ -76,8 +80,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[Request]:
 
 
 def block_tokens(blocks: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The prompt's token ids: 512 for each block, never the same for two ids."""
-    import numpy as np  # noqa: PLC0415 - traces are read without it
+    """Return the prompt's token ids: 512 for each block, different for different block ids."""
+    import numpy as np  # noqa: PLC0415 - `read_trace` does without it
 
     narrow = max(blocks, default=0) < 2**32 // BLOCK_TOKENS
     ids = np.array(blocks, dtype=np.uint32 if narrow else np.int64)
@@ -93,20 +97,20 @@ def _offsets() -> npt.NDArray[Any]:
 
 
 class InfiniteCache:
-    """The best that any cache can do on a trace: it begins empty, and forgets nothing."""
+    """A cache that starts empty and evicts nothing: the upper bound of hits on a trace."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
     def hits(self, request: Request) -> int:
-        """Leading blocks of `request` that came before; from now on all of its blocks did."""
+        """Return the number of leading blocks that earlier requests had, and add all blocks."""
         new = (n for n, block in enumerate(request.blocks) if block not in self._seen)
         hits = next(new, len(request.blocks))
         self._seen.update(request.blocks)
         return hits
 
 
-# --- one line ------------------------------------------------------------------------------------
+# --- lines of a file -----------------------------------------------------------------------------
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -184,23 +188,22 @@ def _is_number(value: Any) -> bool:
 # --- a synthetic trace -----------------------------------------------------------------------------
 
 _ARRIVAL_GAP_S = 4.0
-_THINKING_S = 45.0
-_MORE_TURNS = 0.75
+_TURN_GAP_S = 45.0
+_NEXT_TURN_SHARE = 0.75
 _SYSTEM_PROMPT_BLOCKS = (1, 2, 4, 6)
 
 
 def synthetic_trace(seed: int, *, conversations: int, limit: int | None = None) -> list[Request]:
     """Return the first `limit` requests of conversations of several turns that overlap in time.
 
-    The same arguments make the same requests, and a limit changes none of them. Each conversation begins
-    with one of a few system prompts that many share. A turn's prompt is everything said before, the
-    answers included, and a new question: its full blocks come again in the next turn, its last one does
-    not.
+    The same arguments make the same requests, and a limit does not change them. Each conversation starts
+    with one of a few shared system prompts. The prompt of a turn is the conversation so far, answers
+    included, and a new question. Its full blocks recur in the next turn, and its last block does not.
     """
-    chooser = random.Random(seed)
+    rng = random.Random(seed)
     fresh = count()
     systems = [tuple(islice(fresh, blocks)) for blocks in _SYSTEM_PROMPT_BLOCKS]
-    starts = _starts(chooser, conversations)
+    starts = _starts(rng, conversations)
     turns: list[tuple[float, int, _Conversation]] = []
     requests: list[Request] = []
     upcoming = next(starts, None)
@@ -208,46 +211,46 @@ def synthetic_trace(seed: int, *, conversations: int, limit: int | None = None) 
         if len(requests) == limit:
             break
         if upcoming is not None and (not turns or upcoming <= turns[0][0]):
-            begun = _Conversation(chooser.choice(systems))
-            heapq.heappush(turns, (upcoming, order, begun))
+            conversation = _Conversation(rng.choice(systems))
+            heapq.heappush(turns, (upcoming, order, conversation))
             upcoming = next(starts, None)
         if not turns:
             break
-        at_s, _, conversation = heapq.heappop(turns)
-        requests.append(conversation.turn(at_s, chooser, fresh))
-        if chooser.random() < _MORE_TURNS:
-            later_s = at_s + chooser.expovariate(1 / _THINKING_S)
-            heapq.heappush(turns, (later_s, order, conversation))
+        time_s, _, conversation = heapq.heappop(turns)
+        requests.append(conversation.turn(time_s, rng, fresh))
+        if rng.random() < _NEXT_TURN_SHARE:
+            next_s = time_s + rng.expovariate(1 / _TURN_GAP_S)
+            heapq.heappush(turns, (next_s, order, conversation))
     return requests
 
 
-def _starts(chooser: random.Random, conversations: int) -> Iterator[float]:
-    at_s = 0.0
+def _starts(rng: random.Random, conversations: int) -> Iterator[float]:
+    time_s = 0.0
     for _ in range(conversations):
-        yield at_s
-        at_s += chooser.expovariate(1 / _ARRIVAL_GAP_S)
+        yield time_s
+        time_s += rng.expovariate(1 / _ARRIVAL_GAP_S)
 
 
 class _Conversation:
-    """The text of one conversation so far, as full blocks and the tokens beyond them."""
+    """The text of one conversation so far, as full blocks and remaining tokens."""
 
     def __init__(self, system: tuple[int, ...]) -> None:
         self._blocks = list(system)
-        self._beyond = 0
+        self._remainder = 0
 
-    def turn(self, at_s: float, chooser: random.Random, fresh: Iterator[int]) -> Request:
-        self._say(_length(chooser, 500), fresh)
-        tail = (next(fresh),) if self._beyond else ()
-        asked = len(self._blocks) * BLOCK_TOKENS + self._beyond
-        request = Request(at_s, asked, _length(chooser, 350), (*self._blocks, *tail))
-        self._say(request.output_tokens, fresh)
+    def turn(self, time_s: float, rng: random.Random, fresh: Iterator[int]) -> Request:
+        self._append(_length(rng, 500), fresh)
+        tail = (next(fresh),) if self._remainder else ()
+        prompt_tokens = len(self._blocks) * BLOCK_TOKENS + self._remainder
+        request = Request(time_s, prompt_tokens, _length(rng, 350), (*self._blocks, *tail))
+        self._append(request.output_tokens, fresh)
         return request
 
-    def _say(self, tokens: int, fresh: Iterator[int]) -> None:
-        full, self._beyond = divmod(self._beyond + tokens, BLOCK_TOKENS)
+    def _append(self, tokens: int, fresh: Iterator[int]) -> None:
+        full, self._remainder = divmod(self._remainder + tokens, BLOCK_TOKENS)
         self._blocks += islice(fresh, full)
 
 
-def _length(chooser: random.Random, median: int) -> int:
-    """Tokens of a message: most are short, a few are pages long."""
-    return max(1, min(32 * median, round(median * chooser.lognormvariate(0.0, 1.0))))
+def _length(rng: random.Random, median: int) -> int:
+    """Return a random message length in tokens: most messages are short, and a few are long."""
+    return max(1, min(32 * median, round(median * rng.lognormvariate(0.0, 1.0))))

@@ -1,4 +1,4 @@
-"""`hicache backends`: what can be used, and what is missing."""
+"""`hicache backends`: usable backends, and missing dependencies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed distribution with one backend that lacks a library, and one that is broken."""
+    """Install a distribution with one backend that lacks a library, and one that is broken."""
     info = tmp_path / "hicache_acme-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hicache-acme\nVersion: 1.0\n")
@@ -70,13 +70,15 @@ def test_on_80_columns_each_backend_is_one_line(
     assert not any("…" in line for line in lines)
 
 
-def test_all_capabilities_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_prints_all_capabilities(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backends", "--capabilities"]) == 0
-    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("file: "))
+    printed = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("file: ")
+    )
 
-    for name, word in _listed(capsys)["file"]["capabilities"].items():
-        assert f"{name.replace('_', ' ')} {word}" in told
-    assert "bounded " in told
+    for name, value in _listed(capsys)["file"]["capabilities"].items():
+        assert f"{name.replace('_', ' ')} {value}" in printed
+    assert "bounded " in printed
 
 
 def test_a_wide_terminal_shows_them_in_the_table(
@@ -91,12 +93,12 @@ def test_a_wide_terminal_shows_them_in_the_table(
     assert "hicache-storage" in printed
 
 
-def test_mooncake_says_what_to_install_where_there_is_no_cuda(
+def test_mooncake_names_the_package_for_machines_without_cuda(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mooncake"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "hicache_backends.mooncake", raising=False)
+    for name in [*sys.modules]:
+        if name.startswith(("mooncake", "hicache_backends.mooncake")):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mooncake", None)
 
     with pytest.raises(BackendNotInstalled) as raised:
@@ -107,7 +109,7 @@ def test_mooncake_says_what_to_install_where_there_is_no_cuda(
 
 
 @pytest.mark.usefixtures("plug_ins")
-def test_what_is_missing_comes_with_the_line_that_installs_it(
+def test_a_missing_library_comes_with_its_install_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lacking = _listed(capsys)["lacking"]

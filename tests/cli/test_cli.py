@@ -1,4 +1,4 @@
-"""The command line as a whole: quick, and one line for whatever is wrong."""
+"""The command line as a whole: light imports, and one line for each error."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def test_flags_of_the_synthetic_trace_do_not_go_with_a_file(
     assert f"{flag} is for the synthetic trace" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
-    """As in `hicache backends --json | head -c 0`."""
+def test_a_closed_pipe_is_no_error() -> None:
+    """An example is `hicache backends --json | head -c 0`."""
     with subprocess.Popen(
         [sys.executable, "-m", "hicache_storage.cli", "backends", "--json"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`hicache replay` as people run it: output, exit codes, signals."""
+"""`hicache replay` as users run it: output, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from replays import replay_args, reported
 
 from hicache_storage.cli import main, replay
 from hicache_storage.registry import open_storage
@@ -44,27 +45,24 @@ class Flipping(MemoryStorage):
 
 @pytest.fixture(autouse=True)
 def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes rich take a file for a terminal."""
+    """Remove the variables that make rich take a file for a terminal."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
 
 
 def _report(tmp_path: Path, *argv: str) -> dict[str, Any]:
-    file = tmp_path / "report.json"
-    assert main([*_SHORT, "--json", str(file), *argv]) == 0
-    report: dict[str, Any] = json.loads(file.read_text())
-    return report
+    return reported(tmp_path / "report.json", [*_SHORT, *argv])
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def _signalled(tmp_path: Path, number: int) -> tuple[int, str, str, dict[str, Any]]:
-    """A run that would take hours, ended by a signal: exit code, output, errors, figures."""
+    """End a run of hours by a signal, and return exit code, output, errors and figures."""
     file = tmp_path / "report.json"
     with subprocess.Popen(
         [*_COMMAND, *_SHORT, "--speed", "0.001", "--json", str(file)],
@@ -73,7 +71,9 @@ def _signalled(tmp_path: Path, number: int) -> tuple[int, str, str, dict[str, An
         text=True,
     ) as process:
         deadline_s = time.monotonic() + 60
-        while not _catches(process.pid, signal.SIGTERM):  # nobody but the replay catches it
+        while not _catches(
+            process.pid, signal.SIGTERM
+        ):  # only the replay installs a handler for it
             assert process.poll() is None
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
@@ -171,9 +171,9 @@ def test_another_seed_is_another_trace(tmp_path: Path) -> None:
     assert _report(tmp_path, "--seed", "5")["pages"] != _report(tmp_path, "--seed", "6")["pages"]
 
 
-def test_requests_cut_the_trace_and_change_nothing_before(tmp_path: Path) -> None:
-    whole = _report(tmp_path, "--requests", "100", "--scale-bytes", "1/8192")
-    assert whole["requests"] == 100
+def test_a_limit_cuts_the_trace_and_changes_no_request_before(tmp_path: Path) -> None:
+    report = _report(tmp_path, "--requests", "100", "--scale-bytes", "1/8192")
+    assert report["requests"] == 100
     longer = replay._requests(_arguments("--requests", "300"))
 
     assert list(longer[:100]) == list(replay._requests(_arguments("--requests", "100")))
@@ -224,10 +224,10 @@ def test_a_host_size_that_does_not_fit_names_its_flag(capfd: pytest.CaptureFixtu
     total_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     assert main([*_SHORT, "--host-size", str(total_nbytes - (1 << 20))]) == 2
-    complaint = capfd.readouterr().err
-    assert "--host-size of" in complaint
-    assert "give less" in complaint
-    assert "slots" not in complaint
+    error = capfd.readouterr().err
+    assert "--host-size of" in error
+    assert "give less" in error
+    assert "slots" not in error
 
 
 def test_a_trace_file_is_replayed(tmp_path: Path) -> None:
@@ -254,32 +254,26 @@ def test_secrets_of_the_config_are_in_no_report(tmp_path: Path) -> None:
 
 @pytest.fixture
 def strange_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module with storages that misbehave."""
+    """Install a module with misbehaving storages."""
     (tmp_path / "strange_stores.py").write_text(_STORES)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
 def _replayed_over(storage: str, *argv: str) -> int:
     config = {"backend_name": "x", "module_path": "strange_stores", "class_name": storage}
-    return main(
-        [
-            *("replay", "--hicache-storage-backend", "dynamic"),
-            *("--hicache-storage-backend-extra-config", json.dumps(config)),
-            *("--scale-bytes", "1/1024", "--host-size", "3MiB", *argv),
-        ]
-    )
+    flags = ("--scale-bytes", "1/1024", "--host-size", "3MiB", *argv)
+    return main(replay_args("dynamic", config, *flags))
 
 
 def test_dynamic_finds_a_module_of_the_working_directory(tmp_path: Path) -> None:
-    """As README says: from an empty file to a replay over it, by the installed command."""
+    """README promises it for the installed command."""
     (tmp_path / "mine.py").write_text("from hicache_backends.memory import MemoryStorage as Mine\n")
     config = {"backend_name": "mine", "module_path": "mine", "class_name": "Mine"}
 
     done = subprocess.run(
         [
             Path(sys.executable).parent / "hicache",
-            *("replay", "--hicache-storage-backend", "dynamic"),
-            *("--hicache-storage-backend-extra-config", json.dumps(config)),
+            *replay_args("dynamic", config),
             *("--scale-bytes", "1/1024", "--host-size", "3MiB", "--requests", "1"),
         ],
         cwd=tmp_path,
@@ -347,12 +341,12 @@ def test_the_progress_bar_is_on_the_terminal_only(stream: str) -> None:
 
 
 def _everything(descriptor: int) -> str:
-    """What comes through a pseudo-terminal until its other end is closed."""
+    """Read from a pseudo-terminal until its other end is closed."""
     parts: list[bytes] = []
     while True:
         try:
             part = os.read(descriptor, 4096)
-        except OSError:  # how Linux says that the other end is gone
+        except OSError:  # Linux raises it when the other end is closed
             part = b""
         if not part:
             return b"".join(parts).decode()

@@ -1,4 +1,4 @@
-"""`hicache replay` with faults and with an exchange of backends: what it finds, and what it refuses."""
+"""`hicache replay` with faults and with an exchange of backends: reports and refusals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from replays import reported
 
 from hicache_storage.cli import main
 
@@ -24,10 +25,7 @@ _PLAN = (
 
 
 def _report(tmp_path: Path, *argv: str) -> dict[str, Any]:
-    file = tmp_path / "report.json"
-    assert main([*_REPLAY, "--json", str(file), *argv]) == 0
-    report: dict[str, Any] = json.loads(file.read_text())
-    return report
+    return reported(tmp_path / "report.json", [*_REPLAY, *argv])
 
 
 def test_no_fault_of_any_kind_makes_a_byte_wrong(tmp_path: Path) -> None:
@@ -49,7 +47,7 @@ def test_wrong_pages_are_reported_where_nothing_checks_them(tmp_path: Path) -> N
     assert json.loads(file.read_text())["corrupt_pages"] > 0
 
 
-def test_without_trouble_there_is_none(tmp_path: Path) -> None:
+def test_a_report_without_disruptions_has_none(tmp_path: Path) -> None:
     report = _report(tmp_path)
 
     assert report["faults"] is None
@@ -75,14 +73,14 @@ def test_a_faulty_backend_is_exchanged_for_a_directory(
     assert "to file after 12 requests" in capfd.readouterr().out
 
 
-def test_the_exchange_is_half_way_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_exchange_is_half_way_by_default(tmp_path: Path) -> None:
     report = _report(tmp_path, "--swap-backend", "memory")
 
     assert report["swap"]["after_requests"] == report["trace_requests"] // 2
 
 
 @pytest.mark.parametrize(
-    ("argv", "complaint"),
+    ("argv", "reason"),
     [
         (["--faults", "get:rise@5%"], "unknown fault 'rise'"),
         (["--swap-after", "3"], "--swap-after needs --swap-backend"),
@@ -92,8 +90,8 @@ def test_the_exchange_is_half_way_unless_told_otherwise(tmp_path: Path) -> None:
         (["--swap-backend", "memory", "--swap-extra-config", '{"a": 1}'], "unknown field 'a'"),
     ],
 )
-def test_what_cannot_work_is_refused(
-    argv: list[str], complaint: str, capfd: pytest.CaptureFixture[str]
+def test_invalid_flags_are_refused(
+    argv: list[str], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*_REPLAY, *argv]) == 2
-    assert complaint in capfd.readouterr().err
+    assert reason in capfd.readouterr().err

@@ -1,3 +1,5 @@
+"""Copies of pages between L1 and L2, layer by layer."""
+
 from __future__ import annotations
 
 import itertools
@@ -50,7 +52,7 @@ def hook(
     before: Callable[[int], object],
     names: Sequence[str] = ("upload", "download"),
 ) -> None:
-    """Call `before` with a running number ahead of each plane that is moved on a CPU."""
+    """Call `before` with a running number before each copy of a plane on a CPU."""
     numbers = itertools.count()
     for name in names:
         original: Any = getattr(HostStream, name)
@@ -64,7 +66,7 @@ def hook(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("shape", "layout"), CASES)
-def test_a_load_puts_every_layer_of_a_page_where_the_layout_says(
+def test_a_load_copies_every_layer_by_the_layout(
     shape: PageShape, layout: str, device: str
 ) -> None:
     pool = make_pool(shape, device, layout=layout)
@@ -138,7 +140,7 @@ def test_target_and_draft_move_in_one_transfer(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_pool_without_a_page_keeps_what_it_has_there(device: str) -> None:
+def test_a_pool_without_a_page_keeps_the_bytes_of_its_slot(device: str) -> None:
     target, draft = make_pool(MHA, device), make_pool(DRAFT, device)
     draft.fill_device(seed=8)
     target.fill_host(0, seed=9)
@@ -155,7 +157,7 @@ def test_a_pool_without_a_page_keeps_what_it_has_there(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_pool_without_any_page_still_lets_its_waiters_go(device: str) -> None:
+def test_a_pool_without_any_page_releases_its_waiters(device: str) -> None:
     target, draft = make_pool(MHA, device), make_pool(DRAFT, device)
 
     with LayerCopier([target.layered, draft.layered]) as copier:
@@ -167,7 +169,7 @@ def test_a_pool_without_any_page_still_lets_its_waiters_go(device: str) -> None:
             transfer.settled.result(TIMEOUT_S)
 
 
-def test_a_layer_can_be_used_while_the_next_one_is_on_its_way(
+def test_a_layer_can_be_used_during_the_copy_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, draft = make_pool(MHA), make_pool(DRAFT)
@@ -206,10 +208,10 @@ def test_loads_and_stores_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("direction", ["load", "store"])
 @pytest.mark.parametrize("failing", range(8))
-def test_a_failure_reaches_everyone_who_waits(
+def test_a_failure_releases_every_waiting_thread(
     failing: int, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every plane of every layer of both pools: nobody waits for a layer that will not come."""
+    """The copy fails at each plane of each layer of both pools. Every waiting thread is released."""
     target, draft = make_pool(MHA), make_pool(DRAFT)
     waiting = threading.Barrier(5)
 
@@ -247,32 +249,30 @@ def test_a_failure_reaches_everyone_who_waits(
 
     assert isinstance(failure.value.__cause__, OSError)
     behind = 0 if direction == "load" else LAYERS_AHEAD
-    came = max(0, failing // 2 - behind)
-    assert [None] * came == [ends[step] for step in steps[:came]]
-    assert all(isinstance(ends[step], LayerTransferFailed) for step in steps[came:])
+    arrived = max(0, failing // 2 - behind)
+    assert [None] * arrived == [ends[step] for step in steps[:arrived]]
+    assert all(isinstance(ends[step], LayerTransferFailed) for step in steps[arrived:])
 
 
 class _Lost:
-    """A mark that the device does not come to."""
+    """An event that the device never reaches."""
 
-    def precede_caller(self) -> None:
-        """Nobody asks."""
+    def block_caller_stream(self) -> None:
+        """Do nothing: no test calls it."""
 
     def synchronize(self) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
 
 @pytest.mark.parametrize("direction", ["load", "store"])
-def test_layers_that_a_lost_device_never_copied_are_not_taken_for_settled(
-    direction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Devices fail late: all copies were queued without an error."""
+def test_a_lost_device_fails_the_transfer(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device can fail late, after all copies were queued without an error."""
     pool = make_pool(MHA)
 
     def lost(_: HostStream) -> _Lost:
         return _Lost()
 
-    monkeypatch.setattr(HostStream, "mark", lost)
+    monkeypatch.setattr(HostStream, "record_event", lost)
 
     with LayerCopier([pool.layered]) as copier:
         transfer = copier.load([[0]], [1]) if direction == "load" else copier.store([1], [[0]])
@@ -344,7 +344,7 @@ def test_a_transfer_that_waits_for_another_can_be_cancelled(
 
 @pytest.mark.parametrize("spare", [1, 2, 4])
 def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
-    """Of any stride: K beside V, a scale beside both."""
+    """The strides may be any: K beside V, or a scale beside both."""
     pool = make_pool(MHA)
     tokens, heads, dim = pool.planes[0][0].shape
     planes = [
@@ -354,15 +354,15 @@ def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
         ]
         for _ in range(2)
     ]
-    whole = Pool(pool.host, planes, LayeredPool(pool.host, planes))
-    whole.fill_host(2, seed=16)
+    strided = Pool(pool.host, planes, LayeredPool(pool.host, planes))
+    strided.fill_host(2, seed=16)
 
-    with LayerCopier([whole.layered]) as copier:
+    with LayerCopier([strided.layered]) as copier:
         copier.load([[2]], [1]).settled.result(TIMEOUT_S)
         copier.store([1], [[5]]).settled.result(TIMEOUT_S)
 
-    assert same(expected_page(whole, 2), whole.device_page(1))
-    assert whole.host_page(2) == whole.host_page(5)
+    assert same(expected_page(strided, 2), strided.device_page(1))
+    assert strided.host_page(2) == strided.host_page(5)
     beyond = [
         tensor.as_strided((tokens + 3, heads, spare), tensor.stride(), dim) for tensor in planes[0]
     ]
@@ -370,7 +370,7 @@ def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
 
 
 def test_tensors_made_in_inference_mode_can_be_loaded_into() -> None:
-    """As engines make them; elsewhere torch refuses to write them."""
+    """Engines make such tensors. Torch refuses to write them outside of inference mode."""
     with torch.inference_mode():
         pool = make_pool(MHA)
     pool.fill_host(0, seed=15)
@@ -381,7 +381,7 @@ def test_tensors_made_in_inference_mode_can_be_loaded_into() -> None:
     assert same(expected_page(pool, 0), pool.device_page(1))
 
 
-def test_closing_lets_what_was_begun_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_finishes_started_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(MHA)
     go_on = threading.Event()
     hook(monkeypatch, lambda _: go_on.wait(TIMEOUT_S))
@@ -398,7 +398,7 @@ def test_closing_lets_what_was_begun_end(monkeypatch: pytest.MonkeyPatch) -> Non
         copier.load([[0]], [0])
 
 
-def test_closing_has_one_time_for_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_has_one_timeout_for_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(MHA)
     go_on = threading.Event()
     hook(monkeypatch, lambda _: go_on.wait(TIMEOUT_S))
@@ -431,8 +431,8 @@ def test_closing_leaves_no_thread() -> None:
 
 
 @pytest.mark.parametrize("direction", ["load", "store"])
-def test_what_cannot_be_is_refused_before_anything_moves(direction: str) -> None:
-    """`test_routes` has all that is refused."""
+def test_invalid_slots_are_refused_before_any_copy(direction: str) -> None:
+    """test_slot_mapping.py has all refused slots."""
     target, draft = make_pool(MHA), make_pool(DRAFT)
 
     with LayerCopier([target.layered, draft.layered]) as copier:
@@ -444,7 +444,7 @@ def test_what_cannot_be_is_refused_before_anything_moves(direction: str) -> None
                 copier.store([0], [[0], [6]])
 
 
-def test_pools_that_do_not_go_together_are_refused() -> None:
+def test_pools_that_differ_in_device_or_page_size_are_refused() -> None:
     other = PageShape.mha(page_tokens=2, layers=1, heads=2, head_dim=8, dtype="bfloat16")
 
     with pytest.raises(ValueError, match="at least one pool"):
@@ -462,7 +462,7 @@ def test_tensors_of_another_shape_are_refused() -> None:
         ([keys], "2 planes of 3 layers; the tensors given are \\[3\\]"),
         ([keys, values[:2]], "are \\[3, 2\\] a plane"),
         ([[key[:3] for key in keys], values], "3 tokens are less than a page, which has 4"),
-        ([keys, short], "layer 0 is \\(19, 2, 8\\) on cpu; .* wants \\(20, 2, 8\\)"),
+        ([keys, short], "layer 0 is \\(19, 2, 8\\) on cpu; .* needs \\(20, 2, 8\\)"),
         ([keys, [value[:, :1] for value in values]], "layer 0 is \\(20, 1, 8\\)"),
         ([[key.float() for key in keys], values], "torch.float32, and the host pool bfloat16"),
     ):

@@ -1,3 +1,5 @@
+"""Device pools: slots of all pools, and their transfers."""
+
 from __future__ import annotations
 
 import random
@@ -33,7 +35,7 @@ def draft() -> Pool:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Loads on a CPU go on when it is set."""
+    """Make loads on a CPU wait for an event, and return it."""
     go_on = threading.Event()
     original = HostStream.upload
 
@@ -46,13 +48,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def settled(transfer: LayerTransfer) -> None:
-    """Wait for the end of a transfer and of all that hangs on it."""
+    """Wait for the end of a transfer and of its callbacks."""
     done = threading.Event()
 
-    def tell(_: Future[None]) -> None:
+    def notify(_: Future[None]) -> None:
         done.set()
 
-    transfer.settled.add_done_callback(tell)
+    transfer.settled.add_done_callback(notify)
     assert done.wait(TIMEOUT_S)
 
 
@@ -82,7 +84,7 @@ def test_pages_go_to_l1_and_back_in_both_pools(device: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["load", "store"])
-def test_slots_that_nobody_allocated_are_not_moved(target: Pool, direction: str) -> None:
+def test_unallocated_slots_are_refused(target: Pool, direction: str) -> None:
     with DevicePool([target.layered]) as pool:
         (slot,) = pool.allocate(1) or []
         for unused in (slot + 1, 99, -1):
@@ -107,7 +109,7 @@ def test_a_slot_freed_in_the_middle_of_a_load_is_free_when_it_has_settled(
         assert (2, 4) == (during, pool.free_slots)
 
 
-def test_a_slot_that_is_on_its_way_out_cannot_be_used_or_freed_again(
+def test_a_slot_freed_during_a_transfer_cannot_be_used_or_freed_again(
     target: Pool, gate: threading.Event
 ) -> None:
     with DevicePool([target.layered]) as pool:
@@ -139,7 +141,7 @@ def test_a_slot_is_kept_until_the_last_of_its_transfers_has_settled(
         assert (3, 4) == (during, pool.free_slots)
 
 
-def test_slots_come_back_also_from_a_failed_transfer(
+def test_a_failed_transfer_releases_its_slots(
     target: Pool, draft: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -158,7 +160,7 @@ def test_slots_come_back_also_from_a_failed_transfer(
 
 
 @pytest.mark.parametrize("freed", [[0, 0], [0, 3], [0, 99]])
-def test_freeing_what_is_not_in_use_is_refused_and_frees_nothing(
+def test_freeing_an_unused_slot_is_refused_and_frees_nothing(
     target: Pool, freed: list[int]
 ) -> None:
     with DevicePool([target.layered]) as pool:
@@ -189,10 +191,10 @@ def test_a_closed_pool_moves_nothing(target: Pool) -> None:
         pool.load([[0]], slots)
 
 
-def test_requests_that_come_and_go_at_once_see_their_own_pages_and_leak_no_slot(
+def test_concurrent_requests_see_their_own_pages_and_leak_no_slot(
     target: Pool, draft: Pool
 ) -> None:
-    """Many threads over few slots; some change their minds in the middle of a load."""
+    """Many threads share few slots. Some cancel in the middle of a load."""
     for slot in range(6):
         target.fill_host(slot, seed=slot)
         draft.fill_host(slot, seed=10 + slot)
@@ -224,7 +226,7 @@ def test_requests_that_come_and_go_at_once_see_their_own_pages_and_leak_no_slot(
             thread.start()
         for thread in threads:
             thread.join(TIMEOUT_S * 4)
-        settled(pool.load([[], []], []))  # behind all others
+        settled(pool.load([[], []], []))  # it runs after all others
 
         assert not wrong
         assert 4 == pool.free_slots

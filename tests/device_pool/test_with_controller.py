@@ -1,4 +1,4 @@
-"""Pages of a real controller on their way to L1 and back."""
+"""Transfers of a real controller's pages to L1 and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Device:
         self.l1 = DevicePool(self.layered)
 
     def page(self, pool: int, slot: int) -> bytes:
-        """What L1 has in `slot`, in the stored order of page_first."""
+        """Return the bytes of `slot` in L1, in the stored order of page_first."""
         planes = zip(
             *[self.layered[pool].planes(layer) for layer in range(self.layered[pool].layers)],
             strict=True,
@@ -77,20 +77,20 @@ def test_a_prefix_goes_from_storage_to_l1_and_new_pages_back() -> None:
             for slot, page_hash in zip(slots, PROMPT, strict=True)
         ]
         engine.cache.clear()
-        room = engine.reserve(PROMPT)
-        settled(l1.store(slots, room.slots, indices=room.indices))
+        reservation = engine.reserve(PROMPT)
+        settled(l1.store(slots, reservation.slots, indices=reservation.indices))
         stored = [
             pool.host.page(slot).tobytes() == content(pool, page_hash)
-            for pool, taken in zip(pools, room.slots, strict=True)
+            for pool, taken in zip(pools, reservation.slots, strict=True)
             for slot, page_hash in zip(taken, PROMPT, strict=True)
         ]
-        engine.commit(room)
+        engine.commit(reservation)
 
     assert len(PROMPT) == len(slots)
     assert [True] * 2 * len(PROMPT) == found == stored
 
 
-def test_pages_that_are_on_their_way_to_l1_are_not_evicted(
+def test_pages_in_transfer_to_l1_are_not_evicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on = threading.Event()
@@ -122,7 +122,7 @@ def test_pages_that_are_on_their_way_to_l1_are_not_evicted(
     assert (4, 16) == (during.pages, after.pages)
 
 
-def test_what_a_failed_store_left_behind_does_not_become_a_page(
+def test_a_failed_store_makes_no_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any) -> None:
@@ -132,16 +132,16 @@ def test_what_a_failed_store_left_behind_does_not_become_a_page(
     pools = cache_pools()
     device = Device(pools)
     with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
-        room = engine.reserve(PROMPT[:4])
+        reservation = engine.reserve(PROMPT[:4])
         with pytest.raises(LayerTransferFailed):
-            settled(l1.store(l1.allocate(4) or [], room.slots, indices=room.indices))
-        room.abandon()
+            settled(l1.store(l1.allocate(4) or [], reservation.slots, indices=reservation.indices))
+        reservation.abandon()
 
         assert [32, 32] == [pool.host.free_slots for pool in pools]
         assert 0 == engine.prefetch("request", PROMPT[:4]).result().pages
 
 
-def test_a_draft_that_is_missing_in_l3_leaves_its_place_in_l1_alone() -> None:
+def test_a_draft_that_is_missing_in_l3_leaves_its_slots_in_l1_unchanged() -> None:
     storage = MemoryStorage()
     with engine_on(storage, cache_pools()[:1]) as engine:
         compute(engine, PROMPT)
@@ -163,7 +163,7 @@ def test_a_draft_that_is_missing_in_l3_leaves_its_place_in_l1_alone() -> None:
     assert not any(device.page(1, slots[3]))
 
 
-def test_a_window_comes_for_the_pages_that_it_covers() -> None:
+def test_a_window_is_loaded_for_the_pages_that_it_covers() -> None:
     storage = MemoryStorage()
     with engine_on(storage, windowed()) as engine:
         compute(engine, PROMPT)

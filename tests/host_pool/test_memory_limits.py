@@ -1,4 +1,4 @@
-"""Room for a host pool, in made-up trees of control groups."""
+"""Memory limits of a process, in made-up trees of control groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hicache_storage.host_pool import HostPool, PageShape, memory
-from hicache_storage.host_pool.memory_limits import room
+from hicache_storage.host_pool.memory_limits import available_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ UNLIMITED_V1 = "9223372036854771712"
 
 
 class Tree:
-    """A /proc and a /sys/fs/cgroup."""
+    """A made-up /proc and /sys/fs/cgroup."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -64,35 +64,35 @@ def tree(tmp_path: Path) -> Tree:
 
 
 class TestVersion2:
-    def test_a_group_without_a_limit_leaves_what_the_machine_has(self, tree: Tree) -> None:
+    def test_an_unlimited_group_has_the_machines_memory(self, tree: Tree) -> None:
         tree.inside("0::/pod")
         tree.v2("pod", used=3 * GIB)
 
-        assert room(tree.root) == (MACHINE, "on this machine")
+        assert available_memory(tree.root) == (MACHINE, "on this machine")
 
-    def test_a_limit_leaves_what_is_not_used(self, tree: Tree) -> None:
+    def test_the_unused_part_of_a_limit_is_available(self, tree: Tree) -> None:
         tree.inside("0::/pod")
         tree.v2("pod", most=8 * GIB, used=3 * GIB)
 
-        assert room(tree.root) == (
+        assert available_memory(tree.root) == (
             5 * GIB,
             f"in control group /pod, which is limited to {8 * GIB} bytes",
         )
 
-    def test_the_nearest_limit_may_be_further_up(self, tree: Tree) -> None:
+    def test_the_lowest_limit_may_be_that_of_a_parent(self, tree: Tree) -> None:
         tree.inside("0::/kube/pod/container")
         tree.v2("kube", most=100 * GIB, used=20 * GIB)
         tree.v2("kube/pod", most=10 * GIB, used=9 * GIB)
         tree.v2("kube/pod/container", most=8 * GIB, used=1 * GIB)
 
-        assert room(tree.root).nbytes == 1 * GIB
-        assert "group /kube/pod," in room(tree.root).where
+        assert available_memory(tree.root).nbytes == 1 * GIB
+        assert "group /kube/pod," in available_memory(tree.root).where
 
     def test_in_a_namespace_of_its_own_the_mount_is_the_group(self, tree: Tree) -> None:
         tree.inside("0::/")
         tree.v2("", most=4 * GIB, used=1 * GIB)
 
-        assert room(tree.root) == (
+        assert available_memory(tree.root) == (
             3 * GIB,
             f"in control group /, which is limited to {4 * GIB} bytes",
         )
@@ -102,71 +102,71 @@ class TestVersion2:
         tree.v2("", most=4 * GIB)
         tree.write("sys/secret/memory.max", "1")
 
-        assert room(tree.root).nbytes == 4 * GIB
+        assert available_memory(tree.root).nbytes == 4 * GIB
 
-    def test_the_file_cache_is_free_for_the_asking(self, tree: Tree) -> None:
+    def test_the_file_cache_counts_as_available(self, tree: Tree) -> None:
         tree.inside("0::/pod")
         tree.v2("pod", most=8 * GIB, used=8 * GIB, cache=6 * GIB)
 
-        assert room(tree.root).nbytes == 6 * GIB
+        assert available_memory(tree.root).nbytes == 6 * GIB
 
-    def test_where_a_group_is_slowed_down_its_room_ends(self, tree: Tree) -> None:
+    def test_memory_high_is_a_limit(self, tree: Tree) -> None:
         tree.inside("0::/pod")
         tree.v2("pod", most=8 * GIB, high=6 * GIB, used=1 * GIB)
 
-        assert room(tree.root).nbytes == 5 * GIB
+        assert available_memory(tree.root).nbytes == 5 * GIB
 
-    def test_a_group_above_its_limit_has_no_room(self, tree: Tree) -> None:
+    def test_a_group_above_its_limit_has_nothing_available(self, tree: Tree) -> None:
         tree.inside("0::/pod")
         tree.v2("pod", most=2 * GIB, used=3 * GIB)
 
-        assert room(tree.root).nbytes == 0
+        assert available_memory(tree.root).nbytes == 0
 
-    def test_a_limit_that_the_machine_has_not_leaves_what_the_machine_has(self, tree: Tree) -> None:
+    def test_a_limit_above_the_machines_memory_has_no_effect(self, tree: Tree) -> None:
         tree.inside("0::/pod")
         tree.v2("pod", most=10 * MACHINE)
 
-        assert room(tree.root) == (MACHINE, "on this machine")
+        assert available_memory(tree.root) == (MACHINE, "on this machine")
 
 
 class TestVersion1:
-    def test_a_limit_leaves_what_is_not_used(self, tree: Tree) -> None:
+    def test_the_unused_part_of_a_limit_is_available(self, tree: Tree) -> None:
         tree.inside("5:cpu,cpuacct:/other", "4:hugetlb,memory:/docker/1", "0::/")
         tree.v1("", most=UNLIMITED_V1, used=40 * GIB)
         tree.v1("docker", most=UNLIMITED_V1)
         tree.v1("docker/1", most=8 * GIB, used=5 * GIB, cache=2 * GIB)
 
-        assert room(tree.root).nbytes == 5 * GIB
-        assert "/docker/1," in room(tree.root).where
+        assert available_memory(tree.root).nbytes == 5 * GIB
+        assert "/docker/1," in available_memory(tree.root).where
 
-    def test_no_limit_leaves_what_the_machine_has(self, tree: Tree) -> None:
+    def test_an_unlimited_group_has_the_machines_memory(self, tree: Tree) -> None:
         tree.inside("4:memory:/")
         tree.v1("", most=UNLIMITED_V1, used=40 * GIB)
 
-        assert room(tree.root) == (MACHINE, "on this machine")
+        assert available_memory(tree.root) == (MACHINE, "on this machine")
 
     def test_a_container_that_sees_the_hosts_path_is_its_mount(self, tree: Tree) -> None:
         tree.inside("4:memory:/docker/1")
         tree.v1("", most=8 * GIB, used=5 * GIB)
 
-        assert room(tree.root).nbytes == 3 * GIB
+        assert available_memory(tree.root).nbytes == 3 * GIB
 
 
 @pytest.mark.parametrize("lines", [[], ["nonsense"], ["0::/gone"], ["3:memory:/gone"]])
-def test_where_nothing_is_known_of_groups_the_machine_decides(tree: Tree, lines: list[str]) -> None:
-    assert room(tree.root) == (MACHINE, "on this machine")
+def test_a_process_in_no_known_group_has_the_machines_memory(tree: Tree, lines: list[str]) -> None:
+    assert available_memory(tree.root) == (MACHINE, "on this machine")
     tree.inside(*lines)
 
-    assert room(tree.root) == (MACHINE, "on this machine")
+    assert available_memory(tree.root) == (MACHINE, "on this machine")
 
 
-def test_a_pool_that_its_container_has_no_room_for_is_refused(
+def test_a_pool_that_does_not_fit_into_its_container_is_refused(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be killed, without a message, when it touched the memory."""
+    """The kernel would kill it without a message when it touched the memory."""
     tree.inside("0::/pod")
     tree.v2("pod", most=8 << 20, used=5 << 20)
-    monkeypatch.setattr(memory, "room", partial(room, tree.root))
+    monkeypatch.setattr(memory, "available_memory", partial(available_memory, tree.root))
     shape = PageShape.mla(page_tokens=1, layers=1, kv_dim=1 << 20, dtype="uint8")
 
     HostPool(shape, slots=3).close()

@@ -1,3 +1,5 @@
+"""Tiles: parts of a page that are stored as pages of their own."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -43,7 +45,7 @@ AXES = {
 
 
 def cut(pool: HostPool, slot: int, tile: Tile) -> bytes:
-    """The bytes of a tile, by numpy's own slicing of the engine's arrays."""
+    """Return the bytes of a tile, sliced by numpy from the engine's arrays."""
     parts: list[bytes] = []
     for array in pool.arrays():
         where: dict[str, tuple[Any, ...]] = {
@@ -60,7 +62,7 @@ def cut(pool: HostPool, slot: int, tile: Tile) -> bytes:
 
 
 def filled(shape: PageShape, layout: str, tiles: list[Tile]) -> HostPool:
-    """A pool in which no two numbers are alike."""
+    """Return a pool in which every number is unique."""
     pool = HostPool(shape, slots=SLOTS, layout=layout, frame_nbytes=8, tiles=tiles)
     start = 0
     for array in pool.arrays():
@@ -82,7 +84,7 @@ def test_a_tile_is_its_part_of_the_engines_array(
 
 
 @pytest.mark.parametrize(("shape", "layout", "tiles"), CUTS)
-def test_what_is_written_through_a_tile_stays_in_it(
+def test_a_write_through_a_tile_changes_its_bytes_only(
     shape: PageShape, layout: str, tiles: list[Tile]
 ) -> None:
     with filled(shape, layout, tiles) as pool:
@@ -149,7 +151,7 @@ def test_an_uncut_page_is_one_tile() -> None:
         assert pool.page(0).addresses == pool.framed_page(0).payload.addresses
 
 
-def test_a_tile_that_is_not_there() -> None:
+def test_a_missing_tile_is_refused() -> None:
     with (
         filled(MHA, "page_head", BY_HEADS) as pool,
         pytest.raises(ValueError, match="there is no tile 2: pages are cut into 2"),
@@ -167,7 +169,7 @@ def test_a_tile_that_is_not_there() -> None:
     ],
     ids=["gap", "overlap", "too-many-layers", "overlapping-heads"],
 )
-def test_tiles_that_are_not_the_page_are_refused(tiles: list[Tile]) -> None:
+def test_tiles_that_do_not_cover_the_page_once_are_refused(tiles: list[Tile]) -> None:
     with pytest.raises(ValueError, match="must cover each of 4 layers and 6 heads once"):
         HostPool(MHA, slots=1, tiles=tiles)
 
@@ -182,7 +184,7 @@ def test_a_tile_in_too_many_segments_is_refused_with_the_layout_to_choose() -> N
         HostPool(shape, slots=1, tiles=tiles)
 
 
-def test_as_many_segments_as_a_storage_takes_with_a_header_are_not_refused() -> None:
+def test_the_most_segments_that_a_storage_accepts_are_not_refused() -> None:
     shape = PageShape.mla(page_tokens=511, layers=2, kv_dim=1, dtype="int8")
     tiles = [Tile((0, 1)), Tile((1, 2))]
 
@@ -190,7 +192,7 @@ def test_as_many_segments_as_a_storage_takes_with_a_header_are_not_refused() -> 
         assert 512 == len(pool.framed_page(0, 1).stored.segments)
 
 
-def test_a_cut_that_no_layout_can_make_is_refused_with_what_could_be_cut() -> None:
+def test_a_cut_that_no_layout_supports_is_refused_with_a_suggestion() -> None:
     shape = PageShape.mha(page_tokens=64, layers=32, heads=16, head_dim=1, dtype="int8")
     tiles = [Tile(layers, heads) for layers in [(0, 16), (16, 32)] for heads in [(0, 8), (8, 16)]]
 

@@ -1,4 +1,4 @@
-"""The content of replayed pages: every byte written, every wrong byte seen."""
+"""The content of replayed pages: every byte is written, and every wrong byte is detected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_was_written_matches() -> None:
     assert _content().matches(hash_of(1), Page(_written()))
 
 
-def test_every_flipped_bit_is_seen() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     content, data = _content(), _written()
     page = Page(data)
     for number in range(8 * _NBYTES):
@@ -43,15 +43,15 @@ def test_a_page_matches_no_other_key_space() -> None:
 
 
 def test_it_is_the_same_in_every_segmentation() -> None:
-    whole = _written()
+    contiguous = _written()
     parts = [bytearray(length) for length in (1, 7, 8, 300, 684)]
 
     _content().write(hash_of(1), Page(*parts))
 
-    assert b"".join(parts) == whole
+    assert b"".join(parts) == contiguous
 
 
-def test_a_wrong_byte_in_the_last_segment_is_seen() -> None:
+def test_a_wrong_byte_in_the_last_segment_is_detected() -> None:
     data = _written()
     view = memoryview(data)
     data[-1] ^= 1
@@ -60,7 +60,7 @@ def test_a_wrong_byte_in_the_last_segment_is_seen() -> None:
 
 
 @pytest.mark.parametrize("shift", [1, 8, 64, 512])
-def test_shifted_bytes_are_seen(shift: int) -> None:
+def test_shifted_bytes_are_detected(shift: int) -> None:
     data = _written()
 
     assert not _content().matches(hash_of(1), Page(data[shift:] + data[:shift]))
@@ -85,5 +85,5 @@ def test_one_byte_pages_work() -> None:
 
 
 def test_a_page_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="1000 bytes is meant, not 999"):
+    with pytest.raises(ValueError, match="must have 1000 bytes, not 999"):
         _content().matches(hash_of(1), blank(999))

@@ -1,22 +1,21 @@
-"""Replays over real storages: what is found, what is proved, and when they stop."""
+"""Replays over real storages: hits, verification, time, stops and settings."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.memory import MemorySettings, MemoryStorage
+from replays import hits, trace_of
 
 from hicache_storage.controller import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.errors import ConfigError
 from hicache_storage.replay.driver import Replay, ReplaySettings
 from hicache_storage.replay.models import KVShape, PoolShape
-from hicache_storage.replay.trace import BLOCK_TOKENS, Request, read_trace, synthetic_trace
+from hicache_storage.replay.trace import BLOCK_TOKENS, Request, synthetic_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.storage import HiCacheStorage
 
 _L2_TOKENS = 50 * BLOCK_TOKENS
-"""A little more than the longest prompt here."""
+"""A little more than the longest prompt of these tests."""
 _MHA = KVShape("mha", 3, 2, 2)
 _MLA = KVShape("mla", 3, 1, 5)
 
@@ -44,7 +43,7 @@ class _FlippingStorage(MemoryStorage):
 
 
 def _settings(shape: KVShape = _MHA, **changes: Any) -> ReplaySettings:
-    """A cache whose L2 holds a few prompts, and which waits for whatever L3 has."""
+    """Return settings of a cache whose L2 holds a few prompts, and which loads all hits of L3."""
     pools = (PoolShape("kv", shape), PoolShape("draft", KVShape(shape.kind, 1, 1, shape.dim)))
     page_tokens = changes.pop("page_tokens", 64)
     page_nbytes = sum(pool.shape.page(page_tokens).nbytes for pool in pools)
@@ -70,23 +69,17 @@ def _replayed(
 
 
 def _trace() -> list[Request]:
-    """A slice of the trace that HICACHE_TRACE names, of prompts that fit into the small L2."""
-    named = os.environ.get("HICACHE_TRACE")
-    if not named:
-        return synthetic_trace(0, conversations=40)
-    requests = read_trace(Path(named), 600)
+    """Return prompts that fit into the small L2."""
+    requests = trace_of(600, conversations=40)
     return [request for request in requests if len(request.blocks) <= 32][:150]
 
 
 class TestHits:
     @pytest.mark.parametrize("page_tokens", [64, 512])
-    def test_with_room_in_l3_they_are_the_ideal(self, page_tokens: int) -> None:
+    def test_with_space_in_l3_they_are_the_ideal(self, page_tokens: int) -> None:
         report = _replayed(_trace(), page_tokens=page_tokens)
 
-        assert (
-            report["blocks"]["l2_hits"] + report["blocks"]["l3_hits"]
-            == (report["blocks"]["ideal_hits"])
-        )
+        assert hits(report, "blocks") == report["blocks"]["ideal_hits"]
         assert report["blocks"]["l3_hits"] > 0
         assert report["corrupt_pages"] == 0
 
@@ -102,7 +95,7 @@ class TestHits:
             (_MLA, "page_first_direct"),
         ],
     )
-    def test_every_layout_gives_back_what_was_written(self, shape: KVShape, layout: str) -> None:
+    def test_every_layout_returns_the_written_bytes(self, shape: KVShape, layout: str) -> None:
         report = _replayed(synthetic_trace(1, conversations=15), shape=shape, layout=layout)
 
         assert report["blocks"]["hit_rate"] == report["blocks"]["ideal_hit_rate"]
@@ -111,14 +104,12 @@ class TestHits:
     def test_every_page_found_has_its_draft(self) -> None:
         report = _replayed(_trace())
 
-        found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
-        assert report["paired_pages"] == found > 0
+        assert report["paired_pages"] == hits(report) > 0
 
     def test_every_byte_found_was_verified(self) -> None:
         report = _replayed(synthetic_trace(0, conversations=10))
 
-        found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
-        assert report["verified_nbytes"] == found * _settings().page_nbytes
+        assert report["verified_nbytes"] == hits(report) * _settings().page_nbytes
 
     def test_another_run_finds_what_the_first_one_stored(self) -> None:
         requests, storage = synthetic_trace(0, conversations=20), MemoryStorage()
@@ -148,7 +139,7 @@ class TestHits:
     def test_a_prompt_longer_than_l2_is_replayed(self) -> None:
         report = _replayed([Request(0.0, 51200, 1, tuple(range(100)))] * 2)
 
-        assert report["pages"]["l2_hits"] + report["pages"]["l3_hits"] == 400
+        assert hits(report) == 400
         assert report["corrupt_pages"] == 0
         assert report["unreserved_pages"] == 0
 
@@ -156,7 +147,7 @@ class TestHits:
         assert _replayed([Request(0.0, 0, 1, ())])["requests"] == 1
 
 
-class TestProof:
+class TestVerification:
     def test_wrong_bytes_of_a_store_are_counted(self) -> None:
         requests = synthetic_trace(0, conversations=20)
 
@@ -165,7 +156,7 @@ class TestProof:
         l3_pages = report["pages"]["l3_hits"]
         assert report["corrupt_pages"] >= 2 * l3_pages > 0
 
-    def test_checksums_turn_them_into_misses(self) -> None:
+    def test_checksums_turn_wrong_bytes_into_misses(self) -> None:
         report = _replayed(synthetic_trace(0, conversations=20), _FlippingStorage())
 
         assert report["corrupt_pages"] == 0
@@ -208,26 +199,26 @@ class TestTime:
 
         assert time.monotonic() - began_s < 60
 
-    def test_without_a_speed_nobody_waits(self) -> None:
+    def test_a_replay_without_a_speed_does_not_wait(self) -> None:
         began_s = time.monotonic()
 
         _replayed([Request(0.0, 512, 1, (0,)), Request(1000.0, 512, 1, (0,))])
 
         assert time.monotonic() - began_s < 60
 
-    def test_stop_ends_it_after_the_request_at_hand(self) -> None:
+    def test_a_stop_takes_effect_after_the_current_request(self) -> None:
         stop = threading.Event()
         with Replay(MemoryStorage(), _settings()) as replay:
-            whole = replay.run(
+            complete = replay.run(
                 synthetic_trace(0, conversations=20),
                 stop=stop,
-                progress=lambda tally: stop.set() if tally.requests == 5 else None,
+                progress=lambda counts: stop.set() if counts.requests == 5 else None,
             )
 
-        assert not whole
-        assert replay.tally.requests == 5
+        assert not complete
+        assert replay.counts.requests == 5
 
-    def test_stop_ends_the_wait_for_the_next_request(self) -> None:
+    def test_a_stop_ends_the_wait_for_the_next_request(self) -> None:
         stop = threading.Event()
         with Replay(MemoryStorage(), _settings(speed=1.0)) as replay:
             replay.run(
@@ -236,9 +227,9 @@ class TestTime:
                 progress=lambda _: stop.set(),
             )
 
-        assert replay.tally.requests == 1
+        assert replay.counts.requests == 1
 
-    def test_a_gap_longer_than_anything_can_wait_can_be_stopped(self) -> None:
+    def test_a_stop_ends_the_longest_possible_gap(self) -> None:
         stop = threading.Event()
         stopper = threading.Timer(0.2, stop.set)
         stopper.start()
@@ -246,7 +237,7 @@ class TestTime:
             replay.run([Request(0.0, 512, 1, (0,)), Request(1.0, 512, 1, (0,))], stop=stop)
         stopper.join()
 
-        assert replay.tally.requests <= 1
+        assert replay.counts.requests <= 1
 
 
 class TestSettings:

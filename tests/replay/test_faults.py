@@ -1,4 +1,4 @@
-"""`--faults PLAN`: what its words mean, and what its complaints say."""
+"""`--faults PLAN`: syntax, errors and effects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hicache_backends.memory import MemoryStorage
 from pages import hash_of, space
 
 from hicache_storage.errors import ConfigError, StorageUnavailable
-from hicache_storage.replay.faults import FaultPlan, struck
+from hicache_storage.replay.faults import FaultPlan, fault_counts
 from hicache_storage.testing import Fault, Odds, Strike
 
 HASHES = [hash_of(1)]
@@ -28,18 +28,18 @@ def test_every_fault_has_a_name(fault: Fault) -> None:
     assert FaultPlan.parse(f"delete:{fault.value}@100%").plan == (Odds("batch_delete", fault, 1.0),)
 
 
-def test_the_settings_are_the_storages() -> None:
+def test_settings_are_those_of_the_storage() -> None:
     plan = FaultPlan.parse("get:raise@5%,seed=7,delay_s=0.25,hang_s=0.5")
 
     assert plan.settings == {"seed": 7, "delay_s": 0.25, "hang_s": 0.5}
 
 
-def test_a_hang_has_an_end_unless_told_otherwise() -> None:
+def test_a_hang_ends_by_default() -> None:
     assert FaultPlan.parse("get:hang@1%").settings["hang_s"] > 10
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "reason"),
     [
         ("", "names no fault"),
         ("seed=7", "names no fault"),
@@ -57,12 +57,12 @@ def test_a_hang_has_an_end_unless_told_otherwise() -> None:
         ("get:raise@5%,seed=x", "seed=x: needs a whole number"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
+def test_an_invalid_item_is_named(text: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         FaultPlan.parse(text)
 
     assert "--faults" in str(caught.value)
-    assert complaint in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_the_same_plan_strikes_the_same_calls() -> None:
@@ -80,7 +80,7 @@ def test_the_same_plan_strikes_the_same_calls() -> None:
     assert 0 < len(failed_calls()) < 50
 
 
-def test_what_has_struck_is_counted_over_all_storages() -> None:
+def test_faults_are_counted_over_all_storages() -> None:
     plan = FaultPlan.parse("exists:miss@0,delete:lie@0")
     storages = [plan.wrap(MemoryStorage()) for _ in range(2)]
     for storage in storages:
@@ -88,4 +88,4 @@ def test_what_has_struck_is_counted_over_all_storages() -> None:
         storage.batch_exists(space(), HASHES)
     storages[0].batch_delete(space(), HASHES)
 
-    assert {"exists:miss": 2, "delete:lie": 1} == struck(storages)
+    assert {"exists:miss": 2, "delete:lie": 1} == fault_counts(storages)

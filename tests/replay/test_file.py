@@ -1,4 +1,4 @@
-"""Replays over the file backend: a kill loses nothing, the real trace gives the ideal hit rate."""
+"""Replays over the file backend: a kill loses no stored page, and the real trace is replayed."""
 
 from __future__ import annotations
 
@@ -6,44 +6,32 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from replays import hits, replay_command, trace_of
 
 from hicache_storage.keys import page_hashes
 from hicache_storage.registry import open_storage
-from hicache_storage.replay.trace import Request, block_tokens, read_trace, synthetic_trace
+from hicache_storage.replay.trace import Request, block_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 _PAGE_TOKENS = 64
 
 
-def _command(store: Path, *argv: str) -> list[str]:
-    config = json.dumps({"path": str(store), "prefetch_threshold": 0})
-    return [
-        *(sys.executable, "-m", "hicache_storage.cli", "replay"),
-        *("--hicache-storage-backend", "file"),
-        *("--hicache-storage-backend-extra-config", config),
-        *("--hicache-storage-prefetch-policy", "wait_complete"),
-        *argv,
-    ]
-
-
 def _replayed(store: Path, *argv: str) -> dict[str, Any]:
     file = store.parent / "report.json"
-    subprocess.run(
-        [*_command(store, *argv), "--json", str(file)], check=True, stdout=subprocess.DEVNULL
-    )
+    command = replay_command("file", {"path": str(store)}, *argv, "--json", str(file))
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     report: dict[str, Any] = json.loads(file.read_text())
     return report
 
 
-def _written(path: Path, requests: Iterable[Request]) -> Path:
+def _write_trace(path: Path, requests: Iterable[Request]) -> Path:
     lines = (
         {
             "timestamp": round(1000 * request.arrival_s),
@@ -57,14 +45,8 @@ def _written(path: Path, requests: Iterable[Request]) -> Path:
     return path
 
 
-def _trace() -> list[Request]:
-    """The beginning of the trace that HICACHE_TRACE names, else a synthetic one."""
-    named = os.environ.get("HICACHE_TRACE")
-    return read_trace(Path(named), 150) if named else synthetic_trace(0, conversations=100)
-
-
 def _stored(store: Path) -> set[str]:
-    """Hashes of the pages that the store has in every pool."""
+    """Return the hashes of the pages that the store has in every pool."""
     with open_storage("file", {"path": str(store)}) as storage:
         pools = [{info.page_hash for info in storage.scan(space)} for space in storage.spaces()]
     assert len(pools) == 2
@@ -72,7 +54,7 @@ def _stored(store: Path) -> set[str]:
 
 
 def _possible_hits(requests: Iterable[Request], known: set[str]) -> int:
-    """Pages that a cache finds that has `known` at first and forgets nothing."""
+    """Return the hits of a cache that starts with `known` and evicts nothing."""
     hits = 0
     for request in requests:
         hashes = page_hashes(block_tokens(request.blocks), _PAGE_TOKENS)
@@ -83,7 +65,8 @@ def _possible_hits(requests: Iterable[Request], known: set[str]) -> int:
 
 
 def _killed_mid_run(store: Path, argv: list[str], *, after_pages: int) -> None:
-    with subprocess.Popen(_command(store, *argv), stdout=subprocess.DEVNULL) as process:
+    command = replay_command("file", {"path": str(store)}, *argv)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         deadline_s = time.monotonic() + 60
         while len(list(store.glob("spaces/*/*/*"))) < after_pages:
             assert process.poll() is None
@@ -93,10 +76,10 @@ def _killed_mid_run(store: Path, argv: list[str], *, after_pages: int) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_after_a_kill_all_that_was_stored_is_found(tmp_path: Path) -> None:
-    requests, store = _trace(), tmp_path / "store"
+def test_pages_stored_before_a_kill_are_found(tmp_path: Path) -> None:
+    requests, store = trace_of(150, conversations=100), tmp_path / "store"
     argv = [
-        *("--trace", str(_written(tmp_path / "t.jsonl", requests))),
+        *("--trace", str(_write_trace(tmp_path / "t.jsonl", requests))),
         *("--scale-bytes", "1/1024", "--host-size", "24MiB"),
     ]
     _killed_mid_run(store, argv, after_pages=2000)
@@ -105,9 +88,7 @@ def test_after_a_kill_all_that_was_stored_is_found(tmp_path: Path) -> None:
 
     report = _replayed(store, *argv)
 
-    assert report["pages"]["l2_hits"] + report["pages"]["l3_hits"] == (
-        _possible_hits(requests, stored)
-    )
+    assert hits(report) == _possible_hits(requests, stored)
     assert report["pages"]["l3_hits"] > 0
     assert report["corrupt_pages"] == 0
 
@@ -135,7 +116,7 @@ def test_the_whole_trace_gives_the_ideal_hit_rate(tmp_path: Path) -> None:
 
     assert report["requests"] == 12_031
     assert report["blocks"]["ideal_hits"] == 105_710
-    assert report["blocks"]["l2_hits"] + report["blocks"]["l3_hits"] == 105_710
+    assert hits(report, "blocks") == 105_710
     assert report["blocks"]["hit_rate"] == pytest.approx(0.366, abs=0.0005)
     assert report["paired_pages"] == 105_710
     assert report["corrupt_pages"] == 0

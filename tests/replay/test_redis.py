@@ -1,10 +1,9 @@
-"""A replay over a Redis that is restarted, behind a network that fails: slower, and never wrong."""
+"""A replay over a Redis that restarts behind a failing network: no page is wrong."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hicache_conformance import FaultProxy
+from replays import replay_args, replay_command, trace_flags
 from servers import RedisServer, wait_until
 
 if TYPE_CHECKING:
@@ -20,29 +20,24 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 60
 _PAUSE_S = 0.15
-_UNDER_WAY_NBYTES = 4 << 20
+_STARTED_NBYTES = 4 << 20
 _RESTARTS = (2.0, 5.0)
 
 
 def _command(address: tuple[str, int], report: Path) -> list[str]:
-    config = {"url": f"redis://127.0.0.1:{address[1]}", "timeout_s": 1.0, "prefetch_threshold": 0}
-    named = os.environ.get("HICACHE_TRACE")
-    if named:
-        trace = ["--trace", named, "--requests", "250", "--speed", "8"]
-    else:
-        trace = ["--conversations", "100", "--speed", "90"]
-    return [
-        *(sys.executable, "-m", "hicache_storage.cli", "replay"),
-        *("--hicache-storage-backend", "redis"),
-        *("--hicache-storage-backend-extra-config", json.dumps(config)),
-        *("--hicache-storage-prefetch-policy", "wait_complete"),
-        *("--scale-bytes", "1/256", "--host-size", "16MiB"),
-        *("--json", str(report), *trace),
-    ]
+    config = {"url": f"redis://127.0.0.1:{address[1]}", "timeout_s": 1.0}
+    trace = trace_flags(
+        ("--requests", "250", "--speed", "8"), ("--conversations", "100", "--speed", "90")
+    )
+    return replay_command(
+        "redis",
+        config,
+        *("--scale-bytes", "1/256", "--host-size", "16MiB", "--json", str(report), *trace),
+    )
 
 
 def _faults(proxy: FaultProxy) -> list[Callable[[], None]]:
-    """What the network does in turn; between two faults it is well."""
+    """Return the network faults, one after another. Between two faults the network works."""
     return [
         partial(proxy.reset_after, 5_000),
         partial(proxy.truncate_after, 20_000),
@@ -55,9 +50,9 @@ def _faults(proxy: FaultProxy) -> list[Callable[[], None]]:
     ]
 
 
-def _tormented(process: subprocess.Popen[bytes], server: RedisServer, proxy: FaultProxy) -> int:
-    """Let the network fail, and the server twice, for as long as the replay runs; how often it did."""
-    wait_until(lambda: proxy.bytes_up > _UNDER_WAY_NBYTES)
+def _inject_faults(process: subprocess.Popen[bytes], server: RedisServer, proxy: FaultProxy) -> int:
+    """Inject faults until the replay ends, restart the server twice, and return the number of faults."""
+    wait_until(lambda: proxy.bytes_up > _STARTED_NBYTES)
     start_s, restarts = time.monotonic(), list(_RESTARTS)
     for faults, fault in enumerate(itertools.cycle(_faults(proxy)), start=1):
         fault()
@@ -90,7 +85,7 @@ def test_no_fault_makes_a_page_wrong(tmp_path: Path) -> None:
             _command(proxy.address, tmp_path / "report.json"), stdout=subprocess.DEVNULL
         ) as process,
     ):
-        faults = _tormented(process, server, proxy)
+        faults = _inject_faults(process, server, proxy)
         cuts = proxy.cuts
 
     assert 0 == process.returncode
@@ -106,15 +101,13 @@ def test_no_fault_makes_a_page_wrong(tmp_path: Path) -> None:
 
 
 def _small_replay(server: RedisServer, tmp_path: Path, *argv: str) -> tuple[str, dict[str, Any]]:
-    """The table and the figures of a short replay."""
+    """Return the table and the figures of a short replay."""
     report = tmp_path / "report.json"
-    config = json.dumps({"url": server.url})
+    flags = ("--scale-bytes", "1/256", "--host-size", "8MiB", "--json", str(report), *argv)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "hicache_storage.cli", "replay"),
-            *("--hicache-storage-backend", "redis"),
-            *("--hicache-storage-backend-extra-config", config),
-            *("--scale-bytes", "1/256", "--host-size", "8MiB", "--json", str(report), *argv),
+            *(sys.executable, "-m", "hicache_storage.cli"),
+            *replay_args("redis", {"url": server.url}, *flags),
         ],
         capture_output=True,
         text=True,
@@ -139,11 +132,11 @@ def test_pages_that_a_full_redis_refuses_are_counted_with_the_reason(tmp_path: P
     assert report["notes"] == []
 
 
-def test_a_run_faster_than_redis_clock_of_uses_says_so(tmp_path: Path) -> None:
+def test_a_run_faster_than_the_clock_of_redis_has_a_note(tmp_path: Path) -> None:
     options = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
     with RedisServer(tmp_path / "server", *options) as server:
         table, _ = _small_replay(server, tmp_path, "--requests", "4")
         slower, _ = _small_replay(server, tmp_path, "--requests", "4", "--speed", "1000")
 
-    assert "note Redis tells uses of a page apart by the second (allkeys-lru)" in table
+    assert "note Redis tracks uses of a page by the second (allkeys-lru)" in table
     assert "note" not in slower

@@ -1,11 +1,9 @@
-"""A replay over `s3` while its network and its server fail: hits are lost, and never a byte is wrong."""
+"""A replay over `s3` while the network and the server fail: hits are lost, and no byte is wrong."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from functools import partial
 from itertools import cycle
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_conformance import FaultProxy
+from replays import replay_command, trace_flags
 from s3_kit import config_of
 from servers import Rclone
 
@@ -32,22 +31,18 @@ def _command(proxy: FaultProxy, report: Path) -> list[str]:
         "endpoint_url": f"http://127.0.0.1:{proxy.address[1]}",
         "timeout_s": 3.0,
         "stall_timeout_s": 0.6,
-        "prefetch_threshold": 0,
     }
-    trace = os.environ.get("HICACHE_TRACE")
-    return [
-        *(sys.executable, "-m", "hicache_storage.cli", "replay"),
-        *("--hicache-storage-backend", "s3"),
-        *("--hicache-storage-backend-extra-config", json.dumps(config)),
-        *("--hicache-storage-prefetch-policy", "wait_complete"),
-        *(["--trace", trace] if trace else []),
+    return replay_command(
+        "s3",
+        config,
+        *trace_flags((), ()),
         *("--requests", str(_REQUESTS), "--page-size", "512"),
         *("--scale-bytes", "1/1024", "--host-size", "4MiB", "--json", str(report)),
-    ]
+    )
 
 
-class _Weather:
-    """Faults that come one after another, each some bytes after the one before."""
+class _FaultSchedule:
+    """A series of faults. Each one follows some bytes of traffic after the previous one."""
 
     def __init__(self, proxy: FaultProxy, server: Rclone) -> None:
         self.proxy = proxy
@@ -63,15 +58,15 @@ class _Weather:
         ]
         self._kinds = cycle(kinds)
 
-    def go_on(self) -> None:
-        """Make the next fault, if it is time."""
+    def advance(self) -> None:
+        """Inject the next fault if enough bytes have passed."""
         if self.proxy.bytes_up < self._next_nbytes:
             return
         if self.faults in _RESTARTS_AFTER:
             self.server.stop()
             self.server.start()
         next(self._kinds)()
-        time.sleep(_SILENCE_S / 3)  # the fault lasts so long, whether it strikes or not
+        time.sleep(_SILENCE_S / 3)  # a fault that hits no request lasts as long
         self.proxy.pass_through()
         self.faults += 1
         self._next_nbytes = self.proxy.bytes_up + _BETWEEN_FAULTS_NBYTES
@@ -85,16 +80,16 @@ class _Weather:
 def test_faults_and_restarts_cost_hits_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     with Rclone(tmp_path / "server") as server, FaultProxy(("127.0.0.1", server.port)) as proxy:
-        weather = _Weather(proxy, server)
+        schedule = _FaultSchedule(proxy, server)
         with subprocess.Popen(_command(proxy, file), stdout=subprocess.DEVNULL) as replay:
             while replay.poll() is None:
-                weather.go_on()
+                schedule.advance()
                 time.sleep(0.01)
     report: dict[str, Any] = json.loads(file.read_text())
 
     assert (0, _REQUESTS, 0) == (replay.returncode, report["requests"], report["corrupt_pages"])
     assert report["verified_nbytes"] > 0
     assert report["store"]["load_ok"] > 0
-    assert weather.faults > max(_RESTARTS_AFTER)
+    assert schedule.faults > max(_RESTARTS_AFTER)
     for counter in ("resets", "truncated", "stalls", "retries"):
         assert report["storage"].get(counter, 0) > 0, report["storage"]

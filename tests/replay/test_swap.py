@@ -1,4 +1,4 @@
-"""A storage is exchanged for another while requests run: nothing wrong, and hits in the new one."""
+"""An exchange of the storage while requests run: no wrong byte, and hits in the second storage."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_no_byte_is_wrong_and_the_second_storage_is_used(policy: WritePolicy) ->
     assert report["swap"]["store"]["load_ok"] > 0
 
 
-def test_pages_that_the_first_storage_did_not_take_are_told() -> None:
+def test_pages_that_the_first_storage_refused_are_reported() -> None:
     first = HookedStorage()
     first.hooks["batch_set"] = lambda answer: [False] * len(answer())
 
@@ -78,7 +78,7 @@ def test_pages_that_the_first_storage_did_not_take_are_told() -> None:
     assert report["swap"]["attached"]
 
 
-def test_the_first_storage_is_left_alone_afterwards() -> None:
+def test_the_first_storage_gets_no_call_after_the_swap() -> None:
     first = HookedStorage()
     with Replay(first, settings(), next_storage=MemoryStorage()) as replay:
         replay.run(_TRACE[:_HALF], swap_after=1)
@@ -88,7 +88,7 @@ def test_the_first_storage_is_left_alone_afterwards() -> None:
         assert before == dict(first.calls)
 
 
-def test_bytes_moved_are_those_of_both() -> None:
+def test_bytes_moved_are_those_of_both_storages() -> None:
     report = swapped(MemoryStorage(), MemoryStorage())
 
     both = [report["store"], report["swap"]["store"]]
@@ -112,7 +112,7 @@ def test_a_storage_with_other_headers_is_refused() -> None:
         Replay(MemoryStorage(), settings(), next_storage=aligned)
 
 
-def test_a_run_that_ends_before_says_so() -> None:
+def test_a_run_that_ends_before_the_swap_reports_it() -> None:
     with Replay(MemoryStorage(), settings(), next_storage=MemoryStorage()) as replay:
         replay.run(_TRACE[:3], swap_after=5)
         assert replay.swap is not None

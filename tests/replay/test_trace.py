@@ -1,4 +1,4 @@
-"""Traces: the Mooncake format, its errors, and the synthetic one."""
+"""Traces: the Mooncake format, its errors, and synthetic traces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestReading:
 
         assert read_trace(tmp_path / "t.jsonl") == [Request(1.5, 600, 7, (0, 46))]
 
-    def test_gzip_is_told_by_its_content(self, tmp_path: Path) -> None:
+    def test_gzip_is_detected_by_its_content(self, tmp_path: Path) -> None:
         (tmp_path / "t").write_bytes(gzip.compress(_line().encode() * 3))
 
         assert len(read_trace(tmp_path / "t")) == 3
@@ -139,7 +139,7 @@ class TestTokens:
         assert expected == block_tokens((3, 0)).tolist()
 
     def test_narrow_ids_make_narrow_tokens(self) -> None:
-        """Pages of 4-byte tokens hash quickest."""
+        """Pages of 4-byte tokens have the fastest hash."""
         assert block_tokens((0, 2**23 - 1)).dtype == np.uint32
 
     def test_huge_ids_do_not_wrap(self) -> None:
@@ -180,7 +180,7 @@ class TestSynthetic:
         assert arrivals == sorted(arrivals)
 
     def test_conversations_overlap(self) -> None:
-        """Else an LRU of one conversation would find everything."""
+        """If they did not, an LRU cache of one conversation would find every block."""
         tails = [request.blocks[:8] for request in synthetic_trace(0, conversations=50)]
         changes = sum(one[:7] != other[:7] for one, other in pairwise(tails))
 
@@ -190,7 +190,7 @@ class TestSynthetic:
         for request in synthetic_trace(0, conversations=50):
             assert len(request.blocks) == -(-request.input_tokens // BLOCK_TOKENS)
 
-    def test_turns_come_back_to_what_was_said(self) -> None:
+    def test_turns_repeat_the_blocks_of_earlier_turns(self) -> None:
         requests = synthetic_trace(0, conversations=100)
         cache = InfiniteCache()
         hits = sum(cache.hits(request) for request in requests)
@@ -204,6 +204,6 @@ class TestSynthetic:
                 assert prefixes.setdefault(block, request.blocks[:place]) == request.blocks[:place]
 
     def test_a_limit_cuts_conversations_short(self) -> None:
-        whole = synthetic_trace(0, conversations=20)
+        unlimited = synthetic_trace(0, conversations=20)
 
-        assert synthetic_trace(0, conversations=20, limit=9) == whole[:9]
+        assert synthetic_trace(0, conversations=20, limit=9) == unlimited[:9]

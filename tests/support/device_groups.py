@@ -1,4 +1,4 @@
-"""Target and draft pools of tests, on the device and in host memory."""
+"""Target and draft pools for tests, on the device and in host memory."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ MLA = PageShape.mla(page_tokens=PAGE_TOKENS, layers=3, kv_dim=24, dtype="bfloat1
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool with everything that a test wants to look at."""
+    """A pool with its host pool and its device tensors."""
 
     host: HostPool
     planes: list[list[torch.Tensor]]
     layered: LayeredPool
 
     def device_page(self, slot: int) -> list[torch.Tensor]:
-        """What the device has in `slot`: a copy of each plane and layer."""
+        """Return a copy of each plane and layer of `slot` on the device."""
         tokens = slice(slot * PAGE_TOKENS, (slot + 1) * PAGE_TOKENS)
         return [tensor[tokens].cpu().clone() for plane in self.planes for tensor in plane]
 
@@ -50,7 +50,7 @@ class Pool:
         return self.host.page(slot).tobytes()
 
     def fill_host(self, slot: int, seed: int) -> None:
-        """Random bytes into a page of L2."""
+        """Fill a page of L2 with random bytes."""
         generator = torch.Generator().manual_seed(seed)
         nbytes = self.host.shape.nbytes
         self.host.page(slot).copy_from(
@@ -58,7 +58,7 @@ class Pool:
         )
 
     def fill_device(self, seed: int) -> None:
-        """Random numbers into all of L1."""
+        """Fill all of L1 with random numbers."""
         generator = torch.Generator().manual_seed(seed)
         for plane in self.planes:
             for tensor in plane:
@@ -76,7 +76,7 @@ def make_pool(
     host_slots: int = 6,
     device_slots: int = 5,
 ) -> Pool:
-    """A pool of zeros on both sides."""
+    """Return a pool of zeros on both sides."""
     host = HostPool(shape, slots=host_slots, layout=layout)
     planes = [
         [
@@ -93,7 +93,7 @@ def make_pool(
 
 
 def expected_page(pool: Pool, slot: int) -> list[torch.Tensor]:
-    """What the device must have of L2's page in `slot`, by the stored order of its layout alone."""
+    """Return the expected tensors on the device of L2's page in `slot`, by its stored order alone."""
     shape = pool.host.shape
     numbers = torch.frombuffer(bytearray(pool.host_page(slot)), dtype=getattr(torch, shape.dtype))
     found: list[torch.Tensor] = []
@@ -109,7 +109,7 @@ def expected_page(pool: Pool, slot: int) -> list[torch.Tensor]:
 
 
 def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    """Bit for bit: random bits are also NaNs."""
+    """Return whether all bits are equal. Random bits contain NaNs, which never compare equal."""
     return len(first) == len(second) and all(
         torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
         for one, other in zip(first, second, strict=True)

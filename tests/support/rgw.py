@@ -1,6 +1,6 @@
-"""Ceph RGW in front of one monitor and one object store in memory: for `make test-rgw`.
+"""Ceph RGW with one monitor and one object store in memory: for `make test-rgw`.
 
-`tests/get_ceph.sh` fetches Ceph from Debian; nothing is installed, and no root is needed.
+`tests/get_ceph.sh` fetches Ceph from Debian. Nothing is installed, and no root is needed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Daemon(ServerProcess):
 
 
 class CephRgw(S3Server):
-    """What is stopped and paused is RGW: the cluster behind it goes on, with the data."""
+    """RGW, which can be stopped and paused. The cluster behind it goes on, with the data."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -99,7 +99,7 @@ class CephRgw(S3Server):
         self._monitor.stop()
 
     def _make(self) -> None:
-        """A cluster with one user and nothing in it."""
+        """Create a cluster with one user and no data."""
         fsid, port = str(uuid.uuid4()), free_port()
         conf = _CONF.format(fsid=fsid, port=port, directory=self.directory, libraries=_LIBRARIES)
         (self.directory / "ceph.conf").write_text(conf)
@@ -134,7 +134,7 @@ class CephRgw(S3Server):
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What Ceph's programs need to be found, and to find each other."""
+    """Return the variables by which Ceph's programs find their files and each other."""
     libraries = (_LIBRARIES, _LIBRARIES / "ceph", CEPH / "lib/x86_64-linux-gnu")
     return {
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
@@ -145,5 +145,5 @@ def environment(directory: Path) -> dict[str, str]:
 
 def _command(name: str, *arguments: str) -> list[str]:
     program = [str(CEPH / "usr/bin" / name), *arguments]
-    # a program in Debian's own Python, whose modules are built for it
+    # this program needs Debian's own Python, for which its modules are built
     return ["/usr/bin/python3", *program] if name == "ceph" else program

@@ -1,4 +1,4 @@
-"""What the tests of `s3` share: its config for a server, and the bucket seen from behind."""
+"""The shared parts of the tests of `s3`: a config for a server, and back doors to the bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUCKET = "pages"
 
 
 def config_of(server: S3Server, prefix: str = "", **fields: Any) -> dict[str, Any]:
-    """The config of a store on `server`."""
+    """Return the config of a store on `server`."""
     return {
         "bucket": BUCKET,
         "prefix": prefix,
@@ -39,7 +39,7 @@ def config_of(server: S3Server, prefix: str = "", **fields: Any) -> dict[str, An
 
 @contextmanager
 def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
-    """boto3, as anybody else would use it."""
+    """Yield a plain boto3 client."""
     client: S3Client = cast("Any", boto3).client(
         "s3",
         endpoint_url=server.endpoint_url,
@@ -53,19 +53,19 @@ def plain_client(server: S3Server) -> Generator[S3Client, None, None]:
 
 
 def make_ready(server: S3Server) -> None:
-    """Have the bucket made and written to: on some servers that takes seconds once."""
+    """Create the bucket and write to it, because the first write takes seconds on some servers."""
     with plain_client(server) as client:
         client.create_bucket(Bucket=BUCKET)
         client.put_object(Bucket=BUCKET, Key="first", Body=b"page")
 
 
 def name_of(space: KeySpace, page_hash: str, prefix: str = "") -> str:
-    """The object that holds a page."""
+    """Return the name of the object that holds a page."""
     return f"{prefix}/{space.id}/{page_hash[:2]}/{page_hash}".removeprefix("/")
 
 
 class S3Conformance(StorageConformance):
-    """The kit on one kind of server. Its tests share one, but for those that stop it."""
+    """The kit on one kind of server. Tests share a server, except those that stop it."""
 
     server_class: ClassVar[type[S3Server]]
     shared_server: ClassVar[S3Server]

@@ -1,4 +1,4 @@
-"""A server that answers as it is told: for answers that no real S3 server gives on demand."""
+"""A server with scripted answers, for answers that no real S3 server gives on demand."""
 
 from __future__ import annotations
 
@@ -21,36 +21,39 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What to send, and what to do with the connection then."""
+    """The bytes to send, and the action on the connection afterwards."""
 
     data: bytes = b""
     then: str = "keep"
-    """keep, end, reset; early: answer before the body of the request has come, and end; hold: say
-    nothing more; drip: send a byte now and then, for ever; slow: answer after a while; later: send
-    `rest` when `go_on` is set."""
+    """The action on the connection after `data`.
+
+    keep, end, reset; early: answer before the request's body has come, and end; hold: send no more;
+    drip: send one byte at a time, for ever; slow: answer after a while; later: send `rest` once
+    `release_rest` is set.
+    """
 
 
 def reply(
     status: int, body: bytes = b"", then: str = "keep", headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """An answer with a length."""
+    """Return an answer with a length."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = f"HTTP/1.1 {status} Whatever\r\ncontent-length: {len(body)}\r\n{lines}\r\n"
     return Answer(head.encode() + body, then)
 
 
 def error(status: int, code: str, then: str = "keep") -> Answer:
-    """An error as S3 tells it."""
+    """Return an error in S3's form."""
     return reply(status, f"<Error><Code>{code}</Code></Error>".encode(), then)
 
 
 def size(nbytes: int) -> Answer:
-    """The answer to a HEAD of an object of this size."""
+    """Return the answer to a HEAD of an object of this size."""
     return Answer(f"HTTP/1.1 200 OK\r\ncontent-length: {nbytes}\r\n\r\n".encode())
 
 
 def listing(*names: str, nbytes: int, following: str | None = None) -> Answer:
-    """A page of a listing; `following`: where the next one begins."""
+    """Return a page of a listing; `following` is the position of the next one."""
     found = "".join(
         f"<Contents><Key>{name}</Key><Size>{nbytes}</Size></Contents>" for name in names
     )
@@ -61,7 +64,7 @@ def listing(*names: str, nbytes: int, following: str | None = None) -> Answer:
 
 
 def deletion(*names: str, kept: tuple[str, ...] = ()) -> Answer:
-    """The answer to a batch delete: these are gone, `kept` are not."""
+    """Return the answer to a batch delete of `names`; `kept` were not deleted."""
     gone = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
     errors = "".join(f"<Error><Key>{name}</Key><Code>AccessDenied</Code></Error>" for name in kept)
     return reply(200, f"<DeleteResult>{gone}{errors}</DeleteResult>".encode())
@@ -75,8 +78,8 @@ _DRIP_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that came."""
+class ReceivedRequest:
+    """A received request."""
 
     method: str
     target: str
@@ -85,20 +88,20 @@ class Asked:
 
 
 class ScriptedS3:
-    """Answers requests for objects from a script, and for the bucket itself with `of_bucket`.
+    """Answers requests for objects from a script, and requests for the bucket with `of_bucket`.
 
-    Requests beyond the script are answered with 404. `bucket_script` comes before `of_bucket`.
+    Requests beyond the script get a 404. `bucket_script` takes precedence over `of_bucket`.
     """
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.script: deque[Answer] = deque()
         self.bucket_script: deque[Answer] = deque()
         self.of_bucket = reply(200)
         self.rest = b""
-        self.rests = 0
-        """How often `rest` was sent, or could not be."""
-        self.go_on = threading.Event()
+        self.rest_count = 0
+        """The number of attempts to send `rest`."""
+        self.release_rest = threading.Event()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -113,11 +116,11 @@ class ScriptedS3:
 
     @property
     def methods(self) -> list[str]:
-        """Of all requests for objects, in order."""
-        return [asked.method for asked in self.asked]
+        """The methods of all requests for objects, in order."""
+        return [requests.method for requests in self.requests]
 
     def config(self, **fields: Any) -> dict[str, Any]:
-        """Of a store on this server."""
+        """Return the config of a store on this server."""
         return {
             "bucket": "pages",
             "endpoint_url": f"http://127.0.0.1:{self.port}",
@@ -133,7 +136,7 @@ class ScriptedS3:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self.go_on.set()
+        self.release_rest.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in self._open:
@@ -186,12 +189,14 @@ class ScriptedS3:
         match = _HEAD.match(head)
         assert match is not None
         if not _is_of_bucket(head):
-            asked = Asked(match["method"].decode(), match["target"].decode(), head, body)
+            requests = ReceivedRequest(
+                match["method"].decode(), match["target"].decode(), head, body
+            )
             with self._lock:
-                self.asked.append(asked)
+                self.requests.append(requests)
 
     def _send(self, connection: socket.socket, answer: Answer) -> bool:
-        """Whether the connection goes on."""
+        """Send an answer; return True where the connection stays open."""
         if answer.then == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
@@ -202,21 +207,21 @@ class ScriptedS3:
             self._ended.wait(SLOW_S)
         connection.sendall(answer.data)
         if answer.then == "later":
-            self.go_on.wait()
+            self.release_rest.wait()
             with suppress(OSError):
                 connection.sendall(self.rest)
-            self.rests += 1
+            self.rest_count += 1
             return False
         if answer.then == "hold":
             self._ended.wait()
             return False
         if answer.then == "early":
             connection.shutdown(socket.SHUT_WR)
-            self._ended.wait(1)  # a server that reads nothing more; the client has its answer
+            self._ended.wait(1)  # the server reads no more; the client has its answer
         return answer.then in ("keep", "slow")
 
     def _drip(self, connection: socket.socket, data: bytes) -> None:
-        """Send `data` a byte at a time, and its last byte again and again."""
+        """Send `data` a byte at a time, then its last byte repeatedly."""
         for number in itertools.count():
             if self._ended.wait(_DRIP_S):
                 return

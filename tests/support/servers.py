@@ -1,9 +1,10 @@
-"""Real servers for the tests: each a process of its own on a free loopback port, ended with the test.
+"""Real servers for the tests, each a process on a free loopback port, which ends with the test.
 
-`tests/get_servers.sh` fetches Redis and Valkey; the S3 servers are distributions of the `dev` group.
+`tests/get_servers.sh` fetches Redis and Valkey; the S3 servers are distributions of the `dev`
+group.
 
-with RedisServer(tmp_path) as server:
-    open_storage("redis", {"url": server.url})
+    with RedisServer(tmp_path) as server:
+        open_storage("redis", {"url": server.url})
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
 
 
 def program(*names: str) -> str:
-    """The path of the first of these programs that is here.
+    """Return the path of the first of these programs that is installed.
 
-    A test without its server proves nothing: it fails where `CI` is set, and elsewhere is skipped with
-    the reason.
+    A test without its server proves nothing. It fails where `CI` is set; elsewhere it is skipped
+    with the reason.
     """
     scripts = sysconfig.get_path("scripts")
     places = os.pathsep.join([str(FETCHED / "usr/bin"), scripts, os.environ.get("PATH", "")])
@@ -57,7 +58,7 @@ def program(*names: str) -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """Return a loopback port that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -66,7 +67,7 @@ def free_port() -> int:
 class ServerProcess:
     """A server that a test may stop, pause and start again on the same port, with its data.
 
-    It is what the kit's back door `server` asks for (`hicache_conformance.Server`). Not thread-safe.
+    It implements the kit's back door `server` (`hicache_conformance.Server`). Not thread-safe.
     """
 
     ready_limit_s = READY_LIMIT_S
@@ -78,15 +79,15 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
-        """What starts it."""
+        """Return the command that starts the server."""
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
-        """What its environment has beside this process's."""
+        """Return further variables of the server's environment."""
         return {}
 
     def answers(self) -> bool:
-        """Whether it is ready."""
+        """Return True once the server is ready."""
         raise NotImplementedError
 
     @property
@@ -95,7 +96,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it; return when it answers."""
+        """Start the server; return when it answers."""
         assert self._process is None, "it is running"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -110,19 +111,19 @@ class ServerProcess:
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self.stop()
-                said = self.log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{type(self).__name__} did not start; it said: {said}")
+                output = self.log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{type(self).__name__} did not start; its output: {output}")
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Kill it, as a crash would."""
+        """Kill the server, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(END_LIMIT_S)
             self._process = None
 
     def pause(self) -> None:
-        """From now on it accepts connections (the kernel does) and answers nothing."""
+        """Stop the server's threads. The kernel still accepts connections, and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -147,7 +148,7 @@ class ServerProcess:
 
 
 class RedisServer(ServerProcess):
-    """`redis-server`, nothing kept on disk unless an option says so. Options as in redis.conf."""
+    """`redis-server` without persistence, unless an option changes that. Options as in redis.conf."""
 
     programs: ClassVar[tuple[str, ...]] = ("redis-server",)
 
@@ -161,7 +162,7 @@ class RedisServer(ServerProcess):
 
     @property
     def socket_path(self) -> Path:
-        """Its unix socket."""
+        """The server's unix socket."""
         return self.directory / "socket"
 
     def command(self) -> list[str]:
@@ -175,7 +176,7 @@ class RedisServer(ServerProcess):
     def answers(self) -> bool:
         with self.connected() as connection:
             connection.sendall(b"PING\r\n")
-            return connection.recv(64)[:1] in (b"+", b"-")  # an error is an answer: NOAUTH
+            return connection.recv(64)[:1] in (b"+", b"-")  # an error such as NOAUTH is an answer
 
     def connected(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=1)
@@ -188,7 +189,7 @@ class ValkeyServer(RedisServer):
 
 
 class TlsRedisServer(RedisServer):
-    """A Redis that speaks TLS only and knows one user, by password."""
+    """A Redis with TLS only and one user with a password."""
 
     user = "pages"
     password = "open sesame/?#"  # noqa: S105  # every character that a URL must escape
@@ -217,7 +218,7 @@ class TlsRedisServer(RedisServer):
 
 
 class RedisCluster:
-    """Three masters that share the slots. It stops, pauses and starts as one."""
+    """Three masters that share the slots. They stop, pause and start together."""
 
     server_class: ClassVar[type[RedisServer]] = RedisServer
 
@@ -238,7 +239,9 @@ class RedisCluster:
             node.start()
         if not self._joined:
             self._join()
-        wait_until(lambda: all("cluster_state:ok" in self._asked(node) for node in self.nodes))
+        wait_until(
+            lambda: all("cluster_state:ok" in self._cluster_info(node) for node in self.nodes)
+        )
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -275,7 +278,7 @@ class RedisCluster:
         )
         self._joined = True
 
-    def _asked(self, node: RedisServer) -> str:
+    def _cluster_info(self, node: RedisServer) -> str:
         with node.connected() as connection:
             connection.sendall(b"CLUSTER INFO\r\n")
             return connection.recv(4096).decode()
@@ -300,7 +303,7 @@ class S3Server(ServerProcess):
 
 
 class Ministack(S3Server):
-    """The semantics of S3: conditional puts and checksums are honoured, signatures are not looked at."""
+    """A server with S3's conditional puts and checksums, which ignores signatures."""
 
     def command(self) -> list[str]:
         program("ministack")
@@ -315,12 +318,14 @@ class Ministack(S3Server):
             "LOG_LEVEL": "ERROR",
             "S3_PERSIST": "1",
             "S3_DATA_DIR": str(self.directory / "data"),
-            "TMPDIR": str(self.directory),  # its pid file stays there when it is killed
+            "TMPDIR": str(
+                self.directory
+            ),  # the pid file of a killed server stays in this directory
         }
 
 
 class Rclone(S3Server):
-    """rclone's S3 server over a directory: it checks signatures. Options as on its command line."""
+    """rclone's S3 server over a directory, which checks signatures. Options as on its command line."""
 
     def __init__(self, directory: Path, *options: str, port: int | None = None) -> None:
         super().__init__(directory, port)
@@ -339,7 +344,7 @@ class Rclone(S3Server):
 
 
 class TlsRclone(Rclone):
-    """The same over TLS."""
+    """rclone's S3 server over TLS."""
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
         files = [directory / name for name in ("server.crt", "server.key")]
@@ -357,7 +362,7 @@ class TlsRclone(Rclone):
 
 
 class MooncakeMaster(ServerProcess):
-    """`mooncake_master`: it keeps the list of objects, and forgets it when it ends."""
+    """`mooncake_master`, which keeps the list of objects in memory."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         super().__init__(directory)
@@ -366,9 +371,7 @@ class MooncakeMaster(ServerProcess):
 
     def command(self) -> list[str]:
         ports = [f"--rpc_port={self.port}", f"--metrics_port={self.metrics_port}"]
-        ports += [
-            "--default_kv_lease_ttl=200ms"
-        ]  # for so long a page that was read can't be deleted
+        ports += ["--default_kv_lease_ttl=200ms"]  # the time in which a read page can't be deleted
         hosts = ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"]
         return [program("mooncake_master"), *hosts, *ports, "--logtostderr=true", *self.options]
 
@@ -382,7 +385,7 @@ class MooncakeMaster(ServerProcess):
             return True
 
     def config(self, **fields: Any) -> dict[str, Any]:
-        """What opens a storage on it."""
+        """Return the config of a storage on this master."""
         return {
             "master_server_address": f"127.0.0.1:{self.port}",
             "master_metrics_port": self.metrics_port,
@@ -394,7 +397,7 @@ class MooncakeMaster(ServerProcess):
 
 
 class MooncakeNode:
-    """A process that lends memory to a Mooncake cluster and does nothing else: a storage node."""
+    """A storage node: a process that only lends memory to a Mooncake cluster."""
 
     _CODE = """
 import json, sys
@@ -423,21 +426,21 @@ with open_storage("mooncake", json.loads(sys.argv[1])):
         assert self._process is not None
         try:
             self._process.communicate(timeout=END_LIMIT_S)
-        except subprocess.TimeoutExpired:  # its master is gone
+        except subprocess.TimeoutExpired:  # the master is gone
             self._process.kill()
             self._process.communicate()
 
 
 def library_path() -> dict[str, str]:
-    """The environment in which a program finds the libraries that `tests/get_servers.sh` fetched."""
+    """Return an environment in which programs find the libraries of `tests/get_servers.sh`."""
     libraries = [str(path) for place in _LIBRARIES for path in FETCHED.glob(place)]
     known = os.environ.get("LD_LIBRARY_PATH")
     return {"LD_LIBRARY_PATH": os.pathsep.join(libraries + ([known] if known else []))}
 
 
 def load_mooncake() -> None:
-    """Let this process and its children find the libraries of Mooncake's client, as if installed."""
-    # In the order of need: what is loaded once, the loader takes for whoever asks later.
+    """Make the libraries of Mooncake's client available to this process and its children."""
+    # The order is that of their dependencies: the loader reuses a library that is loaded.
     for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
         for place in _LIBRARIES:
             for path in FETCHED.glob(f"{place}/{name}"):
@@ -455,7 +458,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = READY_LIMIT_S) ->
 
 
 def _cluster_port() -> int:
-    """A port whose cluster bus, 10,000 above it, is free too."""
+    """Return a port whose cluster bus, 10,000 above it, is free too."""
     while True:
         port = free_port()
         if port > 55000:
@@ -472,7 +475,7 @@ def _sha256(text: str) -> str:
 
 
 def _make_certificates(directory: Path) -> None:
-    """A certificate authority, and a certificate of it for `localhost` and 127.0.0.1."""
+    """Create a certificate authority, and a certificate for `localhost` and 127.0.0.1."""
     authority = (
         "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=tests"
     )

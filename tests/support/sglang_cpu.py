@@ -1,10 +1,10 @@
-"""What stands in for a GPU so that SGLang's own wheel runs on any machine. Import before SGLang.
+"""Replacements for a GPU, so that SGLang's own wheel runs on any machine. Import it before SGLang.
 
-1. Two operator schemas of torchvision, whose kernels link CUDA. SGLang uses its image transforms only.
-2. triton is not installed: SGLang's own stub for machines without it (`_platform_stubs.py`).
+1. Two operator schemas of torchvision are defined, because its kernels link CUDA.
+2. SGLang's own stub (`_platform_stubs.py`) replaces triton, which is not installed.
 3. Host pools are not pinned.
-4. Three copies between device and host, which are CUDA kernels of `sgl_kernel`, as torch index copies.
-   What moves between L1 and L2 is therefore ours in these tests; between L2 and L3 it is SGLang's.
+4. Torch index copies replace three CUDA kernels of `sgl_kernel` that copy between device and host.
+   Only between L2 and L3 do these tests run SGLang's own code.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ torch: Any = importlib.import_module("torch")
 
 
 def stand_in() -> None:
-    """Put all of it in place. Once a process; twice does nothing."""
+    """Install all replacements. A second call does nothing."""
     if "sglang" in sys.modules:
         return
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
+    _LIBRARIES.append(library)
     if importlib.util.find_spec("triton") is None:
         _stub_triton()
     _leave_unpinned()
     _replace_copies()
 
 
-_KEPT: list[Any] = []
+_LIBRARIES: list[Any] = []
 
 
 def _stub_triton() -> None:
@@ -48,16 +48,16 @@ def _stub_triton() -> None:
     metal: Any = torch.mps
     names = dir(metal)
     before = (sys.platform, platform.machine, torch.backends.mps.is_available)
-    here: Any = (sys, platform, torch.backends.mps)
-    try:  # it only stubs triton where it believes to be on a Mac
-        here[0].platform, here[1].machine, here[2].is_available = (
+    modules: Any = (sys, platform, torch.backends.mps)
+    try:  # the stub is for a Mac only
+        modules[0].platform, modules[1].machine, modules[2].is_available = (
             "darwin",
             lambda: "arm64",
             lambda: True,
         )
         stubs.install_platform_stubs()
     finally:
-        here[0].platform, here[1].machine, here[2].is_available = before
+        modules[0].platform, modules[1].machine, modules[2].is_available = before
         for name in set(dir(metal)).difference(names):
             delattr(metal, name)
 
@@ -98,7 +98,7 @@ def _copy_out(
             target[pages, layer, offsets] = src_ptrs[plane * layers + layer][src_indices]
 
 
-def _copy_in(  # noqa: PLR0917 - the kernel's own
+def _copy_in(  # noqa: PLR0917 - the kernel's signature
     src_ptrs: Any,
     dst_ptrs: Any,
     src_indices: Any,

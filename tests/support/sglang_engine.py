@@ -1,4 +1,4 @@
-"""SGLang's own host pools and cache controller, small enough for a test: one rank of an engine.
+"""SGLang's own host pools and cache controller for one rank, small enough for a test.
 
 with engine_world(), Engine([PoolPlan()], extra_config) as engine:
     engine.write(tokens)
@@ -21,7 +21,7 @@ torch: Any = importlib.import_module("torch")
 
 
 def named(module: str, name: str) -> Any:
-    """Something of SGLang's runtime."""
+    """Import a name of SGLang's runtime."""
     return getattr(importlib.import_module(f"sglang.srt.{module}"), name)
 
 
@@ -57,16 +57,14 @@ _attempts = iter(range(1 << 30))
 def engine_world(
     *, tp_rank: int = 0, tp_size: int = 1, pp_rank: int = 0, pp_size: int = 1, **arguments: Any
 ) -> Generator[None]:
-    """The process as this rank of a server that was started with these arguments.
+    """Make this process a rank of a server that was started with these arguments.
 
-    The ranks' collectives run over a group of one: what the ranks agree on is not tested here.
+    The collectives run over a group of one rank, so the consensus of ranks is not tested here.
     """
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        hashes_of(
-            [0]
-        )  # SGLang compiles its hashing in the first call: not within a test's time limit
+        hashes_of([0])  # the first call compiles SGLang's hashing, outside of a test's time limit
     place = {"tp_rank": tp_rank, "tp_size": tp_size, "pp_rank": pp_rank, "pp_size": pp_size}
     place |= {"attn_tp_rank": tp_rank, "attn_tp_size": tp_size, "moe_tp_size": tp_size}
     with (
@@ -82,21 +80,21 @@ class PoolPlan:
 
     name: Any = PoolName.KV
     kind: str = "mha"
-    """mha, mla, asymmetric (K and V of two widths), or logical (slots without memory)."""
+    """Kind: mha, mla, asymmetric (K and V of two widths), or logical (slots without memory)."""
     layout: str = "page_first"
     heads: int = 2
     head_dim: int = 16
     latent: tuple[int, int] = (24, 8)
-    """For mla: `kv_lora_rank` and the rope dims."""
+    """`kv_lora_rank` and the rope dims of an mla pool."""
     layers: int = 3
     dtype: str = "bfloat16"
     start_layer: int = 0
     slots_of_its_own: bool = False
-    """Not the anchor's slots, but its own, and only the last of a prefix: a sliding window."""
+    """True for a sliding window, whose pages have other slots than the anchor's."""
 
 
 class Engine:
-    """One rank: host pools of SGLang's under its `HybridCacheController` with all its threads."""
+    """One rank: SGLang's host pools and its `HybridCacheController`, with all threads."""
 
     def __init__(
         self,
@@ -137,20 +135,20 @@ class Engine:
             enable_storage_metrics=metrics,
         )
         self.plans = [*plans, *late]
-        for plan in late:  # as draft pools are: long after the storage was attached
+        for plan in late:  # SGLang registers draft pools after the attach
             self.entries[plan.name] = self.entry(plan)
             self.controller.register_host_pool_entry(self.entries[plan.name])
 
     @property
     def storage(self) -> Any:
-        """What SGLang's factory made."""
+        """The adapter that SGLang's factory has created."""
         return self.controller.storage_backend
 
     def host(self, name: Any = PoolName.KV) -> Any:
         return self.entries[name].host_pool
 
     def fill(self, seed: int = 0) -> None:
-        """Put other bytes into every host page."""
+        """Fill every host page with random bytes."""
         generator = torch.Generator().manual_seed(seed)
         for entry in self.entries.values():
             for tensor in tensors_of(entry.host_pool):
@@ -163,7 +161,9 @@ class Engine:
             for tensor in tensors_of(entry.host_pool):
                 tensor.zero_()
 
-    def write(self, tokens: Sequence[int], window_pages: int = 2, *, look: bool = True) -> Written:
+    def write(
+        self, tokens: Sequence[int], window_pages: int = 2, *, compare: bool = True
+    ) -> Written:
         """Back up a node of these tokens, as SGLang does after a prefill."""
         hashes = hashes_of(tokens, self.page_tokens)
         indices = self.host().alloc(len(hashes) * self.page_tokens)
@@ -176,14 +176,14 @@ class Engine:
                 side.keys, side.host_indices = window, places[side.name]
             else:
                 places[side.name] = indices
-        held = {name: self.bytes_at(name, place) for name, place in places.items() if look}
+        held = {name: self.bytes_at(name, place) for name, place in places.items() if compare}
         self.controller.write_storage(indices, list(tokens), hashes, extra_pools=sides or None)
         operation = self.controller.ack_backup_queue.get(timeout=LIMIT_S)
         return Written(
             hashes, places, held, operation.completed_tokens // self.page_tokens, operation
         )
 
-    def read(self, tokens: Sequence[int], window_pages: int = 2, *, look: bool = True) -> Read:
+    def read(self, tokens: Sequence[int], window_pages: int = 2, *, compare: bool = True) -> Read:
         """Prefetch these tokens into fresh host pages, as SGLang does for a request."""
         sides = self._sides(window_pages)
         for side in sides:
@@ -215,12 +215,12 @@ class Engine:
         return Read(
             hits,
             done,
-            {name: self.bytes_at(name, at) for name, at in places.items() if look},
+            {name: self.bytes_at(name, at) for name, at in places.items() if compare},
             operation,
         )
 
     def bytes_at(self, name: Any, indices: Any) -> list[bytes]:
-        """What each page holds, however the pool keeps it."""
+        """Return the bytes of each page, in any layout."""
         pool = self.host(name)
         starts = indices.tolist()[:: self.page_tokens]
         return [page_bytes(pool, start, self.page_tokens) for start in starts]
@@ -264,16 +264,16 @@ class Written:
     places: dict[Any, Any]
     held: dict[Any, list[bytes]]
     pages: int
-    """Pages of KV that SGLang counts as stored."""
+    """Number of KV pages that SGLang counts as stored."""
     operation: Any = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Read:
     hits: int
-    """Pages that the query found."""
+    """Number of pages that the lookup found."""
     pages: int
-    """Pages that arrived."""
+    """Number of pages that were loaded."""
     held: dict[Any, list[bytes]]
     operation: Any = field(repr=False)
 
@@ -286,7 +286,7 @@ def tensors_of(pool: Any) -> list[Any]:
 
 
 def page_bytes(pool: Any, start: int, page_tokens: int) -> bytes:
-    """A host page by plain indexing, without the pool's own page functions."""
+    """Return a host page by plain indexing, without the pool's own page functions."""
     page = start // page_tokens
     parts: list[bytes] = []
     for tensor in tensors_of(pool):
@@ -308,12 +308,12 @@ def _first_layers(layers: int) -> Any:
 
 
 def hashes_of(tokens: Sequence[int], page_tokens: int = PAGE_TOKENS) -> list[str]:
-    """SGLang's own page hashes."""
+    """Return SGLang's own page hashes."""
     return list(get_storage_hash_str(list(tokens), None, page_size=page_tokens))
 
 
 def pools_of(plan: PoolPlan, tokens: int, page_tokens: int = PAGE_TOKENS) -> tuple[Any, Any]:
-    """The host pool and the device pool that a plan describes."""
+    """Return the host pool and the device pool of a plan."""
     if plan.kind == "logical":
         _, device = pools_of(replace(plan, kind="mla"), tokens, page_tokens)
         return LogicalHostPool(2 * tokens, page_tokens, plan.layout), device
@@ -342,7 +342,7 @@ def pools_of(plan: PoolPlan, tokens: int, page_tokens: int = PAGE_TOKENS) -> tup
     }
     if plan.kind == "mla":
         options["override_kv_cache_dim"] = device.kv_cache_dim
-    if not hasattr(device, "get_device_pool_infos"):  # until 0.5.22 host pools took the device pool
+    if not hasattr(device, "get_device_pool_infos"):  # in 0.5.22 a host pool takes the device pool
         mha = get_mha_host_pool_cls(device) if plan.kind != "mla" else None
         return (mha or MLATokenToKVPoolHost)(device, **options), device
     info = device.get_device_pool_infos()[0].buffer_info

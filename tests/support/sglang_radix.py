@@ -1,9 +1,9 @@
-"""SGLang's `UnifiedRadixCache` with HiCache, as a scheduler drives it: one server's three tiers.
+"""SGLang's `UnifiedRadixCache` with HiCache: the three tiers of a server, driven like a scheduler.
 
 with server_world(extra_config):
     with Server() as server:
         server.compute(tokens)
-        server.recall(tokens)
+        server.load_prefix(tokens)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WINDOW_PAGES = 2
 
 
 def as_flag(extra_config: dict[str, Any]) -> str:
-    """What a user writes behind --hicache-storage-backend-extra-config."""
+    """Return the value of the flag --hicache-storage-backend-extra-config."""
     return json.dumps({**extra_config, "prefetch_threshold": PAGE_TOKENS})
 
 
@@ -51,7 +51,7 @@ def as_flag(extra_config: dict[str, Any]) -> str:
 def server_world(
     extra_config: dict[str, Any] | str, *, layout: str = "page_first_direct", **arguments: Any
 ) -> Generator[None]:
-    """A server that was started with these flags; the extra config may be what the user wrote."""
+    """Make this process a server with these flags. The extra config may be the flag's text."""
     flag = extra_config if isinstance(extra_config, str) else as_flag(extra_config)
     with engine_world(
         hicache_mem_layout=layout,
@@ -68,10 +68,10 @@ def server_world(
 
 
 class Server:
-    """L1, L2 and L3 of one rank; what the model would compute is random."""
+    """L1, L2 and L3 of one rank, with random numbers as KV."""
 
     def __init__(self, kind: str = "mha", *, draft: PoolPlan | None = None) -> None:
-        """`kind` is that of a `PoolPlan`, or `window`: full attention beside a sliding window."""
+        """Create the caches. `kind` is that of a `PoolPlan`, or `window` for a sliding window."""
         self.windowed = kind == "window"
         self.allocator = _windowed_allocator() if self.windowed else _plain_allocator(kind)
         device = self.allocator.get_kvcache()
@@ -101,7 +101,7 @@ class Server:
         return self.cache.cache_controller.storage_backend
 
     def compute(self, tokens: Sequence[int]) -> list[bytes]:
-        """Prefill: KV into L1, and from there by SGLang's own hand into L2 and L3. What it was."""
+        """Write random KV into L1, wait until SGLang has stored it in L3, and return its bytes."""
         indices = self._allocated(len(tokens))
         for tensor in self._tensors():
             tensor.view(torch.uint8).random_(0, 256)
@@ -111,8 +111,8 @@ class Server:
         self._until(lambda: not self.cache.ongoing_backup and not self.cache.ongoing_write_through)
         return held
 
-    def recall(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
-        """A request for these tokens: from L3 to L2 to L1. Tokens on the device, and their KV."""
+    def load_prefix(self, tokens: Sequence[int]) -> tuple[int, list[bytes]]:
+        """Load the prefix of a request from L3 to L1. Return its tokens on the device, and their KV."""
         matched = self.cache.match_prefix(MatchPrefixParams(key=self._key(tokens)))
         handle = CacheRequestHandle("request", 0)
         wanted = array("q", [*tokens, 5])
@@ -157,7 +157,7 @@ class Server:
         wait_until(turned)
 
     def _held(self, indices: Any) -> list[bytes]:
-        """KV of these device slots, a tensor after another; of a window what lies in it."""
+        """Return the KV of these device slots, tensor by tensor; for a window, its own tokens only."""
         held = [_bytes(tensor[indices]) for tensor in _tensors(self.devices)]
         if self.windowed and len(indices):
             window = indices[-WINDOW_PAGES * PAGE_TOKENS :]
@@ -173,7 +173,7 @@ class Server:
     def _allocated(self, tokens: int) -> Any:
         if not self.windowed:
             return self.allocator.alloc(tokens)
-        # What `alloc_extend` does in a kernel of its own.
+        # `alloc_extend` does the same in a CUDA kernel.
         full = self.allocator.full_attn_allocator.alloc(tokens)
         window = self.allocator.swa_attn_allocator.alloc(tokens)
         self.allocator.full_to_swa_index_mapping[full] = window

@@ -1,4 +1,4 @@
-"""Places where each of the reference stores can live, for tests."""
+"""A place for each of the reference stores, for tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARED = tuple(one for one in STORES if one.capabilities.shared)
 
 @dataclass
 class Place:
-    """Where one store lives: opening it twice gives two handles on it, if it is shared."""
+    """The class, config and directory of one store. If it is shared, two handles see the same pages."""
 
     storage_class: type[HiCacheStorage]
     config: dict[str, Any]
@@ -49,7 +49,7 @@ class Place:
 
 @contextmanager
 def place_of(storage_class: type[HiCacheStorage], path: Path) -> Generator[Place, None, None]:
-    """A fresh place, under `path` where it needs files, with a server where it needs one."""
+    """Yield a fresh place, under `path` if the store has files, with a server if it needs one."""
     with WireServer() as server:
         configs: dict[type[HiCacheStorage], dict[str, Any]] = {
             Shelf: {"path": str(path)},
@@ -60,6 +60,6 @@ def place_of(storage_class: type[HiCacheStorage], path: Path) -> Generator[Place
 
 
 def read(store: HiCacheStorage, page_hash: str) -> bytes | None:
-    """The bytes of a page of `space()`."""
+    """Return the bytes of a page of `space()`; None for a miss."""
     target = blank()
     return target.tobytes() if store.batch_get(space(), [page_hash], [target])[0] else None

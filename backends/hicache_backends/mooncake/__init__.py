@@ -1,8 +1,24 @@
-"""`mooncake`: pages as objects of a Mooncake Store, moved by its own client without a copy."""
+"""`mooncake`: pages as objects of a Mooncake Store, moved by its own client without a copy.
+
+An import of this package or of its settings does not load the native client. `MooncakeStorage` loads it.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hicache_backends.mooncake.settings import MooncakeSettings
-from hicache_backends.mooncake.storage import MooncakeStorage
+
+if TYPE_CHECKING:
+    from hicache_backends.mooncake.storage import MooncakeStorage
 
 __all__ = ["MooncakeSettings", "MooncakeStorage"]
+
+
+def __getattr__(name: str) -> object:
+    """Import `MooncakeStorage`, and with it the native client, at its first use."""
+    if name != "MooncakeStorage":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hicache_backends.mooncake.storage import MooncakeStorage  # noqa: PLC0415
+
+    return MooncakeStorage

@@ -1,4 +1,4 @@
-"""One native client a process and config: several take bandwidth from one another."""
+"""The native clients of a process: one for each config, because several share their bandwidth."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _FIELDS = (
     "ssd_offload_path",
     "tenant_id",
 )
-"""What a native client depends on."""
+"""Fields of the config that a native client depends on."""
 
 
-class _Shelf:
-    """The clients that are open, and by how many storages each is used."""
+class ClientCache:
+    """Open clients, each with the number of storages that use it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[tuple[Any, ...], tuple[Client, int]] = {}
 
-    def take(self, module: Any, settings: MooncakeSettings) -> Client:
-        """A connected client for `settings`."""
+    def acquire(self, module: Any, settings: MooncakeSettings) -> Client:
+        """Return a connected client for `settings`."""
         key = _key(settings)
         with self._lock:
             if key in self._open:
@@ -53,13 +53,8 @@ class _Shelf:
         client.close()
         return other[0]
 
-    def forget(self) -> None:
-        """In a forked child: the lock may be held there for ever, and the clients are the parent's."""
-        self._lock = threading.Lock()
-        self._open = {}
-
-    def give_back(self, settings: MooncakeSettings, client: Client) -> None:
-        """The end of `take`: the last one closes it."""
+    def release(self, settings: MooncakeSettings, client: Client) -> None:
+        """Undo one `acquire`. The last release closes the client."""
         key = _key(settings)
         with self._lock:
             held, users = self._open.get(key, (client, 1))
@@ -71,10 +66,15 @@ class _Shelf:
             self._open.pop(key, None)
         client.close()
 
+    def forget(self) -> None:
+        """Drop the parent's clients in a forked child, where the lock may be held for ever."""
+        self._lock = threading.Lock()
+        self._open = {}
+
 
 def _key(settings: MooncakeSettings) -> tuple[Any, ...]:
     return (os.getpid(), *(getattr(settings, field) for field in _FIELDS))
 
 
-CLIENT_CACHE = _Shelf()
+CLIENT_CACHE = ClientCache()
 os.register_at_fork(after_in_child=CLIENT_CACHE.forget)

@@ -1,95 +1,155 @@
-"""Whether the master answers, asked without the native client, which would stop the interpreter."""
+"""Questions to the master without the native client: its state, and its list of keys.
+
+The native client would stop the interpreter while the master does not answer.
+"""
 
 from __future__ import annotations
 
 import enum
+import http.client
 import socket
 import struct
 import threading
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.single_flight import SingleFlight
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache_backends.mooncake.settings import MooncakeSettings
 
-_QUESTION = struct.pack("<BBBBIIII", 21, 0, 0, 0, 1, 0, 0, 0)
-"""A call of a function that no master has, as its RPC port reads one; to refuse it, it must be alive."""
+RunOnThread: TypeAlias = "Callable[[Callable[[], tuple[int, str]], Deadline], tuple[int, str]]"
+"""Runs work on a thread that is abandoned at the deadline; see `Client.run_on_thread`."""
+_PROBE = struct.pack("<BBBBIIII", 21, 0, 0, 0, 1, 0, 0, 0)
+"""A call, in the format of the RPC port, of a function that no master has. A live master refuses it."""
 
 
-class Life(enum.Enum):
-    """What the master's RPC port does."""
+class MasterState(enum.Enum):
+    """The state of the master's RPC port."""
 
     GONE = enum.auto()
-    """It refuses connections, or no way leads there."""
+    """The port refuses connections, or the host is unreachable."""
     SILENT = enum.auto()
-    """It accepts, or seems to, and says nothing."""
+    """The port accepts a connection, or does not refuse it, and sends no answer."""
     ANSWERS = enum.auto()
 
 
-def sign_of_life(settings: MooncakeSettings, limit_s: float) -> Life:
-    """Return what the master does within `limit_s`: the name look-up and every address included.
+def probe_master(settings: MooncakeSettings, limit_s: float) -> MasterState:
+    """Return the master's state, with the name lookup and all addresses tried within `limit_s`.
 
-    Where etcd knows the master, it is taken to answer.
+    A master that is found through etcd is not probed; its state is `ANSWERS`.
     """
     if settings.master is None:
-        return Life.ANSWERS
+        return MasterState.ANSWERS
     deadline = Deadline(limit_s)
     try:
-        found = _NAMES.addresses(settings.master, deadline)
+        found = _LOOKUPS.addresses(settings.master, deadline)
     except OSError:
-        return Life.GONE
-    lives = [Life.SILENT] if found is None else []
+        return MasterState.GONE
+    states = [MasterState.SILENT] if found is None else []
     for family, *_, address in found or ():
-        lives.append(_answers(family, address, deadline))
-        if lives[-1] is Life.ANSWERS or deadline.passed():
+        states.append(_probe_address(family, address, deadline))
+        if states[-1] is MasterState.ANSWERS or deadline.passed():
             break
-    return Life.GONE if all(life is Life.GONE for life in lives) else lives[-1]
+    return MasterState.GONE if all(one is MasterState.GONE for one in states) else states[-1]
 
 
-def _answers(family: int, address: Any, deadline: Deadline) -> Life:
+def _probe_address(family: int, address: Any, deadline: Deadline) -> MasterState:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as connection:
             connection.settimeout(max(0.01, deadline.remaining_s()))
             connection.connect(address)
             connection.settimeout(max(0.01, deadline.remaining_s()))
-            connection.sendall(_QUESTION)
-            connection.recv(1)  # an end is an answer too, of a master that reads calls another way
+            connection.sendall(_PROBE)
+            connection.recv(1)  # a closed connection is also the answer of a live master
     except TimeoutError:
-        return Life.SILENT
+        return MasterState.SILENT
     except OSError:
-        return Life.GONE
-    return Life.ANSWERS
+        return MasterState.GONE
+    return MasterState.ANSWERS
 
 
-class _Names:
-    """Looks up masters: at most one look-up in flight for each. Thread-safe."""
+class _Lookups:
+    """Name lookups of masters, at most one in flight for each. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._look_ups: dict[tuple[str, int], SingleFlight[list[Any]]] = {}
+        self._by_master: dict[tuple[str, int], SingleFlight[list[Any]]] = {}
 
     def addresses(self, master: tuple[str, int], deadline: Deadline) -> list[Any] | None:
-        """Return what `getaddrinfo` finds; None where it still runs at the deadline.
+        """Return the result of `getaddrinfo`; None where it still runs at the deadline.
 
         Raises:
-            OSError: The name leads nowhere.
+            OSError: The name has no address.
         """
         with self._lock:
-            look_up = self._look_ups.get(master)
-            if look_up is None:
+            lookup = self._by_master.get(master)
+            if lookup is None:
                 find = partial(socket.getaddrinfo, *master, type=socket.SOCK_STREAM)
-                look_up = self._look_ups[master] = SingleFlight("hicache-master-lookup", find)
-        ended = look_up.wait(deadline.remaining_s())
+                lookup = self._by_master[master] = SingleFlight("hicache-master-lookup", find)
+        ended = lookup.wait(deadline.remaining_s())
         return None if ended is None else ended.result()
 
     def forget(self) -> None:
-        """In a forked child: its parent's look-ups are not in flight here."""
+        """Drop the parent's lookups in a forked child, where their threads do not run."""
         self._lock = threading.Lock()
-        self._look_ups = {}
+        self._by_master = {}
 
 
-_NAMES = _Names()
-forget_names = _NAMES.forget
+_LOOKUPS = _Lookups()
+forget_lookups = _LOOKUPS.forget
+
+
+def list_keys(
+    settings: MooncakeSettings, prefix: str, deadline: Deadline, *, run_on_thread: RunOnThread
+) -> list[str]:
+    """Return every key of the cluster that begins with `prefix`, from the master's HTTP port.
+
+    The list is read on a thread that is abandoned at the deadline: the time limit of http.client
+    holds for each read and not for the whole answer, and a name lookup has no limit.
+
+    Raises:
+        StorageUnavailable, StorageTimeout: The port does not answer.
+    """
+    host = settings.master[0] if settings.master else ""
+    address = f"{host}:{settings.master_metrics_port}"
+    connection = http.client.HTTPConnection(
+        host, settings.master_metrics_port, timeout=deadline.remaining_s() or 0.01
+    )
+    opened: list[socket.socket] = []
+
+    def read() -> tuple[int, str]:
+        try:
+            connection.connect()
+            opened.append(connection.sock)
+            connection.request("GET", "/get_all_keys")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode("utf-8", "replace")
+        finally:
+            connection.close()
+
+    try:
+        status, text = run_on_thread(read, deadline)
+    except TimeoutError:
+        for sock in opened:  # to shut the socket down ends the thread
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        raise StorageTimeout(
+            f"mooncake: the master's list of keys at {address} did not come within"
+            f" {deadline.timeout_s:g} s"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, StorageUnavailable):
+            raise
+        raise StorageUnavailable(
+            f"mooncake: the master's list of keys at {address} cannot be read ({type(error).__name__}):"
+            " is master_metrics_port its --metrics_port?"
+        ) from None
+    if status != http.client.OK:
+        raise StorageUnavailable(f"mooncake: {address} answered HTTP {status} to a list of keys")
+    return [key for key in text.splitlines() if key.startswith(prefix)]

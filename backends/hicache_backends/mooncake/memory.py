@@ -1,4 +1,4 @@
-"""Host memory that is registered with a native client, and what lies outside it."""
+"""Host memory that is registered with a native client."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 
-class Registered:
-    """Address ranges, none overlapping another, each with its number of users. Thread-safe.
+class RegisteredMemory:
+    """Disjoint address ranges, each with its number of users. Thread-safe.
 
-    The client library refuses what overlaps, and what it has already: storages that share a client
-    register the same host pool.
+    The client library refuses a range that overlaps a registered one, and a range that is registered
+    already. Storages that share a client register the same host pool.
     """
 
     def __init__(self) -> None:
@@ -26,44 +26,47 @@ class Registered:
         self._users: dict[int, int] = {}
 
     def add(self, start: int, nbytes: int, register: Callable[[int, int], int]) -> bool:
-        """Have `register` take a range, unless it is there; False where it overlaps or is refused."""
+        """Add a user of a range, and call `register` for the first one.
+
+        The result is False where the range overlaps another one or `register` refuses it.
+        """
         with self._lock:
-            place = bisect.bisect_left(self._starts, start)
-            if place < len(self._starts) and self._starts[place] == start:
-                if self._ends[place] != start + nbytes:
+            index = bisect.bisect_left(self._starts, start)
+            if index < len(self._starts) and self._starts[index] == start:
+                if self._ends[index] != start + nbytes:
                     return False
                 self._users[start] += 1
                 return True
-            if self._overlaps(place, start, nbytes) or register(start, nbytes) != 0:
+            if self._overlaps(index, start, nbytes) or register(start, nbytes) != 0:
                 return False
-            self._starts.insert(place, start)
-            self._ends.insert(place, start + nbytes)
+            self._starts.insert(index, start)
+            self._ends.insert(index, start + nbytes)
             self._users[start] = 1
             return True
 
     def remove(self, start: int, unregister: Callable[[int], Any]) -> None:
-        """The end of one `add` that was True; `unregister` lets go what has no user any more."""
+        """Undo one `add` that returned True, and call `unregister` after the last user."""
         with self._lock:
             self._users[start] -= 1
             if self._users[start]:
                 return
-            place = bisect.bisect_left(self._starts, start)
-            del self._starts[place], self._ends[place], self._users[start]
+            index = bisect.bisect_left(self._starts, start)
+            del self._starts[index], self._ends[index], self._users[start]
             unregister(start)
 
-    def outside(self, pages: Sequence[Page], places: Sequence[int]) -> list[int]:
-        """Those of `places` whose page does not lie in ranges, each of its segments in one."""
-        with self._lock:  # not for longer: one call's pages are no other call's business
+    def outside(self, pages: Sequence[Page], indices: Sequence[int]) -> list[int]:
+        """Return the indices of pages with a segment that lies in no single range."""
+        with self._lock:  # a copy, because the search of a large batch would block other calls
             starts, ends = list(self._starts), list(self._ends)
         found: list[int] = []
-        for number in places:
-            for start, nbytes in pages[number].addresses or ((0, 1),):
-                place = bisect.bisect_right(starts, start)
-                if not place or ends[place - 1] < start + nbytes:
-                    found.append(number)
+        for index in indices:
+            for start, nbytes in pages[index].addresses or ((0, 1),):
+                position = bisect.bisect_right(starts, start)
+                if not position or ends[position - 1] < start + nbytes:
+                    found.append(index)
                     break
         return found
 
-    def _overlaps(self, place: int, start: int, nbytes: int) -> bool:
-        before = place > 0 and self._ends[place - 1] > start
-        return before or (place < len(self._starts) and self._starts[place] < start + nbytes)
+    def _overlaps(self, index: int, start: int, nbytes: int) -> bool:
+        before = index > 0 and self._ends[index - 1] > start
+        return before or (index < len(self._starts) and self._starts[index] < start + nbytes)

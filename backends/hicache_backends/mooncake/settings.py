@@ -1,4 +1,4 @@
-"""The config of `mooncake`: SGLang's fields, from where SGLang takes them, and a few of our own."""
+"""The config of `mooncake`: SGLang's fields, from the sources that SGLang reads, and some more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WITH_UNIT = re.compile(r"([0-9.]+\s?)([kmgt])i?b?", re.IGNORECASE)
 
 
 def _nbytes(value: object) -> int:
-    """Read a size. SGLang's "4gb" is 4 GiB: units are powers of 1024 here, with and without an i."""
+    """Return a size in bytes. As in SGLang, a unit is a power of 1024: "4gb" is 4 GiB."""
     found = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
     return parse_nbytes(f"{found[1]}{found[2]}iB" if found else value)
 
@@ -46,34 +46,34 @@ _Size = Annotated[int, BeforeValidator(_nbytes)]
 
 
 class MooncakeSettings(Settings):
-    """The config of `mooncake`. Sizes are bytes, or text like `4gb`, of 1024 to the power of three."""
+    """The config of `mooncake`. A size is a number of bytes, or text: `4gb` is 4 GiB."""
 
     master_server_address: str = Field(min_length=1)
-    """The master, as `host:port`, or `etcd://...` where several share the work."""
+    """The address of the master: `host:port`, or `etcd://...` for several masters."""
     local_hostname: str = "localhost"
-    """How the other processes reach this one."""
+    """The name or address by which other processes reach this one."""
     metadata_server: str = "P2PHANDSHAKE"
     global_segment_size: _Size = Field(default=4 << 30, ge=0)
-    """What this process gives to the cluster; 0: nothing, it is a client only."""
+    """Memory that this process lends to the cluster; 0: the process is a client only."""
     local_buffer_size: _Size = Field(default=16 << 20, ge=1 << 20)
-    """The client library's own buffer; pages do not pass through it."""
+    """The size of the client library's own buffer. Pages do not pass through it."""
     protocol: Literal["tcp", "rdma"] = "rdma"
     device_name: str = ""
-    """RDMA devices, with commas between."""
+    """RDMA devices, separated by commas."""
     master_metrics_port: int = Field(default=9003, ge=1, le=_LAST_PORT)
-    """The master's HTTP port: it lists keys."""
+    """The master's HTTP port, which lists keys."""
     check_server: bool = False
-    """Taken and not needed: the master is always asked first."""
+    """Accepted without effect: the master is always probed first."""
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""
     tenant_id: str = "default"
     extra_backend_tag: str = Field(default="", max_length=200)
-    """What every key begins with: programs of one tag share pages."""
+    """The beginning of every key. Programs with the same tag share pages."""
     replica_num: int = Field(default=1, ge=1, le=16)
     soft_pin_ttl_ms: int | None = Field(default=None, ge=1)
-    """How long a new page is evicted only if nothing else can be; None: not at all."""
+    """Time in which a new page is evicted only if no other page can be; None: no such time."""
     preferred_segment: str = ""
-    """The segment, `host:port`, that new pages go to while it has room."""
+    """The segment, `host:port`, that takes new pages while it has space."""
     timeout_s: PositiveSeconds = 10.0
     """The deadline of a call."""
     standalone_storage: Literal[False] = False
@@ -96,22 +96,22 @@ class MooncakeSettings(Settings):
 
     @property
     def master(self) -> tuple[str, int] | None:
-        """Where the master listens; None where etcd knows."""
+        """The master's host and port; None for masters that are found through etcd."""
         if "://" in self.master_server_address:
             return None
         host, _, port = self.master_server_address.rpartition(":")
         return host.strip("[]"), int(port)
 
 
-def settings_of(config: Mapping[str, Any]) -> MooncakeSettings:
-    """The settings: `config`, and where it names no master, SGLang's file or SGLang's environment.
+def parse_settings(config: Mapping[str, Any]) -> MooncakeSettings:
+    """Return the settings of `config`. Without a master there, add SGLang's file or environment.
 
     Raises:
         ConfigError: A field or the file is wrong.
     """
     fields = dict(config)
     if not fields.get("master_server_address"):
-        fields = {**_site(), **fields}
+        fields = {**_sglang_fields(), **fields}
     if fields.get("client_server_address"):
         raise ConfigError(
             "mooncake: client_server_address: a standalone store client is not supported:"
@@ -121,15 +121,15 @@ def settings_of(config: Mapping[str, Any]) -> MooncakeSettings:
     return MooncakeSettings.parse("mooncake", fields)
 
 
-def _site() -> dict[str, Any]:
-    """What the site has set up for SGLang."""
+def _sglang_fields() -> dict[str, Any]:
+    """Return the fields of SGLang's config file, else those of SGLang's environment variables."""
     path = os.environ.get(_FILE_VARIABLE)
     if path:
-        return _file(Path(path))
+        return _read_file(Path(path))
     return {field: os.environ[name] for field, name in _VARIABLES.items() if os.environ.get(name)}
 
 
-def _file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:

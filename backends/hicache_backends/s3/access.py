@@ -1,10 +1,11 @@
-"""What boto3 knows: the configuration, the endpoint, and where the credentials are."""
+"""boto3's part: the configuration, the endpoint and the source of credentials."""
 
 from __future__ import annotations
 
 import functools
 import ssl
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -15,31 +16,45 @@ import botocore.session
 from botocore import UNSIGNED
 from botocore.config import Config
 
-from hicache_backends.s3.client import Target
-from hicache_backends.s3.keyring import Keyring
+from hicache_backends.s3.credentials import CredentialCache
 from hicache_backends.s3.signing import Keys
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from hicache_backends.s3.keyring import Credentials
+    from hicache_backends.s3.credentials import Credentials
     from hicache_backends.s3.settings import S3Settings
 
 _NAME_THAT_NEEDS_NO_ESCAPE = "name"
 _DEFAULT_REGION = "us-east-1"
-_OF_FILES = (
+_CONFIG_FILE_ERRORS = (
     botocore.exceptions.ProfileNotFound,
     botocore.exceptions.ConfigNotFound,
     botocore.exceptions.ConfigParseError,
     botocore.exceptions.InfiniteLoopConfigError,
     botocore.exceptions.PartialCredentialsError,
 )
-"""Errors whose text names files, profiles and fields, and nothing else."""
+"""Errors whose text contains only names of files, profiles and fields, and no secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The place of a bucket, found by boto3."""
+
+    host: str
+    """The host to connect to, and the name in its certificate."""
+    port: int
+    authority: str
+    """The value of the header `host`."""
+    is_tls: bool
+    root: str
+    """The beginning of the path of every object."""
+    region: str
 
 
 class Access:
-    """A boto3 client that signs nothing itself, and what it was made of."""
+    """A boto3 client without signing, with the target and certificates of the same configuration."""
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
@@ -49,29 +64,29 @@ class Access:
             self.target = _target(self.client, settings)
             self._ca_file: str | None = settings.ca_file or _ca_file(session)
 
-    def keyring(self) -> Keyring:
-        """Return a keyring for one process. It has no keys yet, unless they came with the config."""
+    def credential_cache(self) -> CredentialCache:
+        """Return the credentials of one process. It has no keys yet, unless the config contains them."""
         wanted = self._settings
         if wanted.anonymous:
-            return Keyring(None)
+            return CredentialCache(None)
         if wanted.access_key_id is None or wanted.secret_access_key is None:
-            return Keyring(self._found)
+            return CredentialCache(self._find_credentials)
         token = wanted.session_token.get_secret_value() if wanted.session_token else None
         secret_key = wanted.secret_access_key.get_secret_value()
-        return Keyring(None, Keys(wanted.access_key_id, secret_key, token))
+        return CredentialCache(None, Keys(wanted.access_key_id, secret_key, token))
 
-    def _found(self) -> Credentials:
-        """Find the credentials in a session of its own: one remembers for ever what it has found.
+    def _find_credentials(self) -> Credentials:
+        """Find the credentials in a new botocore session, because a session caches what it found.
 
-        Raises what botocore raises where whoever issues them fails.
+        Raises what botocore raises where the issuer of credentials fails.
         """
         try:
             return _credentials(_session(self._settings), self._settings)
-        except _OF_FILES as error:
-            raise _told(error) from None
+        except _CONFIG_FILE_ERRORS as error:
+            raise _config_error(error) from None
 
     def tls_context(self) -> ssl.SSLContext:
-        """For connections to the target.
+        """Return the TLS settings for connections to the target.
 
         Raises:
             ConfigError: The file of certificates can't be read.
@@ -90,11 +105,11 @@ class Access:
 
 @contextmanager
 def _config_errors() -> Generator[None, None, None]:
-    """Translate what botocore says of a configuration. What it quotes beside names may be secret."""
+    """Translate botocore's errors about a configuration. Their text may contain secrets."""
     try:
         yield
-    except _OF_FILES as error:
-        raise _told(error) from None
+    except _CONFIG_FILE_ERRORS as error:
+        raise _config_error(error) from None
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -104,7 +119,7 @@ def _config_errors() -> Generator[None, None, None]:
         ) from None
 
 
-def _told(error: Exception) -> ConfigError:
+def _config_error(error: Exception) -> ConfigError:
     is_profile = isinstance(error, botocore.exceptions.ProfileNotFound)
     field = "profile" if is_profile else "the AWS configuration is wrong"
     return ConfigError(f"s3: {field}: {error}")
@@ -112,7 +127,10 @@ def _told(error: Exception) -> ConfigError:
 
 @functools.cache
 def _models() -> Any:
-    """botocore's loader of service models, which remembers them: made once, as it reads megabytes."""
+    """Return botocore's loader of service models.
+
+    One is shared, because it reads and caches megabytes.
+    """
     return botocore.session.Session().get_component("data_loader")
 
 
@@ -136,7 +154,10 @@ def _credentials(session: Any, settings: S3Settings) -> Credentials:
 
 
 def _client(session: Any, settings: S3Settings) -> Any:
-    """Signing is ours, as is sending (`_bucket`): a deadline holds for all of a call."""
+    """Return a boto3 client that neither signs nor sends.
+
+    The backend does both, to bound whole calls.
+    """
     config = Config(
         signature_version=UNSIGNED,
         retries={"total_max_attempts": 1},
@@ -150,13 +171,13 @@ def _client(session: Any, settings: S3Settings) -> Any:
 
 
 def _target(client: Any, settings: S3Settings) -> Target:
-    """The parts of the URL that boto3 would use for an object."""
+    """Return the parts of the URL that boto3 would use for an object."""
     signed: str = client.generate_presigned_url(
         "get_object", Params={"Bucket": settings.bucket, "Key": _NAME_THAT_NEEDS_NO_ESCAPE}
     )
     url = urlsplit(signed)
     assert url.hostname is not None
-    if "@" in url.netloc:  # of an endpoint in the environment; ours was looked at
+    if "@" in url.netloc:  # an endpoint of the environment, which `S3Settings` does not check
         raise ConfigError(
             f"s3: endpoint_url: {url.hostname} is given with a user, which S3 has not"
         )

@@ -1,4 +1,7 @@
-"""Where a host name leads: resolved beside the callers, who use what was known until that is done."""
+"""The addresses of a host name.
+
+A lookup runs on a thread, while calls use the addresses known before.
+"""
 
 from __future__ import annotations
 
@@ -14,89 +17,92 @@ from hicache_storage.errors import StorageUnavailable
 
 _KEPT_S = 30.0
 _RETRY_S = 2.0
-"""After which a look-up is made again where one failed, or where every address has failed."""
+"""Time before the next lookup, after a failed one or when every address has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a socket connects to."""
+    """The address of a socket's peer."""
 
     family: int
     sockaddr: tuple[Any, ...]
 
 
 class Addresses:
-    """The addresses of one host, taken in turns, so that connections spread. Thread-safe.
+    """The addresses of one host, used in turns to spread connections. Thread-safe.
 
-    Addresses that are out of date are served while a look-up is in flight: a name server that hangs
-    delays only who knows no address at all. At most one look-up is in flight.
+    Expired addresses are used while a lookup is in flight, so a name server that hangs delays only
+    calls without any address. At most one lookup is in flight.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
         self._known: list[Address] = []
-        self._stale_s = 0.0
+        self._expires_s = 0.0
         self._turn = 0
-        self._look_up = SingleFlight("hicache-s3-lookup", self._looked_up)
+        self._lookup = SingleFlight("hicache-s3-lookup", self._resolve)
         literal = _literal(host)
         self._is_literal = literal is not None
         if literal is not None:
             family = socket.AF_INET if literal.version == 4 else socket.AF_INET6
             self._known = [Address(family, (str(literal), port))]
-            self._stale_s = float("inf")
+            self._expires_s = float("inf")
 
-    def await_known(self, limit_s: float) -> bool:
-        """Return True once an address is known; False where the look-up still runs after `limit_s`.
+    def wait_until_known(self, limit_s: float) -> bool:
+        """Return True once an address is known; False where the lookup still runs after `limit_s`.
 
         Raises:
-            StorageUnavailable: The name does not lead anywhere.
+            StorageUnavailable: The name has no address.
         """
         if self._known:
             return True
-        look_up = self._look_up.wait(limit_s)
-        if look_up is None:
+        lookup = self._lookup.wait(limit_s)
+        if lookup is None:
             return False
-        if look_up.exception() is not None:
+        if lookup.exception() is not None:
             raise StorageUnavailable(
                 f"s3: the host {self._host} is not known: check endpoint_url and region"
-                f" ({_reason(look_up.exception())})"
+                f" ({_reason(lookup.exception())})"
             ) from None
         return True
 
     def next(self) -> Address:
-        """Return the address for one more connection. Only after `await_known` was True."""
-        if time.monotonic() > self._stale_s:
-            with suppress(StorageUnavailable):  # there is an old address
-                self._look_up.begin()
+        """Return the address for one more connection.
+
+        Call it only after `wait_until_known` returned True.
+        """
+        if time.monotonic() > self._expires_s:
+            with suppress(StorageUnavailable):  # an old address is there
+                self._lookup.begin()
         known = self._known
         self._turn += 1
         return known[self._turn % len(known)]
 
-    def failed(self, address: Address) -> None:
-        """Take other addresses first, as long as there are any; then ask for new ones soon."""
+    def report_failure(self, address: Address) -> None:
+        """Prefer other addresses, if there are any; otherwise look the name up again soon."""
         if self._is_literal:
             return
         others = [one for one in self._known if one != address]
         if others:
             self._known = others
         else:
-            self._stale_s = min(self._stale_s, time.monotonic() + _RETRY_S)
+            self._expires_s = min(self._expires_s, time.monotonic() + _RETRY_S)
 
-    def _looked_up(self) -> None:
+    def _resolve(self) -> None:
         try:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         finally:
-            self._stale_s = time.monotonic() + _RETRY_S
+            self._expires_s = time.monotonic() + _RETRY_S
         if not found:
             raise OSError("the name has no address")
         addresses = (Address(family, sockaddr) for family, _, _, _, sockaddr in found)
         self._known = list(dict.fromkeys(addresses))
-        self._stale_s = time.monotonic() + _KEPT_S
+        self._expires_s = time.monotonic() + _KEPT_S
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a connection to `host` stays on this machine."""
+    """Return True where a connection to `host` stays on this machine."""
     literal = _literal(host)
     return host == "localhost" or (literal is not None and literal.is_loopback)
 

@@ -1,7 +1,7 @@
-"""The bucket as a whole, through boto3: checks, listings, deletion in batches.
+"""The bucket as a whole, through boto3: checks, listings, batch deletion.
 
-boto3 prepares requests and reads answers; they travel over the connections, and within the deadlines, of
-everything else.
+boto3 prepares requests and parses answers. They travel on the connections of this backend, under
+the deadline of their call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import botocore.exceptions
 from botocore.awsrequest import AWSResponse
 
 from hicache_backends.s3.client import is_denied
-from hicache_backends.s3.exchange import Failed
+from hicache_backends.s3.exchange import CallFailed
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from hicache_backends.s3.settings import S3Settings
     from hicache_storage.backend_support.deadline import Deadline
 
-_DELETED_AT_ONCE = 1000
-"""As many as the protocol allows."""
+_DELETE_BATCH = 1000
+"""The maximum number of names in a batch delete of the protocol."""
 _GONE_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """An object that a listing shows."""
+class ListedObject:
+    """An object in a listing."""
 
     name: str
     nbytes: int
 
 
 class Bucket:
-    """Thread-safe."""
+    """The bucket's operations. Thread-safe."""
 
     def __init__(self, boto: Any, client: Client, settings: S3Settings) -> None:
         self._boto = boto
@@ -55,50 +55,51 @@ class Bucket:
         boto.meta.events.register("before-send.s3", self._send)
 
     def check(self, deadline: Deadline) -> None:
-        """See to it that the bucket is there.
+        """Check that the bucket exists, or create it.
 
         Raises:
-            ConfigError: It is not, or is not ours to use; the message says what to do.
+            ConfigError: The bucket does not exist, or denies access; the message says what to do.
             StorageUnavailable, StorageTimeout: The store does not answer.
         """
-        with self._asking(deadline):
+        with self._boto_call(deadline):
             try:
                 self._boto.head_bucket(Bucket=self._name)
             except botocore.exceptions.ClientError as error:
                 if _status(error) != 404:
-                    raise self._unusable(error) from None
+                    raise self._head_error(error) from None
                 if not self._settings.create_bucket:
                     raise ConfigError(
                         f"s3: bucket: {self._name} is not there: create it, or set create_bucket"
                     ) from None
                 self._create()
 
-    def listed(
+    def list_page(
         self, prefix: str, position: str, deadline: Deadline
-    ) -> tuple[list[Listed], str | None]:
-        """Return up to 1,000 objects whose name begins with `prefix`, and where the next ones are.
+    ) -> tuple[list[ListedObject], str | None]:
+        """Return up to 1,000 objects whose name begins with `prefix`, and the position of the next ones.
 
-        The first position is an empty string, the last one None.
+        The first position is an empty string. The position after the last objects is None.
         """
         more = {"ContinuationToken": position} if position else {}
-        with self._asking(deadline):
+        with self._boto_call(deadline):
             answer = self._boto.list_objects_v2(Bucket=self._name, Prefix=prefix, **more)
-            # An answer that does not say whether it is all of it is no listing.
+            # `IsTruncated` is required: without it the listing may be incomplete.
             following = answer["NextContinuationToken"] if answer["IsTruncated"] else None
-            found = [Listed(one["Key"], one["Size"]) for one in answer.get("Contents", ())]
+            found = [ListedObject(one["Key"], one["Size"]) for one in answer.get("Contents", ())]
         if following is not None and following in ("", position):
             raise StorageUnavailable(f"s3: the listing of bucket {self._name} does not go on")
         return found, following
 
     def delete(self, names: Sequence[str], deadline: Deadline) -> dict[str, str]:
-        """Delete objects; return the names of those that are not gone, each with the reason.
+        """Delete objects; return the names of those that remain, each with the reason.
 
-        Gone is what the store says is gone: what an answer leaves out is not, nor what it names as both.
+        An object counts as deleted only if the answer reports it as deleted and not also as an
+        error.
         """
         kept: dict[str, str] = {}
-        for start in range(0, len(names), _DELETED_AT_ONCE):
-            part = names[start : start + _DELETED_AT_ONCE]
-            with self._asking(deadline):
+        for start in range(0, len(names), _DELETE_BATCH):
+            part = names[start : start + _DELETE_BATCH]
+            with self._boto_call(deadline):
                 answer = self._boto.delete_objects(
                     Bucket=self._name, Delete={"Objects": [{"Key": name} for name in part]}
                 )
@@ -107,7 +108,7 @@ class Bucket:
             for name in part:
                 code = errors.get(name, "")
                 if code not in _GONE_CODES and (code or name not in gone):
-                    kept[name] = _word(code)
+                    kept[name] = _error_name(code)
         return kept
 
     def _create(self) -> None:
@@ -121,7 +122,7 @@ class Bucket:
             if _code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
                 raise
 
-    def _unusable(self, error: botocore.exceptions.ClientError) -> HiCacheError:
+    def _head_error(self, error: botocore.exceptions.ClientError) -> HiCacheError:
         status = _status(error)
         there = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         region = there.get("x-amz-bucket-region")
@@ -148,11 +149,11 @@ class Bucket:
             )
         return StorageUnavailable(f"s3: the store of bucket {self._name} answers {status}")
 
-    # --- how boto3's requests travel -----------------------------------------------------------------
+    # --- transport of boto3's requests -----------------------------------------------------------------
 
     @contextmanager
-    def _asking(self, deadline: Deadline) -> Generator[None, None, None]:
-        """Let boto3 send under this deadline. Translate what it raises, whose text may hold secrets."""
+    def _boto_call(self, deadline: Deadline) -> Generator[None, None, None]:
+        """Let boto3 send under this deadline. Translate its errors, whose text may contain secrets."""
         self._threads.deadline = deadline
         try:
             yield
@@ -160,7 +161,7 @@ class Bucket:
             raise
         except botocore.exceptions.ClientError as error:
             if is_denied(_status(error), _code(error)):
-                self._client.doubt_keys()
+                self._client.invalidate_keys()
             raise StorageUnavailable(
                 f"s3: the store refuses {error.operation_name}: {_code(error)}"
             ) from None
@@ -170,7 +171,7 @@ class Bucket:
             ) from None
 
     def _send(self, request: Any, **_: object) -> AWSResponse:
-        """Called by botocore in place of its own sending."""
+        """Send a request. botocore calls this function instead of its own."""
         address: str = request.url
         url = urlsplit(address)
         if url.netloc != self._client.target.authority:
@@ -183,25 +184,25 @@ class Bucket:
         }
         headers = {name: text for name, text in headers.items() if name != "content-length"}
         body = request.body or b""
-        call = self._answered(request.method, f"{url.path}?{url.query}", headers, body)
+        call = self._send_signed(request.method, f"{url.path}?{url.query}", headers, body)
         (outcome,) = self._client.run([call], self._threads.deadline)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, CallFailed):
             raise outcome.error
         headers_read: Any = outcome.headers
         return AWSResponse(address, outcome.status, headers_read, _Body(outcome.body))
 
-    def _answered(
+    def _send_signed(
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> Call[Reply]:
         target = target.removesuffix("?")
-        answer = yield from self._client.answered(
-            lambda: self._client.prepared(method, target, headers, body)
+        answer = yield from self._client.send(
+            lambda: self._client.prepared_request(method, target, headers, body)
         )
         return answer.reply
 
 
 class _Body:
-    """As much of urllib3's response as botocore reads."""
+    """The part of urllib3's response that botocore reads."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -215,9 +216,9 @@ def _status(error: botocore.exceptions.ClientError) -> int:
 
 
 def _code(error: botocore.exceptions.ClientError) -> str:
-    return _word(str(error.response.get("Error", {}).get("Code", "")))
+    return _error_name(str(error.response.get("Error", {}).get("Code", "")))
 
 
-def _word(code: str) -> str:
-    """An error's name, if it looks like one."""
+def _error_name(code: str) -> str:
+    """Return an error's name, if the text looks like one."""
     return code if _CODE.fullmatch(code) else "an error without a name"

@@ -1,27 +1,27 @@
-"""Requests to one bucket: made, signed, and made again where that may help."""
+"""Requests to one bucket: built, signed and retried."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hicache_backends.s3.connection import Request
-from hicache_backends.s3.exchange import Call, Exchange, Failed, Loss, Lost, Pause
+from hicache_backends.s3.addresses import Addresses, is_loopback
+from hicache_backends.s3.connections import ConnectionPool, Request
+from hicache_backends.s3.exchange import Call, CallFailed, Exchange, Loss, Pause, ReplyLost
 from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
+from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hicache_backends.s3.connections import Connections
-    from hicache_backends.s3.keyring import Keyring
+    from hicache_backends.s3.access import Access, Target
+    from hicache_backends.s3.credentials import CredentialCache
     from hicache_backends.s3.replies import Reply
     from hicache_backends.s3.settings import S3Settings
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.backend_support.deadline import Deadline
-    from hicache_storage.backend_support.fork_local import ForkLocal
 
 T = TypeVar("T")
 
@@ -30,44 +30,29 @@ _LONGEST_PAUSE_S = 2.0
 OVERLOADED = frozenset({429, 503})
 FAULTS = frozenset({500, 502, 504})
 _TRANSIENT_CODES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})
-_GATEWAYS_GAVE_UP = frozenset({502, 504})
-"""The store may have the request all the same, and may work on it yet."""
-_ELSEWHERE = frozenset({301, 302, 307, 308})
+_GATEWAY_ERRORS = frozenset({502, 504})
+"""Statuses after which the store may still have the request, and execute it later."""
+_REDIRECTS = frozenset({301, 302, 307, 308})
 _TOKEN_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 
 
 class Answer(NamedTuple):
-    """What a request came to in the end."""
+    """The final reply to a request."""
 
     reply: Reply
     in_doubt: bool
-    """An earlier attempt may have taken effect as well, or may yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where a bucket is, as boto3 found out."""
-
-    host: str
-    """Of the connection, and the name in its certificate."""
-    port: int
-    authority: str
-    """Of the header `host`."""
-    is_tls: bool
-    root: str
-    """What the path of every object begins with."""
-    region: str
+    """An earlier attempt may have taken effect as well, or may still do so."""
 
 
 class Client:
-    """Makes requests, and runs them. Thread-safe."""
+    """Builds requests, and runs calls. Thread-safe."""
 
     def __init__(
         self,
         settings: S3Settings,
         target: Target,
-        keyrings: ForkLocal[Keyring],
-        connections: ForkLocal[Connections],
+        credentials: ForkLocal[CredentialCache],
+        connections: ForkLocal[ConnectionPool],
         counters: Counters,
         *,
         signs_payload: bool,
@@ -75,19 +60,19 @@ class Client:
         self.target = target
         self.counters = counters
         self._settings = settings
-        self._keyrings = keyrings
+        self._credentials = credentials
         self._signs_payload = signs_payload
         self._signer = Signer(target.authority, target.region)
         self._connections = connections
 
-    def run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | Failed]:
-        """Run the calls to their end, or to the deadline; return what each comes to.
+    def run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | CallFailed]:
+        """Run the calls until they end, or until the deadline; return their results.
 
         Raises:
             StorageClosed: The storage was closed.
             StorageUnavailable, StorageTimeout, ConfigError: There are no keys to sign with.
         """
-        self._keyrings.get().renew(deadline)
+        self._credentials.get().refresh(deadline)
         exchange = Exchange(
             self._connections.get(),
             deadline=deadline,
@@ -97,10 +82,10 @@ class Client:
         return exchange.run(calls)
 
     def close(self) -> None:
-        """Have running calls end, and close all connections."""
+        """Let running calls end, and close all connections."""
         self._connections.get().close()
 
-    def request(
+    def object_request(
         self,
         method: str,
         name: str,
@@ -110,7 +95,7 @@ class Client:
         into: Sequence[memoryview] = (),
         into_nbytes: int = 0,
     ) -> Request:
-        """A request for an object, signed now."""
+        """Return a signed request for an object."""
         payload = EMPTY_SHA256
         if body is not None:
             payload = _sha256(body) if self._signs_payload else UNSIGNED_PAYLOAD
@@ -118,7 +103,7 @@ class Client:
             method,
             f"{self.target.root}{name}",
             headers,
-            keys=self._keyrings.get().keys,
+            keys=self._credentials.get().keys,
             payload_sha256=payload,
             body_nbytes=None if body is None else sum(map(len, body)),
         )
@@ -130,14 +115,16 @@ class Client:
             into_nbytes=into_nbytes,
         )
 
-    def prepared(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Request:
-        """A request that boto3 prepared and did not sign."""
+    def prepared_request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> Request:
+        """Sign a request that boto3 prepared."""
         path, _, query = url.partition("?")
         head = self._signer.head(
             method,
             path,
             headers,
-            keys=self._keyrings.get().keys,
+            keys=self._credentials.get().keys,
             query=query,
             payload_sha256=sha256(body).hexdigest(),
             body_nbytes=len(body) if body or method in ("PUT", "POST") else None,
@@ -146,27 +133,29 @@ class Client:
             head=head, body=[memoryview(body)] if body else (), has_reply_body=method != "HEAD"
         )
 
-    def answered(self, make: Callable[[], Request]) -> Call[Answer]:
-        """The answer to a request, made up to `max_attempts` times, with full jitter between.
+    def send(self, make: Callable[[], Request]) -> Call[Answer]:
+        """Return the answer to a request, after up to `max_attempts` attempts.
+
+        The pauses between attempts have full jitter.
 
         Raises:
-            Failed: None came.
+            CallFailed: No reply came.
         """
         in_doubt = False
         pause_s = 0.0
-        refused: Lost | None = None
+        refused: ReplyLost | None = None
         for attempt in range(1, self._settings.max_attempts + 1):
             is_last = attempt == self._settings.max_attempts
             try:
                 if attempt > 1:
                     self.counters.add("retries")
                     yield Pause(random.uniform(0, pause_s))
-                reply = yield from self._made(make)
-            except Lost as lost:
+                reply = yield from self._send_once(make)
+            except ReplyLost as lost:
                 in_doubt = in_doubt or lost.was_sent
                 self.counters.add(lost.loss.value)
                 if is_last or lost.loss is Loss.LATE:
-                    raise Failed(
+                    raise CallFailed(
                         self._error_of(_reason(lost, refused)), in_doubt=in_doubt
                     ) from None
                 refused = lost if lost.loss is Loss.UNREACHABLE else None
@@ -174,23 +163,23 @@ class Client:
             else:
                 if not self._is_transient(reply) or is_last:
                     return Answer(reply, in_doubt)
-                in_doubt = in_doubt or reply.status in _GATEWAYS_GAVE_UP
+                in_doubt = in_doubt or reply.status in _GATEWAY_ERRORS
                 pause_s = _pause_s(attempt) * (4 if reply.status in OVERLOADED else 1)
         raise AssertionError("max_attempts is at least 1")
 
-    def refusal(self, reply: Reply) -> Failed:
-        """What to raise for an answer that is neither a success nor a miss."""
+    def refusal(self, reply: Reply) -> CallFailed:
+        """Return the error for a reply that is neither a success nor a miss."""
         status, code = reply.status, reply.code
         shown = f"{status} {code}".strip()
         bucket = self._settings.bucket
-        if status in _ELSEWHERE or code == "AuthorizationHeaderMalformed":
+        if status in _REDIRECTS or code == "AuthorizationHeaderMalformed":
             self.counters.add("redirects")
             there = reply.headers.get("x-amz-bucket-region")
             advice = f"set region to {there}" if there else "set region or endpoint_url"
             text = f"s3: bucket {bucket} is served elsewhere ({shown}): {advice}"
         elif is_denied(status, code):
             self.counters.add("denied")
-            self.doubt_keys()
+            self.invalidate_keys()
             text = (
                 f"s3: bucket {bucket} denies access ({shown}): check the credentials, their policy,"
                 " and the clock"
@@ -201,18 +190,18 @@ class Client:
             text = f"s3: the store of bucket {bucket} answers {shown}"
             if status not in OVERLOADED | FAULTS:
                 self.counters.add("refused")
-        return Failed(StorageUnavailable(text), in_doubt=status in _GATEWAYS_GAVE_UP)
+        return CallFailed(StorageUnavailable(text), in_doubt=status in _GATEWAY_ERRORS)
 
-    def doubt_keys(self) -> None:
-        """Have the keys found anew: the store denies access with these."""
-        self._keyrings.get().doubt()
+    def invalidate_keys(self) -> None:
+        """Have the credentials found again, because the store denies access with these."""
+        self._credentials.get().invalidate()
 
-    def _made(self, make: Callable[[], Request]) -> Call[Reply]:
-        """Once, or again at once where the connection turns out to have been closed long ago."""
+    def _send_once(self, make: Callable[[], Request]) -> Call[Reply]:
+        """Send a request; repeat it at once if the server had closed an idle connection."""
         while True:
             try:
                 reply = yield make()
-            except Lost as lost:
+            except ReplyLost as lost:
                 if not lost.is_stale:
                     raise
                 self.counters.add("reconnects")
@@ -221,7 +210,7 @@ class Client:
                 return reply
 
     def _is_transient(self, reply: Reply) -> bool:
-        """Whether another attempt may help. Counts why."""
+        """Return True where another attempt may help, and count the reason."""
         if reply.status in OVERLOADED:
             self.counters.add("slow_downs")
         elif reply.status in FAULTS or (reply.status == 400 and reply.code in _TRANSIENT_CODES):
@@ -232,7 +221,7 @@ class Client:
             return False
         return True
 
-    def _error_of(self, lost: Lost) -> HiCacheError:
+    def _error_of(self, lost: ReplyLost) -> HiCacheError:
         if lost.error is not None:
             return lost.error
         where = f"s3: {self.target.host}:{self.target.port}"
@@ -243,13 +232,35 @@ class Client:
         return StorageUnavailable(f"{where} broke off: {lost}")
 
 
+def open_client(settings: S3Settings, access: Access, counters: Counters) -> Client:
+    """Return a client for the target of `access`."""
+    target = access.target
+    tls = access.tls_context() if target.is_tls else None
+
+    def connections() -> ConnectionPool:
+        most_idle = 2 * settings.parallelism * settings.fan_out
+        addresses = Addresses(target.host, target.port)
+        return ConnectionPool(target.host, addresses, tls, most_idle=most_idle)
+
+    is_transport_safe = target.is_tls or is_loopback(target.host)
+    signs = settings.sign_payload
+    return Client(
+        settings,
+        target,
+        ForkLocal(access.credential_cache, close=lambda _: None),
+        ForkLocal(connections, close=ConnectionPool.close, abandon=ConnectionPool.abandon),
+        counters,
+        signs_payload=not is_transport_safe if signs is None else signs,
+    )
+
+
 def is_denied(status: int, code: str) -> bool:
     """Return True where other credentials might help."""
     return status in (401, 403) or code in _TOKEN_CODES
 
 
-def _reason(lost: Lost, refused: Lost | None) -> Lost:
-    """What ended a call: a refusal, where the time was up before another attempt got through."""
+def _reason(lost: ReplyLost, refused: ReplyLost | None) -> ReplyLost:
+    """Return the loss to report: a refused connection instead of the timeout of a later attempt."""
     if lost.loss is Loss.LATE and not lost.was_sent and refused is not None:
         return refused
     return lost

@@ -1,29 +1,240 @@
-"""The connections of one process to one server: kept alive between requests, given up together."""
+"""Connections to the server: one carries one request at a time, without blocking, and is reused."""
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import ssl
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_backends.s3.connection import Connection
+from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
 from hicache_storage.errors import StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
-    import ssl
+    from collections.abc import Sequence
 
     from hicache_backends.s3.addresses import Address, Addresses
+    from hicache_backends.s3.replies import Reply
     from hicache_storage.backend_support.deadline import Deadline
 
+_IOV_MAX = 1024
+_BOTH = select.POLLIN | select.POLLOUT
+_TURN_NBYTES = 4 << 20
+"""Maximum number of bytes that move before the deadline is checked again."""
 _CLOSE_LIMIT_S = 9.0
-# Gateways forget connections that are idle for long, and tell nobody.
+# Gateways drop connections that are idle for long, without notice.
 _KEPT_S = 60.0
-_GLANCE_S = 0.2
-"""How often who waits for an address looks whether the storage was closed."""
+_CLOSED_CHECK_S = 0.2
+"""Interval at which a call that waits for an address checks for a closed storage."""
 
 
-class Connections:
-    """Idle connections, and the number of those in use. Thread-safe."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Request:
+    """A request, and the memory for the body of a successful reply."""
+
+    head: bytes
+    body: Sequence[memoryview] = ()
+    has_reply_body: bool = True
+    """False for a HEAD."""
+    into: Sequence[memoryview] = ()
+    into_nbytes: int = 0
+
+
+class Connection:
+    """A socket that carries one request at a time. One thread uses it at a time.
+
+    A method may raise OSError and `Malformed`. After either the connection must be closed.
+    """
+
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
+        self._tls = tls
+        self._host = host
+        self._scratch = bytearray(SCRATCH_NBYTES)
+        self._unsent: list[memoryview] = []
+        self._reader: ReplyReader | None = None
+        self._cannot_send = False
+        self._events = select.POLLOUT
+        self.is_connected = False
+        self.was_used = False
+        """True once the connection has carried a request before the current one."""
+        self.last_progress_s = 0.0
+        """The time of the last event. The owner sets it."""
+        self._socket = socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._connect(address)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.fd = self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """The events that the connection waits for, as a mask of `select.poll`."""
+        return self._events
+
+    @property
+    def is_sent(self) -> bool:
+        """True once the whole request was sent, and the server may have it."""
+        return self.is_connected and not self._unsent and not self._cannot_send
+
+    @property
+    def is_silent(self) -> bool:
+        """True while no byte of a reply has come."""
+        return self._reader is None or not self._reader.has_begun
+
+    @property
+    def is_reusable(self) -> bool:
+        reader = self._reader
+        return self.is_sent and reader is not None and reader.reply is not None and reader.reusable
+
+    def is_idle(self) -> bool:
+        """Return True where no byte has come since the last reply, nor the connection's end."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        return not poller.poll(0)
+
+    def begin(self, request: Request) -> None:
+        """Begin a request, and send as much as the socket takes."""
+        self.was_used = self._reader is not None
+        self._unsent = [memoryview(request.head), *request.body]
+        self._reader = ReplyReader(
+            self._scratch,
+            has_body=request.has_reply_body,
+            into=request.into,
+            into_nbytes=request.into_nbytes,
+        )
+        if self.is_connected:
+            self._send()
+
+    def handle_events(self, events: int) -> Reply | None:
+        """Make progress after `events`; return the reply once it is complete."""
+        if not self.is_connected and not self._finish_connecting():
+            return None
+        if events & ~select.POLLOUT:
+            reply = self._receive()
+            if reply is not None:
+                return reply
+        if self._unsent and not self._cannot_send and events & ~select.POLLIN:
+            self._send_or_await_reply()
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # --- connecting ----------------------------------------------------------------------------------
+
+    def _connect(self, address: Address) -> None:
+        try:
+            self._socket.connect(address.sockaddr)
+        except BlockingIOError:
+            return
+
+    def _finish_connecting(self) -> bool:
+        if not isinstance(self._socket, ssl.SSLSocket):
+            error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error))
+            if self._tls is not None:
+                self._socket = self._tls.wrap_socket(
+                    self._socket, server_hostname=self._host, do_handshake_on_connect=False
+                )
+        if isinstance(self._socket, ssl.SSLSocket):
+            try:
+                self._socket.do_handshake()
+            except ssl.SSLWantReadError:
+                self._events = select.POLLIN
+                return False
+            except ssl.SSLWantWriteError:
+                self._events = select.POLLOUT
+                return False
+        self.is_connected = True
+        self._events = _BOTH
+        return True
+
+    # --- sending -------------------------------------------------------------------------------------
+
+    def _send_or_await_reply(self) -> None:
+        """Send, or wait for the reply if the server stopped reading.
+
+        A server may reply, and close, before it has read everything. Its reply counts.
+        """
+        try:
+            self._send()
+        except (BrokenPipeError, ConnectionResetError):
+            self._cannot_send = True
+            self._events = select.POLLIN
+
+    def _send(self) -> None:
+        unsent, left = self._unsent, _TURN_NBYTES
+        try:
+            while unsent and left > 0:
+                if isinstance(self._socket, ssl.SSLSocket):
+                    sent = self._socket.send(unsent[0])
+                else:
+                    sent = self._socket.sendmsg(unsent[:_IOV_MAX])
+                _drop(unsent, sent)
+                left -= sent
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            self._events = _BOTH
+            return
+        self._events = _BOTH if unsent else select.POLLIN
+
+    # --- receiving -----------------------------------------------------------------------------------
+
+    def _receive(self) -> Reply | None:
+        reader = self._reader
+        if reader is None:
+            raise Malformed("the server spoke first")
+        left = _TURN_NBYTES
+        try:
+            while reader.reply is None and (left > 0 or self._has_pending()):
+                taken, may_be_more = self._receive_into(reader)
+                if not may_be_more:
+                    break
+                left -= taken
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        return reader.reply
+
+    def _receive_into(self, reader: ReplyReader) -> tuple[int, bool]:
+        """Receive once; return the number of bytes, and whether there may be more."""
+        buffers = reader.buffers()
+        if len(buffers) == 1 or isinstance(self._socket, ssl.SSLSocket):
+            taken = self._socket.recv_into(buffers[0])
+        else:
+            taken = self._socket.recvmsg_into(buffers[:_IOV_MAX])[0]
+        more = taken >= len(buffers[0])
+        reader.received(taken)
+        return taken, more or isinstance(self._socket, ssl.SSLSocket)
+
+    def _has_pending(self) -> bool:
+        """Return True where TLS holds bytes that have left the socket. A poll does not report them."""
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+
+def _drop(views: list[memoryview], nbytes: int) -> None:
+    """Remove the first `nbytes` from `views`."""
+    done = 0
+    while done < len(views) and nbytes >= len(views[done]):
+        nbytes -= len(views[done])
+        done += 1
+    del views[:done]
+    if nbytes:
+        views[0] = views[0][nbytes:]
+
+
+class ConnectionPool:
+    """The idle connections of one process to one server, and the number of running calls.
+
+    Thread-safe.
+    """
 
     def __init__(
         self, host: str, addresses: Addresses, tls: ssl.SSLContext | None, *, most_idle: int
@@ -38,12 +249,12 @@ class Connections:
         self._changed = threading.Condition()
 
     def abandon(self) -> None:
-        """In a forked child: close what was inherited idle, which ends nothing for the parent."""
+        """Close the inherited idle connections in a forked child. The parent's connections stay open."""
         for connection in self._idle:
             connection.close()
 
-    def enter(self) -> None:
-        """A call begins.
+    def begin_call(self) -> None:
+        """Count a call that begins.
 
         Raises:
             StorageClosed: `close` was called.
@@ -52,8 +263,8 @@ class Connections:
             self.ensure_open()
             self._running += 1
 
-    def leave(self) -> None:
-        """A call ends; it holds no connection any more."""
+    def end_call(self) -> None:
+        """Count a call that ended. It holds no connection any more."""
         with self._changed:
             self._running -= 1
             self._changed.notify_all()
@@ -62,28 +273,28 @@ class Connections:
         if self.is_closed:
             raise StorageClosed("this S3Storage was closed: open a new one")
 
-    def idle(self) -> Connection | None:
-        """The connection that was used last, if it still lives."""
+    def take_idle(self) -> Connection | None:
+        """Return the connection that was used last and is still open; None where there is none."""
         while self._idle:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            is_young = time.monotonic() - connection.moved_s < _KEPT_S
+            is_young = time.monotonic() - connection.last_progress_s < _KEPT_S
             if is_young and connection.is_idle():
                 return connection
             connection.close()
         return None
 
     def connect(self, deadline: Deadline) -> tuple[Connection, Address]:
-        """Return a new connection, which is being made.
+        """Return a new connection, which is still connecting.
 
         Raises:
-            OSError: It can't be made.
+            OSError: The connection can't be made.
             StorageUnavailable, StorageTimeout: The host has no address.
             StorageClosed: `close` was called meanwhile.
         """
-        while not self._addresses.await_known(min(_GLANCE_S, deadline.remaining_s())):
+        while not self._addresses.wait_until_known(min(_CLOSED_CHECK_S, deadline.remaining_s())):
             self.ensure_open()
             if deadline.passed():
                 raise StorageTimeout(f"s3: the host {self._host} was not resolved in time")
@@ -91,22 +302,22 @@ class Connections:
         try:
             return Connection(address, self._tls, self._host), address
         except OSError:
-            self._addresses.failed(address)
+            self._addresses.report_failure(address)
             raise
 
-    def failed(self, address: Address) -> None:
-        """A connection to this address was not made."""
-        self._addresses.failed(address)
+    def report_failure(self, address: Address) -> None:
+        """Note that a connection to this address failed."""
+        self._addresses.report_failure(address)
 
-    def give_back(self, connection: Connection) -> None:
-        """Keep it for the next request, or close it."""
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request, or close it."""
         if connection.is_reusable and not self.is_closed and len(self._idle) < self._most_idle:
             self._idle.append(connection)
         else:
             connection.close()
 
     def close(self) -> None:
-        """Have running calls end, and close everything."""
+        """Let running calls end, and close every connection."""
         self.is_closed = True
         deadline_s = time.monotonic() + _CLOSE_LIMIT_S
         with self._changed:

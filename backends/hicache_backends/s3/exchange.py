@@ -1,8 +1,7 @@
-"""Many requests at once over several connections, driven by the thread that waits for them.
+"""Many requests at once on several connections, driven by the calling thread.
 
-What is to be asked and what follows from an answer are generators, which yield requests and pauses and
-are sent replies: straight code for one page each. No thread is made, so none is left, and no buffer is
-touched after the call.
+A call is a generator for one page: it yields requests and pauses, and receives replies. No thread
+is started, so none can be left over, and no buffer is touched after the end of the storage call.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from hicache_backends.s3.connection import Connection, Request
+from hicache_backends.s3.connections import Connection, Request
 from hicache_backends.s3.replies import Malformed, Reply, Truncated
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from hicache_backends.s3.addresses import Address
-    from hicache_backends.s3.connections import Connections
+    from hicache_backends.s3.connections import ConnectionPool
     from hicache_storage.backend_support.deadline import Deadline
 
 T = TypeVar("T")
 
-_DIGESTED_NBYTES_PER_S = 8e6
-"""How fast even a slow store works off a page before it answers."""
-_LOOK_UP_S = 0.2
-"""How often a waiting call looks whether the storage was closed, or a connection says nothing."""
+_PROCESSED_NBYTES_PER_S = 8e6
+"""The rate at which even a slow store processes a page before it answers."""
+_CHECK_S = 0.2
+"""Interval of the checks for a closed storage and for stalled connections."""
 
 
 class Loss(enum.Enum):
-    """How a reply was lost."""
+    """The kind of a lost reply."""
 
     UNREACHABLE = "unreachable"
     """No connection was made."""
@@ -45,15 +44,15 @@ class Loss(enum.Enum):
     TRUNCATED = "truncated"
     """The connection ended in the middle of the reply."""
     MALFORMED = "malformed"
-    """What came is no reply."""
+    """The received bytes are no reply."""
     STALLED = "stalls"
     """Nothing moved on the connection for too long."""
     LATE = "timeouts"
-    """The call's time is up."""
+    """The deadline of the call has passed."""
 
 
-class Lost(Exception):
-    """No reply came to a request."""
+class ReplyLost(Exception):
+    """The failure of a request without a reply."""
 
     def __init__(
         self,
@@ -67,26 +66,26 @@ class Lost(Exception):
         super().__init__(reason)
         self.loss = loss
         self.error = error
-        """What to tell the user in place of `reason`, where it is known better."""
+        """The error to raise instead of one made from `reason`."""
         self.was_sent = was_sent
-        """The server may have got all of the request."""
+        """The server may have received the whole request."""
         self.is_stale = is_stale
-        """The connection was an old one, which the server may have closed meanwhile."""
+        """The connection was an idle one, which the server may have closed meanwhile."""
 
 
-class Failed(Exception):
-    """A page whose call failed for another reason than its own absence."""
+class CallFailed(Exception):
+    """The failure of a call for another reason than an absent page."""
 
     def __init__(self, error: HiCacheError, *, in_doubt: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
         self.in_doubt = in_doubt
-        """A write may have taken effect, or may yet."""
+        """A write may have taken effect, or may still do so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Go on after so long."""
+    """A step that resumes the call after this time."""
 
     seconds: float
 
@@ -94,26 +93,26 @@ class Pause:
 Call: TypeAlias = "Generator[Request | Pause, Reply | None, T]"
 
 
-class _Flight:
-    """A request under way."""
+class _InFlight:
+    """A request in flight."""
 
-    __slots__ = ("address", "connection", "digest_s", "number")
+    __slots__ = ("address", "connection", "number", "processing_s")
 
     def __init__(
         self, number: int, connection: Connection, request: Request, address: Address | None
     ) -> None:
         self.number = number
         self.connection = connection
-        self.digest_s = sum(map(len, request.body)) / _DIGESTED_NBYTES_PER_S
+        self.processing_s = sum(map(len, request.body)) / _PROCESSED_NBYTES_PER_S
         self.address = address
-        """Of a connection that is being made."""
+        """The address of a connection that is still connecting."""
 
 
 class Exchange:
-    """One storage call: its deadline, and what is under way. Of one thread, used once."""
+    """The requests of one storage call, under its deadline. One thread uses it, once."""
 
     def __init__(
-        self, connections: Connections, *, deadline: Deadline, fan_out: int, stall_s: float
+        self, connections: ConnectionPool, *, deadline: Deadline, fan_out: int, stall_s: float
     ) -> None:
         self._connections = connections
         self._deadline = deadline
@@ -122,14 +121,14 @@ class Exchange:
         self._calls: Sequence[Call[Any]] = ()
         self._outcomes: list[Any] = []
         self._poller = select.poll()
-        self._flights: dict[int, _Flight] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._paused: list[tuple[float, int]] = []
         self._now_s = time.monotonic()
         self._deadline_s = self._now_s + deadline.remaining_s()
-        self._look_up_s = self._now_s + _LOOK_UP_S
+        self._next_check_s = self._now_s + _CHECK_S
 
-    def run(self, calls: Sequence[Call[T]]) -> list[T | Failed]:
-        """What each call comes to.
+    def run(self, calls: Sequence[Call[T]]) -> list[T | CallFailed]:
+        """Run the calls; return the result of each.
 
         Raises:
             StorageClosed: The storage was closed meanwhile.
@@ -137,147 +136,154 @@ class Exchange:
         self._calls = calls
         self._outcomes = [None] * len(calls)
         fresh = deque(range(len(calls)))
-        self._connections.enter()
+        self._connections.begin_call()
         try:
-            while fresh or self._flights or self._paused:
-                while fresh and len(self._flights) + len(self._paused) < self._fan_out:
-                    self._start(fresh.popleft())
-                if self._flights or self._paused:
+            while fresh or self._in_flight or self._paused:
+                while fresh and len(self._in_flight) + len(self._paused) < self._fan_out:
+                    self._start_call(fresh.popleft())
+                if self._in_flight or self._paused:
                     self._wait()
-            return cast("list[T | Failed]", self._outcomes)
+            return cast("list[T | CallFailed]", self._outcomes)
         finally:
-            for flight in self._flights.values():
+            for flight in self._in_flight.values():
                 flight.connection.close()
-            self._connections.leave()
+            self._connections.end_call()
 
-    def _start(self, number: int) -> None:
-        self._now_s = time.monotonic()  # to digest the page before took its time
+    def _start_call(self, number: int) -> None:
+        self._now_s = time.monotonic()  # the hash of the page before may have taken long
         if self._now_s < self._deadline_s:
-            self._advance(number, next)
+            self._resume_call(number, next)
         else:
             self._calls[number].close()
-            self._outcomes[number] = Failed(StorageTimeout("s3: there was no time for this page"))
+            self._outcomes[number] = CallFailed(
+                StorageTimeout("s3: there was no time for this page")
+            )
 
     # --- one turn ------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Wait for what comes first, and go on with it."""
-        until_s = min(self._deadline_s, self._look_up_s)
+        """Wait for the first event, and handle it."""
+        until_s = min(self._deadline_s, self._next_check_s)
         if self._paused:
             until_s = min(until_s, self._paused[0][0])
         wait_ms = max(0, int((until_s - self._now_s) * 1000) + 1)
         ready = self._poller.poll(wait_ms)
         self._now_s = time.monotonic()
         for fd, events in ready:
-            self._go_on(self._flights[fd], events)
+            self._handle_events(self._in_flight[fd], events)
         while self._paused and self._paused[0][0] <= self._now_s:
             _, number = heapq.heappop(self._paused)
-            self._advance(number, lambda call: call.send(None))
-        if self._now_s >= self._look_up_s or self._now_s >= self._deadline_s:
-            self._look_up()
+            self._resume_call(number, lambda call: call.send(None))
+        if self._now_s >= self._next_check_s or self._now_s >= self._deadline_s:
+            self._check_timeouts()
 
-    def _look_up(self) -> None:
-        """End what has taken too long, and everything if the storage was closed."""
+    def _check_timeouts(self) -> None:
+        """Fail requests that take too long, and all calls if the storage was closed."""
         self._connections.ensure_open()
-        self._look_up_s = self._now_s + min(_LOOK_UP_S, self._stall_s / 4)
+        self._next_check_s = self._now_s + min(_CHECK_S, self._stall_s / 4)
         is_late = self._now_s >= self._deadline_s
-        for flight in list(self._flights.values()):
+        for flight in list(self._in_flight.values()):
             if is_late:
-                self._lose(flight, Loss.LATE, "the server did not answer in time")
-            elif self._now_s - flight.connection.moved_s > self._stall_s + flight.digest_s:
-                self._lose(flight, Loss.STALLED, "the connection fell silent")
+                self._fail_request(flight, Loss.LATE, "the server did not answer in time")
+            elif (
+                self._now_s - flight.connection.last_progress_s
+                > self._stall_s + flight.processing_s
+            ):
+                self._fail_request(flight, Loss.STALLED, "the connection fell silent")
         if is_late:
             paused, self._paused = self._paused, []
             for _, number in paused:
-                self._throw(number, Lost(Loss.LATE, "there was no time for another attempt"))
+                self._fail_call(
+                    number, ReplyLost(Loss.LATE, "there was no time for another attempt")
+                )
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def _go_on(self, flight: _Flight, events: int) -> None:
+    def _handle_events(self, flight: _InFlight, events: int) -> None:
         connection = flight.connection
-        connection.moved_s = self._now_s
-        wanted = connection.wants
+        connection.last_progress_s = self._now_s
+        wanted = connection.events
         try:
-            reply = connection.go_on(events)
+            reply = connection.handle_events(events)
         except Truncated as error:
-            self._lose(flight, Loss.TRUNCATED, str(error))
+            self._fail_request(flight, Loss.TRUNCATED, str(error))
         except Malformed as error:
-            self._lose(flight, Loss.MALFORMED, str(error))
+            self._fail_request(flight, Loss.MALFORMED, str(error))
         except OSError as error:
-            self._lose(flight, Loss.RESET, _reason(error))
+            self._fail_request(flight, Loss.RESET, _reason(error))
         else:
             if reply is None:
-                if connection.wants != wanted:
-                    self._poller.modify(connection.fd, connection.wants)
+                if connection.events != wanted:
+                    self._poller.modify(connection.fd, connection.events)
             elif reply.status < 300 and not connection.is_sent:
-                self._lose(flight, Loss.MALFORMED, "the server has taken what was not sent")
+                self._fail_request(flight, Loss.MALFORMED, "the server has taken what was not sent")
             else:
-                self._land(flight)
-                self._connections.give_back(connection)
-                self._advance(flight.number, lambda call: call.send(reply))
+                self._end_request(flight)
+                self._connections.release(connection)
+                self._resume_call(flight.number, lambda call: call.send(reply))
 
-    def _begin(self, number: int, request: Request) -> None:
+    def _begin_request(self, number: int, request: Request) -> None:
         address: Address | None = None
-        connection = self._connections.idle()
+        connection = self._connections.take_idle()
         try:
             if connection is None:
                 connection, address = self._connections.connect(self._deadline)
-            connection.moved_s = self._now_s
-            flight = _Flight(number, connection, request, address)
-            self._flights[connection.fd] = flight
-            self._poller.register(connection.fd, connection.wants)
+            connection.last_progress_s = self._now_s
+            flight = _InFlight(number, connection, request, address)
+            self._in_flight[connection.fd] = flight
+            self._poller.register(connection.fd, connection.events)
             connection.begin(request)
-            self._poller.modify(connection.fd, connection.wants)
+            self._poller.modify(connection.fd, connection.events)
         except StorageTimeout as error:  # an OSError, as the next one is
-            self._throw(number, Lost(Loss.LATE, str(error), error=error))
+            self._fail_call(number, ReplyLost(Loss.LATE, str(error), error=error))
         except StorageUnavailable as error:
-            self._throw(number, Lost(Loss.UNREACHABLE, str(error), error=error))
+            self._fail_call(number, ReplyLost(Loss.UNREACHABLE, str(error), error=error))
         except OSError as error:
             reason = _reason(error)
             if connection is None:
-                self._throw(number, Lost(Loss.UNREACHABLE, reason))
+                self._fail_call(number, ReplyLost(Loss.UNREACHABLE, reason))
             else:
-                self._lose(self._flights[connection.fd], Loss.RESET, reason)
+                self._fail_request(self._in_flight[connection.fd], Loss.RESET, reason)
 
-    def _lose(self, flight: _Flight, loss: Loss, reason: str) -> None:
+    def _fail_request(self, flight: _InFlight, loss: Loss, reason: str) -> None:
         connection = flight.connection
-        self._land(flight)
+        self._end_request(flight)
         connection.close()
         if flight.address is not None and not connection.is_connected:
-            self._connections.failed(flight.address)
+            self._connections.report_failure(flight.address)
             loss = Loss.UNREACHABLE if loss is Loss.RESET else loss
         is_stale = connection.was_used and connection.is_silent and loss is Loss.RESET
-        lost = Lost(loss, reason, was_sent=connection.is_sent, is_stale=is_stale)
-        self._throw(flight.number, lost)
+        lost = ReplyLost(loss, reason, was_sent=connection.is_sent, is_stale=is_stale)
+        self._fail_call(flight.number, lost)
 
-    def _land(self, flight: _Flight) -> None:
+    def _end_request(self, flight: _InFlight) -> None:
         self._poller.unregister(flight.connection.fd)
-        del self._flights[flight.connection.fd]
+        del self._in_flight[flight.connection.fd]
 
     # --- calls ---------------------------------------------------------------------------------------
 
-    def _throw(self, number: int, lost: Lost) -> None:
-        self._advance(number, lambda call: call.throw(lost))
+    def _fail_call(self, number: int, lost: ReplyLost) -> None:
+        self._resume_call(number, lambda call: call.throw(lost))
 
-    def _advance(self, number: int, resume: Callable[[Call[Any]], Request | Pause]) -> None:
-        """Let a call go on to its next step, or to its end."""
+    def _resume_call(self, number: int, resume: Callable[[Call[Any]], Request | Pause]) -> None:
+        """Resume a call, and begin the step that it yields."""
         try:
             step = resume(self._calls[number])
         except StopIteration as end:
             self._outcomes[number] = end.value
-        except Failed as failed:
+        except CallFailed as failed:
             self._outcomes[number] = failed
         except HiCacheError as error:
-            self._outcomes[number] = Failed(error)
+            self._outcomes[number] = CallFailed(error)
         else:
             if isinstance(step, Request):
-                self._begin(number, step)
+                self._begin_request(number, step)
             else:
                 heapq.heappush(self._paused, (self._now_s + step.seconds, number))
 
 
 def _reason(error: OSError) -> str:
-    """The system's words, and its number where that says more."""
+    """Return the system's text, and the error number where it adds something."""
     text = error.strerror or str(error) or type(error).__name__
     is_numbered = error.errno is not None and not isinstance(error, ssl.SSLError)
     return f"{text} (errno {error.errno})" if is_numbered else text

@@ -1,44 +1,47 @@
 """The names of objects.
 
 PREFIX/spaces/ID.json     the key space, as JSON
-PREFIX/ID/HH/HASH         one page; HH: the first two digits of its hash
+PREFIX/ID/HH/HASH         one page; HH are the first two digits of its hash
 
-What has another name is somebody else's, and is never touched. A store that splits by the beginning of
-names splits below a key space, where the hashes spread evenly.
+The backend never touches an object with any other name. A store that partitions by name prefixes
+can partition below a key space, where the hashes spread evenly.
 """
 
 from __future__ import annotations
 
 import re
 
+from hicache_storage.backend_support.manifest import SPACE_ID
+
 _PAGE = re.compile(r"(?P<fan>[0-9a-f]{2})/(?P=fan)(?:[0-9a-f]{2}){15,63}")
-_MANIFEST = re.compile(r"[0-9a-f]{32}\.json")
 
 
-class Names:
+class Layout:
     """The names under one prefix, which is empty or ends with a slash. Immutable."""
 
-    __slots__ = ("manifests", "prefix")
+    __slots__ = ("manifest_root", "prefix")
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.manifests = f"{prefix}spaces/"
+        self.manifest_root = f"{prefix}spaces/"
 
-    def pages(self, space_id: str) -> str:
-        """What the names of a key space's pages begin with."""
+    def root(self, space_id: str) -> str:
+        """Return the beginning of the names of a key space's pages."""
         return f"{self.prefix}{space_id}/"
 
     def page(self, space_id: str, page_hash: str) -> str:
         return f"{self.prefix}{space_id}/{page_hash[:2]}/{page_hash}"
 
     def manifest(self, space_id: str) -> str:
-        return f"{self.manifests}{space_id}.json"
+        return f"{self.manifest_root}{space_id}.json"
 
     def is_page(self, space_id: str, name: str) -> bool:
-        """Return True where `name` is that of a page of the key space."""
-        root = self.pages(space_id)
+        """Return True for the name of a page of the key space."""
+        root = self.root(space_id)
         return name.startswith(root) and _PAGE.fullmatch(name, len(root)) is not None
 
-    def is_manifest(self, name: str) -> bool:
-        root = self.manifests
-        return name.startswith(root) and _MANIFEST.fullmatch(name, len(root)) is not None
+    def space_id(self, name: str) -> str | None:
+        """Return the key-space id in the name of a manifest; None for any other name."""
+        space_id = name.removeprefix(self.manifest_root).removesuffix(".json")
+        is_manifest = SPACE_ID.fullmatch(space_id) and name == self.manifest(space_id)
+        return space_id if is_manifest else None

@@ -1,6 +1,7 @@
-"""Replies of HTTP/1.1, read from a socket as they come: a page's bytes straight into the page.
+"""HTTP/1.1 replies, parsed as they arrive: the bytes of a page go directly into the page.
 
-Strict on purpose: a reply whose end is not certain is no reply, and its connection is not used again.
+The parser is strict: a reply without a certain end is an error, and its connection is not used
+again.
 """
 
 from __future__ import annotations
@@ -17,50 +18,51 @@ _LENGTH = re.compile(r"[0-9]{1,15}")
 _CHUNK = re.compile(rb"(?P<size>[0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r\n")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 SCRATCH_NBYTES = 16 << 10
-"""The longest head that is taken."""
+"""The maximum size of a reply's head."""
 _BODY_LIMIT = 16 << 20
 _INTERIM_LIMIT = 256 << 10
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Malformed(Exception):
-    """What came is no reply that this client takes."""
+    """The error for received bytes that are no acceptable reply."""
 
 
 class Truncated(Malformed):
-    """The connection ended in the middle of a reply."""
+    """The error for a connection that ended in the middle of a reply."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What a server answered."""
+    """A server's reply."""
 
     status: int
     headers: dict[str, str]
-    """Names in lower case."""
+    """Layout in lower case."""
     body: bytes = b""
-    """What did not go into a page."""
-    landed: bool = False
-    """The body has filled the page that was given for it, exactly."""
+    """The body, unless it went into a page."""
+    is_page_filled: bool = False
+    """The body has filled the given page exactly."""
 
     @property
     def code(self) -> str:
-        """The error's name in S3's words; empty where none was given."""
+        """The name of S3's error; empty where the body has none."""
         found = _CODE.search(self.body)
         return found[1].decode() if found else ""
 
     @property
     def content_length(self) -> int | None:
-        """What the server says: of a HEAD, the object's size."""
+        """The announced length of the body; the object's size in the reply to a HEAD."""
         text = self.headers.get("content-length", "")
         return int(text) if _LENGTH.fullmatch(text) else None
 
 
 class ReplyReader:
-    """Makes one reply of the bytes that come.
+    """Parses one reply from received bytes.
 
-    The owner of the socket asks for `room`, fills some of it, and says how much with `took`, until
-    `reply` is there. `scratch` is where heads and small bodies arrive; it outlives the reader.
+    The owner of the socket fills some of `buffers`, and reports the number of bytes with
+    `received`, until `reply` is set. `scratch` receives heads and small bodies; it outlives the
+    reader.
     """
 
     __slots__ = (
@@ -76,7 +78,7 @@ class ReplyReader:
         "_scratch",
         "_used",
         "_views",
-        "began",
+        "has_begun",
         "reply",
         "reusable",
     )
@@ -86,9 +88,9 @@ class ReplyReader:
     ) -> None:
         self.reply: Reply | None = None
         self.reusable = False
-        """The connection is at the clean end of this reply."""
-        self.began = False
-        """Some byte has come."""
+        """True where the connection is at the clean end of this reply."""
+        self.has_begun = False
+        """True once a byte has come."""
         self._scratch = scratch
         self._has_body = has_body
         self._into = into
@@ -99,7 +101,7 @@ class ReplyReader:
         self._interim_nbytes = 0
         self._body = bytearray()
         self._decoded = bytearray()
-        """What the chunks of the body so far held."""
+        """The decoded chunks of the body so far."""
         self._body_left: int | None = None
         self._is_chunked = False
 
@@ -108,21 +110,21 @@ class ReplyReader:
         """The next bytes are a page's."""
         return bool(self._views)
 
-    def room(self) -> list[memoryview]:
-        """Where the next bytes go; never empty before the end."""
+    def buffers(self) -> list[memoryview]:
+        """Return the memory for the next bytes. It is empty only after the end of the reply."""
         return self._views or [memoryview(self._scratch)[self._used :]]
 
-    def took(self, nbytes: int) -> None:
-        """`nbytes` of `room` were filled; none of it is the end of the connection.
+    def received(self, nbytes: int) -> None:
+        """Parse `nbytes` that were received into `buffers`; 0 is the end of the connection.
 
         Raises:
-            Malformed: This can't become a reply.
-            ConnectionResetError: The connection ended before any of it came.
+            Malformed: The bytes can't become a reply.
+            ConnectionResetError: The connection ended before its first byte.
         """
         if not nbytes:
             self._end_of_connection()
             return
-        self.began = True
+        self.has_begun = True
         if self._views:
             self._take_page(nbytes)
         elif self._head is None:
@@ -132,7 +134,7 @@ class ReplyReader:
             self._take_body(memoryview(self._scratch)[:nbytes])
 
     def _take_head(self) -> None:
-        """Go through the heads that have come; the first that is not interim is the reply's."""
+        """Parse the heads that have come. The first one that is not interim is the reply's."""
         while (end := self._end_of_head()) >= 0:
             head = _parsed(bytes(self._scratch[: end - len(_END_OF_HEAD)]))
             rest = bytes(self._scratch[end : self._used])
@@ -149,23 +151,23 @@ class ReplyReader:
             raise Malformed("the head of a reply is too long")
 
     def _begin_body(self, head: Reply, rest: bytes) -> None:
-        """Go on after the head, with what came beside it."""
+        """Begin the body with the bytes that came with the head."""
         self._head = head
         self._frame(head)
         if self.reply is None and self._views:
-            self._spread(rest)
+            self._fill_page(rest)
         elif self.reply is None:
             self._take_body(memoryview(rest))
         elif rest:
             self.reusable = False
 
     def _end_of_head(self) -> int:
-        """Where the head ends; -1 where it goes on."""
+        """Return the end of the head; -1 where it is not complete."""
         found = self._scratch.find(_END_OF_HEAD, 0, self._used)
         return found + len(_END_OF_HEAD) if found >= 0 else -1
 
     def _frame(self, head: Reply) -> None:
-        """How long the body is, and where it goes."""
+        """Determine the length of the body and its destination."""
         self.reusable = head.headers.get("connection", "").lower() != "close"
         encoding = head.headers.get("transfer-encoding")
         length = head.headers.get("content-length")
@@ -180,13 +182,13 @@ class ReplyReader:
         if head.status == 200 and self._into_nbytes:
             if self._body_left == self._into_nbytes:
                 self._views = list(self._into)
-            else:  # not this page: it is not read, and with it goes the connection
+            else:  # the body is not this page; unread, it makes the connection unusable
                 self._finish(reusable=False)
         elif self._body_left == 0:
             self._finish()
 
-    def _spread(self, data: bytes) -> None:
-        """Put what came with the head into the page."""
+    def _fill_page(self, data: bytes) -> None:
+        """Copy the bytes that came with the head into the page."""
         rest = memoryview(data)
         while rest and self._views:
             view = self._views[0]
@@ -207,7 +209,7 @@ class ReplyReader:
             views[0] = views[0][nbytes:]
         if not views:
             assert self._head is not None
-            self._head.landed = True
+            self._head.is_page_filled = True
             self._finish()
 
     def _take_body(self, data: memoryview) -> None:
@@ -223,7 +225,7 @@ class ReplyReader:
             self._finish()
 
     def _unchunk(self) -> None:
-        """Take the chunks that are whole off the body; finish with the last one, without trailers."""
+        """Move complete chunks to `_decoded`. The last chunk, without trailers, finishes the reply."""
         at = 0
         while (size_line := _CHUNK.match(self._body, at)) is not None:
             start = size_line.end()
@@ -246,7 +248,7 @@ class ReplyReader:
         del self._body[:at]
 
     def _end_of_connection(self) -> None:
-        if not self.began:
+        if not self.has_begun:
             raise ConnectionResetError("the server closed the connection")
         if self._head is None or self._views or self._is_chunked or self._body_left is not None:
             raise Truncated("the connection ended before the reply did")

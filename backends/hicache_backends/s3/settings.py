@@ -31,7 +31,7 @@ _OWN_HEADERS = frozenset(
 
 
 def _prefix(text: str) -> str:
-    """With a slash at its end, which makes it a folder of its own."""
+    """Return the prefix with a slash at its end, so that other names with the same beginning differ."""
     prefix = text if not text or text.endswith("/") else f"{text}/"
     if not _PREFIX.fullmatch(prefix) or any(part in (".", "..") for part in prefix.split("/")):
         raise ValueError("must be names of letters, digits and _.~- with single slashes between")
@@ -69,56 +69,59 @@ class S3Settings(Settings):
     bucket: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]$")
     """A bucket's name, or the alias of an access point."""
     prefix: Annotated[str, AfterValidator(_prefix)] = ""
-    """What every object's name begins with. Everything that shares bucket and prefix shares pages."""
+    """The beginning of every object's name. Programs with the same bucket and prefix share pages."""
     endpoint_url: Annotated[str, AfterValidator(_endpoint)] | None = None
-    """None: AWS, or what the environment and the AWS config files say."""
+    """The address of the store.
+
+    None: AWS, or the endpoint of the environment and the AWS config files.
+    """
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
-    """None: what the environment and the AWS config files say, else us-east-1."""
+    """The region. None: the one in the environment or the AWS config files, else us-east-1."""
     addressing_style: Literal["auto", "path", "virtual"] = "auto"
-    """Where the bucket's name stands: in the path, or in the host's name."""
+    """The place of the bucket's name: in the path, or in the host's name."""
     create_bucket: bool = False
-    """Make the bucket where it is missing."""
+    """Create the bucket if it is missing."""
 
     profile: str | None = Field(default=None, min_length=1)
-    """The profile of the AWS config files."""
+    """A profile of the AWS config files."""
     credentials_file: str | None = Field(default=None, min_length=1)
-    """In the format of ~/.aws/credentials, and read in its place."""
+    """A file in the format of ~/.aws/credentials, which is read instead."""
     access_key_id: str | None = Field(default=None, min_length=1)
-    """Better left to the environment, a file or a role: the standard chain finds it there."""
+    """An access key. The environment, a file or a role is a better place for it."""
     secret_access_key: SecretStr | None = None
     session_token: SecretStr | None = None
     anonymous: bool = False
-    """Sign nothing."""
+    """Send requests without a signature."""
 
     parallelism: int = Field(default=8, ge=1)
-    """Concurrent calls that the page store makes in each direction."""
+    """Concurrent calls of the page store in each direction."""
     fan_out: int = Field(default=8, ge=1, le=1024)
-    """Requests of one call that are under way at once, each on a connection of its own."""
+    """Concurrent requests of one call, each on a connection of its own."""
     timeout_s: PositiveSeconds = 10.0
-    """The deadline of a call: name resolution, connecting and retries included."""
+    """The deadline of a call, with name lookup, connecting and retries."""
     stall_timeout_s: PositiveSeconds | None = None
-    """A connection on which nothing moves for so long is given up. None: a third of `timeout_s`."""
+    """Time without any progress after which a connection is dropped. None: a third of `timeout_s`."""
     max_attempts: int = Field(default=3, ge=1)
-    """How often one request is made, if the store or the network fails."""
+    """Maximum number of attempts for one request, if the store or the network fails."""
 
     conditional_puts: bool = True
-    """Ask the store to keep a page that is there, with If-None-Match."""
+    """Send If-None-Match with a put, so that the store keeps a page that exists."""
     head_first_nbytes: ByteSize = Field(default=1 << 20, ge=0)
-    """Pages from this size on are looked up before they are sent."""
+    """Minimum size of a page that is looked up before it is sent."""
     checksum: Literal["none", "crc32"] = "none"
-    """Have the store check what it takes, and check what it returns."""
+    """Checksum that the store verifies on a put, and the backend on a get."""
     sign_payload: bool | None = None
     """Sign the SHA-256 of pages. None: only where the transport is neither TLS nor loopback."""
     sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
-    """Encryption by the store; None: the bucket's default."""
+    """Encryption by the store. None: the bucket's default."""
     sse_kms_key_id: str | None = Field(default=None, pattern=r"^[\x21-\x7e]+$")
     headers: Headers = Field(default_factory=dict[str, str])
-    """Sent with every request."""
+    """Headers of every request."""
     put_headers: Headers = Field(default_factory=dict[str, str])
-    """Sent with every page that is written: x-amz-storage-class, x-amz-tagging."""
+    """Headers of every put of a page, such as x-amz-storage-class and x-amz-tagging."""
 
     ca_file: str | None = Field(default=None, min_length=1)
-    """Certificates to trust. None: AWS_CA_BUNDLE, else botocore's own."""
+    """A file with the certificates to trust. None: AWS_CA_BUNDLE, else botocore's own file."""
     tls_verify: bool = True
     """False: trust any certificate."""
 
@@ -134,12 +137,12 @@ class S3Settings(Settings):
 
     @property
     def stall_s(self) -> float:
-        """After which silence a connection is given up."""
+        """The time without any progress after which a connection is dropped."""
         return self.stall_timeout_s or self.timeout_s / 3
 
     @property
-    def written_headers(self) -> dict[str, str]:
-        """Headers of a request that writes a page, those of every request included."""
+    def write_headers(self) -> dict[str, str]:
+        """Headers of a put of a page, with those of every request."""
         found = {**self.headers, **self.put_headers}
         if self.sse is not None:
             found["x-amz-server-side-encryption"] = self.sse

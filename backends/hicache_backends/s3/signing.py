@@ -1,7 +1,7 @@
 """Heads of HTTP requests, signed with AWS Signature Version 4.
 
-botocore signs too, in ten times the time, which is as long as a page of 64 KiB takes to send. It also
-logs the session token. The tests hold every signature against botocore's.
+botocore signs as well, but takes ten times as long, which is the time to send a page of 64 KiB. It
+also logs the session token. The tests compare every signature with botocore's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
 class FrozenKeys(Protocol):
-    """One pair of keys, and the token of temporary ones: botocore's ReadOnlyCredentials."""
+    """One pair of keys with an optional session token, as botocore's ReadOnlyCredentials."""
 
     @property
     def access_key(self) -> str | None: ...
@@ -32,7 +32,7 @@ class FrozenKeys(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """Fixed keys."""
+    """Keys from the config."""
 
     access_key: str
     secret_key: str
@@ -41,7 +41,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Day:
-    """What signatures of one day share."""
+    """The parts that all signatures of one day share."""
 
     date: str
     secret_key: str
@@ -50,7 +50,7 @@ class _Day:
 
 
 class Signer:
-    """Signs for one host and region. Thread-safe: what it remembers is replaced, never changed."""
+    """Signs for one host and region. Thread-safe: its cached parts are replaced and never modified."""
 
     def __init__(self, host: str, region: str) -> None:
         self._host = host
@@ -69,7 +69,7 @@ class Signer:
         payload_sha256: str = EMPTY_SHA256,
         body_nbytes: int | None = None,
     ) -> bytes:
-        """The head of a request, with the blank line. Without `keys` it is not signed.
+        """Return the head of a request with the blank line. Without `keys` it is not signed.
 
         `path` and `query` are escaped already; the names in `headers` are in lower case.
         """
@@ -120,7 +120,7 @@ class Signer:
 
 
 def _canonical(query: str) -> str:
-    """The parameters in order, each with an equals sign."""
+    """Return the parameters in order, each with an equals sign."""
     if not query:
         return ""
     parameters = sorted(part.partition("=")[::2] for part in query.split("&"))

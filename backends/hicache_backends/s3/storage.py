@@ -1,30 +1,26 @@
-"""`s3`: one object a page, in AWS's S3 or any store that speaks its protocol.
+"""The storage: one object a page.
 
-boto3 knows where the bucket is and who may use it (`_access`), and lists and deletes (`_bucket`). Pages
-travel on connections of this backend's own (`_exchange`), straight from and into their segments; what an
-answer means for a page is in `_page_calls`.
+boto3 finds the bucket and the credentials (`access`), lists and deletes (`bucket`). Pages travel on
+connections of this backend (`exchange`), directly from and into their segments. `page_calls` maps
+an answer to the result of a page.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hicache_backends.s3.access import Access
-from hicache_backends.s3.addresses import Addresses, is_loopback
 from hicache_backends.s3.bucket import Bucket
-from hicache_backends.s3.client import Client
-from hicache_backends.s3.connections import Connections
-from hicache_backends.s3.exchange import Failed
-from hicache_backends.s3.layout import Names
+from hicache_backends.s3.client import open_client
+from hicache_backends.s3.exchange import CallFailed
+from hicache_backends.s3.layout import Layout
 from hicache_backends.s3.page_calls import PageCalls
 from hicache_backends.s3.settings import S3Settings
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.manifest import decode_manifest, encode_manifest
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-from hicache_storage.keys import KeySpace
 from hicache_storage.storage import (
     Capabilities,
     Durability,
@@ -37,22 +33,24 @@ from hicache_storage.storage import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from hicache_backends.s3.bucket import Listed
+    from hicache_backends.s3.bucket import ListedObject
     from hicache_backends.s3.exchange import Call
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-
-__all__ = ["S3Settings", "S3Storage"]
 
 T = TypeVar("T")
 
 _LARGEST_PUT_NBYTES = 5 << 30
-# Without batches in the protocol, a large one is quickest when the page store cuts it for its threads.
+# The protocol has no batches, so a large one is fastest when the page store splits it among its threads.
 _MAX_BATCH = 64
-_MANIFESTS_AT_ONCE = 256
+_MANIFEST_BATCH = 256
 
 
 class S3Storage(HiCacheStorage):
-    """Pages as objects. Shared by everything that reaches the bucket; survives all of it."""
+    """Pages as objects.
+
+    Every process that reaches the bucket shares them, and no process's end affects them.
+    """
 
     capabilities = Capabilities(
         retention=Retention.UNTIL_DELETED,
@@ -69,10 +67,10 @@ class S3Storage(HiCacheStorage):
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
         self._counters = Counters()
-        self._names = Names(settings.prefix)
-        access = Access(settings)  # botocore reads megabytes of its own data, and asks nobody
+        self._layout = Layout(settings.prefix)
+        access = Access(settings)  # no request: botocore reads megabytes of its own data
         deadline = self._deadline()
-        self._client = _opened_client(settings, access, self._counters)
+        self._client = open_client(settings, access, self._counters)
         self._pages = PageCalls(self._client, settings)
         self._bucket = Bucket(access.client, self._client, settings)
         self.narrow(parallelism=settings.parallelism)
@@ -89,34 +87,35 @@ class S3Storage(HiCacheStorage):
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
         deadline = self._deadline()
-        name = self._names.manifest(space.id)
-        text = json.dumps(space.manifest()).encode()
-        if self._one(self._pages.read(name), deadline) != text:
-            self._one(self._pages.write(name, text), deadline)
+        name = self._layout.manifest(space.id)
+        stored = self._run_one(self._pages.read(name), deadline)
+        if decode_manifest(stored, space_id=space.id) is None:
+            self._run_one(self._pages.write(name, encode_manifest(space)), deadline)
 
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         nbytes = space.stored_nbytes
-        calls = [self._pages.exists(name, nbytes) for name in self._of(space, hashes)]
-        return self._judged(self._run(calls, self._deadline()))
+        calls = [self._pages.exists(name, nbytes) for name in self._page_names(space, hashes)]
+        return self._results(self._run(calls, self._deadline()))
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        names = self._of(space, hashes)
+        names = self._page_names(space, hashes)
         calls = [self._pages.get(name, page) for name, page in zip(names, pages, strict=True)]
-        return self._judged(self._run(calls, self._deadline()))
+        return self._results(self._run(calls, self._deadline()))
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        once = dict(zip(self._of(space, hashes), pages, strict=True))
-        calls = [self._pages.set(name, page) for name, page in once.items()]
-        verdicts = dict(zip(once, self._judged(self._run(calls, self._deadline())), strict=True))
-        return [verdicts[name] for name in self._of(space, hashes)]
+        names = self._page_names(space, hashes)
+        unique = dict(zip(names, pages, strict=True))
+        calls = [self._pages.set(name, page) for name, page in unique.items()]
+        results = dict(zip(unique, self._results(self._run(calls, self._deadline())), strict=True))
+        return [results[name] for name in names]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         self.ensure_open()
-        names = self._of(space, hashes)
+        names = self._page_names(space, hashes)
         kept = self._bucket.delete(list(dict.fromkeys(names)), self._deadline())
         self._counters.add("not_deleted", len(kept))
         return [name not in kept for name in names]
@@ -129,8 +128,9 @@ class S3Storage(HiCacheStorage):
         self.ensure_open()
         return (
             PageInfo(object_.name.rpartition("/")[2], object_.nbytes)
-            for object_ in self._listed(self._names.pages(space.id))
-            if object_.nbytes == space.stored_nbytes and self._names.is_page(space.id, object_.name)
+            for object_ in self._list_all(self._layout.root(space.id))
+            if object_.nbytes == space.stored_nbytes
+            and self._layout.is_page(space.id, object_.name)
         )
 
     def clear(self, space: KeySpace) -> int:
@@ -139,12 +139,12 @@ class S3Storage(HiCacheStorage):
         kept: dict[str, str] = {}
         position: str | None = ""
         while position is not None:
-            deadline = self._deadline()  # as for `scan`, which takes as many steps
+            deadline = self._deadline()  # one deadline a step, as in `scan`
             try:
-                found, position = self._bucket.listed(
-                    self._names.pages(space.id), position, deadline
+                found, position = self._bucket.list_page(
+                    self._layout.root(space.id), position, deadline
                 )
-                pages = [one for one in found if self._names.is_page(space.id, one.name)]
+                pages = [one for one in found if self._layout.is_page(space.id, one.name)]
                 kept |= self._bucket.delete([one.name for one in pages], deadline)
             except (StorageTimeout, StorageUnavailable) as error:
                 raise type(error)(f"{error}; {removed} pages were cleared: call it again") from None
@@ -168,81 +168,54 @@ class S3Storage(HiCacheStorage):
 
     # --- parts ---------------------------------------------------------------------------------------
 
-    def _of(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
-        """The names of pages."""
-        return [self._names.page(space.id, page_hash) for page_hash in hashes]
+    def _page_names(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
+        return [self._layout.page(space.id, page_hash) for page_hash in hashes]
 
     def _deadline(self) -> Deadline:
-        """The deadline of a call that begins now."""
+        """Return the deadline of a call that begins now."""
         return Deadline(self._settings.timeout_s)
 
-    def _run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | Failed]:
+    def _run(self, calls: Sequence[Call[T]], deadline: Deadline) -> list[T | CallFailed]:
         self.ensure_open()
         return self._client.run(calls, deadline)
 
-    def _one(self, call: Call[T], deadline: Deadline) -> T:
+    def _run_one(self, call: Call[T], deadline: Deadline) -> T:
         (outcome,) = self._run([call], deadline)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, CallFailed):
             raise outcome.error
         return outcome
 
-    def _judged(self, outcomes: Sequence[bool | Failed]) -> list[bool]:
-        """Verdicts, if they can be given: the store answered, and no write is in doubt."""
-        failures = [one for one in outcomes if isinstance(one, Failed)]
+    def _results(self, outcomes: Sequence[bool | CallFailed]) -> list[bool]:
+        """Return the results, unless no page has one or a write is in doubt."""
+        failures = [one for one in outcomes if isinstance(one, CallFailed)]
         self._counters.add("failed", len(failures))
-        doubtful = [one for one in failures if one.in_doubt]
-        if doubtful or (failures and len(failures) == len(outcomes)):
-            raise (doubtful or failures)[0].error
+        in_doubt = [one for one in failures if one.in_doubt]
+        if in_doubt or (failures and len(failures) == len(outcomes)):
+            raise (in_doubt or failures)[0].error
         return [one is True for one in outcomes]
 
-    def _listed(self, prefix: str) -> Iterator[Listed]:
-        """Every object whose name begins with `prefix`; each page of the listing is a call."""
+    def _list_all(self, prefix: str) -> Iterator[ListedObject]:
+        """Yield every object whose name begins with `prefix`.
+
+        Each page of the listing has its own deadline.
+        """
         position: str | None = ""
         while position is not None:
             self.ensure_open()
-            found, position = self._bucket.listed(prefix, position, self._deadline())
+            found, position = self._bucket.list_page(prefix, position, self._deadline())
             yield from found
 
     def _key_spaces(self) -> Iterator[KeySpace]:
-        listed = (object_.name for object_ in self._listed(self._names.manifests))
-        names = (name for name in listed if self._names.is_manifest(name))
-        for batch in _batches(names, _MANIFESTS_AT_ONCE):
+        listed = (object_.name for object_ in self._list_all(self._layout.manifest_root))
+        names = (name for name in listed if self._layout.space_id(name) is not None)
+        for batch in _batches(names, _MANIFEST_BATCH):
             texts = self._run([self._pages.read(name) for name in batch], self._deadline())
             for name, text in zip(batch, texts, strict=True):
-                if isinstance(text, Failed):
+                if isinstance(text, CallFailed):
                     raise text.error
-                space = _space_of(text)
-                if space is not None and self._names.manifest(space.id) == name:
+                space = decode_manifest(text, space_id=self._layout.space_id(name))
+                if space is not None:
                     yield space
-
-
-def _opened_client(settings: S3Settings, access: Access, counters: Counters) -> Client:
-    target = access.target
-    tls = access.tls_context() if target.is_tls else None
-
-    def connections() -> Connections:
-        most_idle = 2 * settings.parallelism * settings.fan_out
-        addresses = Addresses(target.host, target.port)
-        return Connections(target.host, addresses, tls, most_idle=most_idle)
-
-    is_safe = target.is_tls or is_loopback(target.host)
-    signs = settings.sign_payload
-    return Client(
-        settings,
-        target,
-        ForkLocal(access.keyring, close=lambda _: None),
-        ForkLocal(connections, close=Connections.close, abandon=Connections.abandon),
-        counters,
-        signs_payload=not is_safe if signs is None else signs,
-    )
-
-
-def _space_of(text: bytes | None) -> KeySpace | None:
-    """The key space that a manifest describes; None where it describes none."""
-    try:
-        return KeySpace.from_manifest(json.loads(text or b""))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

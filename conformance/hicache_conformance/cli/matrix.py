@@ -15,14 +15,14 @@ SUMMARY = "Show several runs side by side, a rule a row, as a table of Markdown.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
     parser.add_argument(
-        "records", type=Path, nargs="+", metavar="FILE", help="result.json of a run"
+        "records", type=Path, nargs="+", metavar="FILE", help="result.json of a run, or its summary"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; 0, whatever is in it."""
     from hicache_conformance.report.matrix import matrix  # noqa: PLC0415
-    from hicache_conformance.report.record import Record  # noqa: PLC0415
+    from hicache_conformance.report.summary import Summary  # noqa: PLC0415
 
-    sys.stdout.write(matrix([Record.read(path) for path in arguments.records]))
+    sys.stdout.write(matrix([Summary.read(path) for path in arguments.records]))
     return 0

@@ -9,9 +9,9 @@ from hicache_conformance.run.outcomes import Outcome
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from hicache_conformance.report.record import CheckRecord, Record, RuleRecord
+    from hicache_conformance.report.summary import RuleSummary, Summary
 
 _WORDS = {
     Outcome.PASSED: "kept",
@@ -22,19 +22,17 @@ _WORDS = {
     Outcome.NOT_VERIFIED: "not asked",
     Outcome.NOT_DECLARED: "-",
 }
-_TRIED = (Outcome.PASSED, Outcome.FAILED)
 
 
-def matrix(records: Sequence[Record]) -> str:
-    """The verdicts of the runs, what each judged, and what came of each rule.
+def matrix(records: Sequence[Summary]) -> str:
+    """Return a table with version, verdict and the outcome of each rule of several runs.
 
-    A cell tells, beside the word, how many of the checks that could be asked found the rule kept, where
-    not all of them did.
+    A cell has the number of checks that passed beside the word, if not all of those that ran did.
     """
     rows = [
-        ["", "rule", *(_cell(record.subject.name) for record in records)],
+        ["", "rule", *(_cell(record.store.name) for record in records)],
         ["---"] * (2 + len(records)),
-        ["", "version", *(_cell(record.subject.version) for record in records)],
+        ["", "version", *(_cell(record.store.version) for record in records)],
         ["", "verdict", *(record.verdict.value for record in records)],
         ["", "rules", *(_counted(record.counts()) for record in records)],
         *(_row(rule_id, records) for rule_id in _rules(records)),
@@ -42,23 +40,19 @@ def matrix(records: Sequence[Record]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _row(rule_id: str, records: Sequence[Record]) -> list[str]:
+def _row(rule_id: str, records: Sequence[Summary]) -> list[str]:
     found = [_rule(record, rule_id) for record in records]
     title = next(rule.title for rule in found if rule)
     return [rule_id, _cell(title), *(_outcome(rule) for rule in found)]
 
 
-def _outcome(rule: RuleRecord | None) -> str:
+def _outcome(rule: RuleSummary | None) -> str:
     if rule is None:
         return ""
     word = _WORDS[rule.outcome]
-    tried = _tried(rule.checks)
-    kept = sum(check.outcome is Outcome.PASSED for check in tried)
-    return word if kept == len(tried) else f"{word} {kept}/{len(tried)}"
-
-
-def _tried(checks: Iterable[CheckRecord]) -> list[CheckRecord]:
-    return [check for check in checks if check.outcome in _TRIED]
+    kept = rule.checks.get(Outcome.PASSED, 0)
+    asked = kept + rule.checks.get(Outcome.FAILED, 0)
+    return word if kept == asked else f"{word} {kept}/{asked}"
 
 
 def _counted(counts: Counter[Outcome]) -> str:
@@ -69,11 +63,11 @@ def _counted(counts: Counter[Outcome]) -> str:
     )
 
 
-def _rule(record: Record, rule_id: str) -> RuleRecord | None:
+def _rule(record: Summary, rule_id: str) -> RuleSummary | None:
     return next((rule for rule in record.rules if rule.id == rule_id), None)
 
 
-def _rules(records: Sequence[Record]) -> list[str]:
+def _rules(records: Sequence[Summary]) -> list[str]:
     return sorted({rule.id for record in records for rule in record.rules})
 
 

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_conformance.run.subject import Scratch, Subject
-from hicache_storage.cli.module_path import add_cwd_to_path
+from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.registry import resolve
 
 if TYPE_CHECKING:

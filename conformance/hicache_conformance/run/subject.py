@@ -55,8 +55,8 @@ class Subject:
     Each has a text on what is missing: `{"batch_delete": "it deletes no single page"}`.
 
     Where the store refuses one with UnsupportedOperation, the check that called it is `not_verified`,
-    with this text. `page_store` stands for the layer over a storage that finds flipped bits: a store that is
-    used without this layer has to find them itself. The verdict on such a store is `partial` at best.
+    with this text. `page_store` stands for the layer over a storage that finds flipped bits. A store
+    without this layer has to find them itself. The verdict on such a store is `partial` at best.
     """
 
     def config(self, scratch: Scratch) -> Mapping[str, Any]:

@@ -1,10 +1,10 @@
-"""Any backend of ours in a running SGLang, by its own `dynamic` backend.
+"""The adapter for SGLang: every backend of this project, through SGLang's own `dynamic` backend.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
       '{"backend_name": "redis", "module_path": "hicache_storage.integrations.sglang",
         "class_name": "SGLangHiCacheStorage", "interface_v1": 1, "url": "redis://127.0.0.1:6379/0"}'
 
-SGLang is imported when `SGLangHiCacheStorage` is first asked for. docs/sglang.md is the guide.
+The first access to `SGLangHiCacheStorage` imports SGLang. docs/sglang.md is the guide.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _storage_class() -> type[Adapter]:
-    """The adapter as a subclass of SGLang's `HiCacheStorage`, which its factory insists on.
+    """Return the adapter as a subclass of SGLang's `HiCacheStorage`, which SGLang's factory requires.
 
     Raises:
-        ImportError: SGLang is not installed, or has another interface.
+        ImportError: SGLang is not installed, or its interface differs.
     """
     from hicache_storage.integrations.sglang._adapter import Adapter  # noqa: PLC0415
     from hicache_storage.integrations.sglang._engine import EngineTypes  # noqa: PLC0415
@@ -54,18 +54,18 @@ def _storage_class() -> type[Adapter]:
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
         launch_defaults=_launch_defaults,
-        later_arguments=_later_arguments,
+        argument_overrides=_argument_overrides,
     )
     members = {"engine": engine, "__module__": __name__, "__doc__": Adapter.__doc__}
     return type("SGLangHiCacheStorage", (Adapter, storage.HiCacheStorage), members)
 
 
 def _launch_arguments() -> Mapping[str, Any]:
-    """SGLang's resolved arguments with the overrides of this process; none outside a server."""
+    """Return SGLang's resolved arguments with this process's overrides; none outside a server."""
     context = importlib.import_module(_CONTEXT).get_context()
     try:
         arguments: Mapping[str, Any] = context.resolved_server_args_dict()
-    except (RuntimeError, ValueError, AssertionError):  # nothing was published
+    except (RuntimeError, ValueError, AssertionError):  # no arguments were published
         return {}
     return arguments
 
@@ -76,7 +76,7 @@ def _launch_defaults() -> Mapping[str, Any]:
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
-def _later_arguments() -> Sequence[Mapping[str, Any]]:
-    """Return what `RuntimeContext.override` has set in this process, in order."""
+def _argument_overrides() -> Sequence[Mapping[str, Any]]:
+    """Return the fields of each `RuntimeContext.override` in this process, in order."""
     context = importlib.import_module(_CONTEXT).get_context()
     return [fields for _, fields in context.overrides_log()]

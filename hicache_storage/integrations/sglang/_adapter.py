@@ -1,4 +1,4 @@
-"""Everything of the adapter that does not need SGLang to be installed."""
+"""The adapter without its base class, so that this module does not import SGLang."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from hicache_storage.integrations.sglang._arguments import WATCHED
-from hicache_storage.integrations.sglang._launch import Launch
+from hicache_storage.integrations.sglang._launch import LaunchIdentity
 from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
 from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
-from hicache_storage.integrations.sglang._transport import Moved, Transport
+from hicache_storage.integrations.sglang._transport import TransferResult, Transport
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_Move: TypeAlias = "Callable[[StoredPool, Sequence[str], Indices], Moved]"
+_Transfer: TypeAlias = "Callable[[StoredPool, Sequence[str], Indices], TransferResult]"
 
 _NOT_GATING = "block_groups"
+"""Hit policy of pools that do not limit the prefix."""
 
 
 class Adapter:
-    """One rank's way from SGLang's HiCache to any storage of ours.
+    """Connects one rank of SGLang's HiCache to a storage of this project. Thread-safe.
 
-    Called by the scheduler and by the prefetch and backup threads at once. Whatever a store does is a
-    miss, or False: once the pools are registered no method raises. Page hashes are chained, so
-    `prefix_keys` add nothing to them and are not looked at.
+    SGLang calls it from the scheduler, prefetch and backup threads. After the pools are registered no
+    method raises: a failure of the store is a miss, or False. Page hashes are chained, so the adapter
+    ignores `prefix_keys`.
     """
 
     engine: ClassVar[EngineTypes]
@@ -50,16 +51,18 @@ class Adapter:
     def __init__(
         self, storage_config: StorageConfig, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Open the storage that `extra_config` names. `kwargs` is what SGLang's factory adds: nothing.
+        """Open the storage that `extra_config` names. SGLang's factory passes no `kwargs`.
 
         Raises:
-            ConfigError: A field is wrong; the message names it.
+            ConfigError: A field is invalid; the message names it.
             StorageUnavailable: The store cannot be reached.
         """
         name, settings, fields = split_config(storage_config.extra_config)
         self._pid = os.getpid()
-        self._overridden = len(self.engine.later_arguments())
-        launch = Launch(self.engine.launch_arguments(), settings, self.engine.launch_defaults())
+        self._known_overrides = len(self.engine.argument_overrides())
+        launch = LaunchIdentity(
+            self.engine.launch_arguments(), settings, self.engine.launch_defaults()
+        )
         self._config = storage_config
         self._outdated = False
         self._closed = False
@@ -72,43 +75,43 @@ class Adapter:
                 parallelism=settings.parallelism,
             ),
         )
-        traffic = TransferMetrics() if storage_config.enable_storage_metrics else None
-        self._transport = Transport(self._store, traffic, settings.timeout_s)
+        metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
+        self._transport = Transport(self._store, metrics, settings.timeout_s)
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
 
     # --- pools ---------------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
-        """The anchor pool: first of all, before any thread runs.
+        """Register the anchor pool. SGLang does so first, before any thread runs.
 
         Raises:
-            ConfigError: The identity of its pages cannot be told.
+            ConfigError: The identity of the pages is unknown.
         """
         self.mem_pool_host = mem_pool_host
         self._pools.register(ANCHOR, mem_pool_host)
         if not (self._config.extra_config or {}).get("interface_v1"):
-            logger.warning('KV is copied on its way: "interface_v1": 1 moves it in place')
+            logger.warning('KV pages are copied once more: "interface_v1": 1 avoids it')
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
-        """A pool by name: the anchor once more, side pools, and draft pools long after the others.
+        """Register a pool by name: the anchor again, a side pool, or later a draft pool.
 
         Raises:
-            ConfigError: The identity of its pages cannot be told. Such a pool has no hits.
+            ConfigError: The identity of the pages is unknown. Such a pool has no hits.
         """
         self._pools.register(_text(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: each pool is complete when it is registered."""
 
-    # --- does it exist -------------------------------------------------------------------------------
+    # --- lookup --------------------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
-        """How many leading pages are there."""
-        asked = self._answer(lambda: self._store.match(keys, self._pools[ANCHOR].asked()), None)
-        return asked.pages if asked else 0
+        """Return the number of leading pages in the storage."""
+        match = self._call(lambda: self._store.match(keys, self._pools[ANCHOR].specs()), None)
+        return match.pages if match else 0
 
     def batch_exists_v2(
         self,
@@ -116,17 +119,17 @@ class Adapter:
         pool_transfers: Sequence[PoolTransfer] | None = None,
         extra_info: object = None,
     ) -> Any:
-        """The longest prefix that KV and every side pool have, and each shorter one that they have."""
-        none = self.engine.pool_transfer_result(0, {}, [])
-        return self._answer(lambda: self._usable(keys, pool_transfers or []), none)
+        """Return the longest prefix that KV and every side pool have, and every shorter such prefix."""
+        miss = self.engine.pool_transfer_result(0, {}, [])
+        return self._call(lambda: self._match_pools(keys, pool_transfers or []), miss)
 
-    def _usable(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
-        pools = {ANCHOR: self._pools[ANCHOR].asked()}
+    def _match_pools(self, keys: Sequence[str], transfers: Sequence[PoolTransfer]) -> Any:
+        pools = {ANCHOR: self._pools[ANCHOR].specs()}
         for transfer in transfers:
             if transfer.hit_policy != _NOT_GATING:
                 window = max(1, len(transfer.keys or ()))
                 policy = HitPolicy(_text(transfer.hit_policy))
-                pools[_text(transfer.name)] = self._pools[transfer.name].asked(policy, window)
+                pools[_text(transfer.name)] = self._pools[transfer.name].specs(policy, window)
         match = self._store.match(keys, [part for parts in pools.values() for part in parts])
         rows = iter(match.present)
         ends = {
@@ -141,64 +144,71 @@ class Adapter:
     def batch_get_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
-        return self._moved(ANCHOR, keys, host_indices, self._transport.load).whole
+        return self._transfer(ANCHOR, keys, host_indices, self._transport.load).moved
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: Indices, extra_info: object = None
     ) -> list[bool]:
-        return self._moved(ANCHOR, keys, host_indices, self._transport.save).whole
+        return self._transfer(ANCHOR, keys, host_indices, self._transport.save).moved
 
     def batch_get_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: object = None
     ) -> dict[str, list[bool]]:
-        return self._moved_v2(transfers, self._transport.load)
+        return self._transfer_pools(transfers, self._transport.load)
 
     def batch_set_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: object = None
     ) -> dict[str, list[bool]]:
-        return self._moved_v2(transfers, self._transport.save)
+        return self._transfer_pools(transfers, self._transport.save)
 
-    def _moved_v2(self, transfers: Sequence[PoolTransfer], move: _Move) -> dict[str, list[bool]]:
-        """Return the verdicts of each pool. No pool is tried after one that got no answer."""
+    def _transfer_pools(
+        self, transfers: Sequence[PoolTransfer], transfer_pages: _Transfer
+    ) -> dict[str, list[bool]]:
+        """Return the verdicts of each pool. The pools after one without an answer are not tried."""
         verdicts: dict[str, list[bool]] = {}
         answered = True
         for transfer in transfers:
             keys = transfer.keys or []
             if answered:
-                moved = self._moved(transfer.name, keys, transfer.host_indices, move)
-                verdicts[transfer.name], answered = moved
+                verdicts[transfer.name], answered = self._transfer(
+                    transfer.name, keys, transfer.host_indices, transfer_pages
+                )
             else:
                 verdicts[transfer.name] = [False] * len(keys)
         return verdicts
 
-    def _moved(
-        self, name: str, keys: Sequence[str] | None, indices: Indices | None, move: _Move
-    ) -> Moved:
+    def _transfer(
+        self,
+        name: str,
+        keys: Sequence[str] | None,
+        indices: Indices | None,
+        transfer_pages: _Transfer,
+    ) -> TransferResult:
         """Return a verdict for each key.
 
-        A whole node's pages go in batches that have a deadline each. The first one that gets no answer
-        is the last: a call takes no longer than one deadline beside what the store does in time.
+        The pages are transferred in batches, each with its own deadline. A batch without an answer is
+        the last one, so a call exceeds the time of the answered batches by at most one deadline.
         """
-        wanted = keys or []
-        whole: list[bool] = []
+        hashes = keys or []
+        verdicts: list[bool] = []
         answered = True
 
         def run() -> None:
             nonlocal answered
             pool = self._pools[name]
-            places = pool.check(wanted, indices)
+            checked = pool.check_indices(hashes, indices)
             tokens = pool.host.page_size
-            for part in _batches(len(wanted), pool.batch_pages):
-                batch = places[part.start * tokens : part.stop * tokens]
-                moved = move(pool, wanted[part], batch)
-                whole.extend(moved.whole)
-                answered = moved.answered
+            for part in _batches(len(hashes), pool.batch_pages):
+                batch = checked[part.start * tokens : part.stop * tokens]
+                result = transfer_pages(pool, hashes[part], batch)
+                verdicts.extend(result.moved)
+                answered = result.answered
                 if not answered:
                     return
 
-        if wanted:
-            self._answer(run, None)
-        return Moved(whole + [False] * (len(wanted) - len(whole)), answered)
+        if hashes:
+            self._call(run, None)
+        return TransferResult(verdicts + [False] * (len(hashes) - len(verdicts)), answered)
 
     # --- by copy: flat pages -------------------------------------------------------------------------
 
@@ -211,7 +221,7 @@ class Adapter:
         target_locations: Sequence[Any] | None = None,
         target_sizes: object = None,
     ) -> list[Any]:
-        """Each tensor that was filled, or None in its place."""
+        """Return each tensor that was filled, and None for every other one."""
         found: list[Any] = []
 
         def run() -> None:
@@ -222,7 +232,7 @@ class Adapter:
                 if not answered:
                     return
 
-        self._answer(run, None)
+        self._call(run, None)
         return found + [None] * (len(keys) - len(found))
 
     def set(
@@ -241,22 +251,22 @@ class Adapter:
         target_locations: object = None,
         target_sizes: object = None,
     ) -> bool:
-        """Whether all of them were stored."""
+        """Return whether all pages were stored."""
 
         def run() -> bool:
             pool, given = self._pools[ANCHOR], list(values or ())
             saved = (
-                self._transport.save_flat(pool, keys[part], given[part]).whole
+                self._transport.save_flat(pool, keys[part], given[part]).moved
                 for part in _batches(len(keys), pool.batch_pages)
             )
-            return all(all(part) for part in saved)  # the first that is not stored ends it
+            return all(all(part) for part in saved)  # the first failed batch ends the call
 
-        return self._answer(run, otherwise=False)
+        return self._call(run, otherwise=False)
 
     # --- the rest ------------------------------------------------------------------------------------
 
     def clear(self) -> bool:
-        """Remove this rank's pages and nothing else. False where the store cannot list its pages."""
+        """Delete this rank's pages only. Return False if the store cannot list its pages."""
 
         def run() -> bool:
             for pool in self._pools.all():
@@ -264,21 +274,21 @@ class Adapter:
                     self._storage.clear(replace(space, frame_nbytes=self._store.frame_nbytes))
             return True
 
-        return self._safely(run, otherwise=False)
+        return self._catch(run, otherwise=False)
 
     def get_stats(self) -> Any:
-        """What was moved since the last call, if SGLang collects metrics; else None. Never raises."""
-        traffic = self._transport.traffic
-        if traffic is None or self._closed:
+        """Return the transfers since the last call; None if SGLang collects no metrics. Never raises."""
+        metrics = self._transport.metrics
+        if metrics is None or self._closed:
             return None
-        return self._safely(lambda: traffic.take(self.engine.storage_metrics), None)
+        return self._catch(lambda: metrics.take(self.engine.storage_metrics), None)
 
     def counters(self) -> dict[str, int]:
-        """The page store's counters: pages by verdict, bytes, wrong pages deleted."""
+        """Return the page store's counters: pages by verdict, bytes, deleted corrupt pages."""
         return self._store.stats()
 
     def close(self) -> None:
-        """End the threads and close the storage. Idempotent. In a forked child they are the parent's."""
+        """Stop the threads and close the storage. Idempotent, and without effect in a forked child."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
@@ -286,40 +296,41 @@ class Adapter:
         self._store.close()
         self._storage.close()
 
-    def _answer(self, act: Callable[[], T], otherwise: T) -> T:
-        """Return the result of `act`, or `otherwise` where it raises or the keys name other weights."""
-        return otherwise if self._is_outdated() else self._safely(act, otherwise)
+    def _call(self, function: Callable[[], T], otherwise: T) -> T:
+        """Call `function`; return `otherwise` if it raises or if the weights have changed."""
+        return otherwise if self._is_outdated() else self._catch(function, otherwise)
 
     def _is_outdated(self) -> bool:
-        """Return True from the moment on when SGLang has loaded other weights, or given them a version.
+        """Return whether SGLang has changed its weights or their version since the attach.
 
-        The key spaces name the weights of the attach: pages of both would look alike. A forked child has
-        none of the threads that a call needs, and is turned away as well.
+        The key spaces name the weights of the attach, so pages of new weights would be confused with
+        them. The result is also True in a forked child, which lacks the threads that a call needs.
         """
         if self._outdated or self._pid != os.getpid():
             return True
-        later = self.engine.later_arguments()
-        # SGLang begins a new list where it publishes its arguments anew.
-        for fields in later[self._overridden if len(later) >= self._overridden else 0 :]:
+        overrides = self.engine.argument_overrides()
+        # SGLang starts a new list when it publishes its arguments again.
+        known = self._known_overrides if len(overrides) >= self._known_overrides else 0
+        for fields in overrides[known:]:
             if changed := WATCHED.intersection(fields):
                 self._outdated = True
                 logger.error(
-                    "SGLang has changed %s, and pages in the storage are of what was before: nothing is"
-                    " read or written any more. Detach the storage, and attach it again",
+                    "SGLang has changed %s, and the pages in the storage are of the former state: this"
+                    " storage is not read or written any more. Detach the storage, and attach it again",
                     ", ".join(sorted(changed)),
                 )
         return self._outdated
 
-    def _safely(self, act: Callable[[], T], otherwise: T) -> T:
-        """The result of `act`, or `otherwise` where it raises.
+    def _catch(self, function: Callable[[], T], otherwise: T) -> T:
+        """Call `function`; return `otherwise` if it raises.
 
-        SGLang's threads do not survive every exception, and its scheduler none of them.
+        An exception would end SGLang's scheduler, and some exceptions end its storage threads.
         """
         try:
-            return act()
+            return function()
         except Exception:
             if not self._closed:
-                logger.exception("a call of SGLang's failed, and is answered with a miss")
+                logger.exception("a storage call of SGLang failed, and the result is a miss")
             return otherwise
 
 
@@ -328,5 +339,5 @@ def _batches(pages: int, step: int) -> Iterator[slice]:
 
 
 def _text(name: str) -> str:
-    """The value of a member of one of SGLang's string enums, or a string as it is."""
+    """Return the value of a member of SGLang's string enums, or the string itself."""
     return str(getattr(name, "value", name))

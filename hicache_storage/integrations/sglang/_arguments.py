@@ -1,7 +1,7 @@
-"""Every server argument of SGLang: how it enters the key space, or why no byte of KV depends on it.
+"""All server arguments of SGLang: how each one enters the key space, or why KV does not depend on it.
 
-A test compares these tables with the `ServerArgs` of the installed SGLang, so that an argument of a
-later SGLang is noticed. Until it is classified, `Launch` treats it as one that KV depends on.
+A test compares these tables with the `ServerArgs` of the installed SGLang, and so finds the arguments
+of a later SGLang. `LaunchIdentity` assumes that KV depends on an argument until it is classified here.
 
     python -m hicache_storage.integrations.sglang._arguments > docs/sglang-identity.md
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Enter `revision` as "name=value", unless the value is the one here, which says nothing.
+# These enter `revision` as "name=value", unless they have the neutral value given here.
 BY_VALUE: Mapping[str, Any] = {
     "revision": None,
     "weight_version": "default",
@@ -72,7 +72,7 @@ BY_VALUE: Mapping[str, Any] = {
     "forward_hooks": None,
 }
 
-# The same, in pools of a draft model alone.
+# These do so in pools of a draft model only.
 DRAFT_BY_VALUE: Mapping[str, Any] = {
     "speculative_draft_model_revision": None,
     "speculative_draft_model_quantization": None,
@@ -83,28 +83,28 @@ DRAFT_BY_VALUE: Mapping[str, Any] = {
     "enable_multi_layer_eagle": False,
 }
 
-# Files whose bytes KV depends on: a digest of them enters `revision`.
+# KV depends on the bytes of these files. A digest of them enters `revision`.
 BY_DIGEST = ("quantization_param_path", "decrypted_config_file", "rl_quant_profile")
 DRAFT_BY_DIGEST = ("decrypted_draft_config_file",)
 
-# Ways of loading that make other weights of the same files. The others only differ in speed.
+# These load formats make other weights of the same files. Other load formats differ in speed only.
 OTHER_WEIGHTS = ("dummy", "bitsandbytes", "flash_rl")
 
 _ELSEWHERE: Mapping[str, str] = {
     "model_path": "`revision`: a fingerprint of the weights",
-    "download_dir": "`revision`: the fingerprint is made of what lies there",
-    "load_format": f"`revision`, where it is {', '.join(OTHER_WEIGHTS)}; others load the same weights",
+    "download_dir": "`revision`: the fingerprint covers the files in this directory",
+    "load_format": f"`revision`, if it is {', '.join(OTHER_WEIGHTS)}; others load the same weights",
     "served_model_name": "`model`",
-    "kv_cache_dtype": "`dtype`; what it does not name (fp4) is refused",
+    "kv_cache_dtype": "`dtype`; a type that it does not name (fp4) is refused",
     "page_size": "`page_tokens`",
     "hicache_mem_layout": "`layout`",
-    "tp_size": "`shard.heads`, or none where ranks hold the same; `layout` where a rank has one head",
-    "attn_dp_size": "`shard.heads`: SGLang tells the attention's own rank and size",
+    "tp_size": "`shard.heads`, or none if ranks hold the same bytes; `layout` if a rank has one head",
+    "attn_dp_size": "`shard.heads`: SGLang passes the attention's own rank and size",
     "enable_dp_attention": "`shard.heads`, as `attn_dp_size`",
     "pp_size": "`shard.layers`, and the stage in `layout`",
     "attn_cp_size": "`shard.context`",
     "disable_hybrid_swa_memory": "`pool`, `shard.layers` and `page_nbytes`",
-    "attention_backend": "`page_nbytes`: what packs MLA in another way has pages of another size",
+    "attention_backend": "`page_nbytes`: backends that pack MLA differently have other page sizes",
     "prefill_attention_backend": "`page_nbytes`, as `attention_backend`",
     "decode_attention_backend": "`page_nbytes`, as `attention_backend`",
     "dsa_prefill_backend": "`page_nbytes`, as `attention_backend`",
@@ -123,12 +123,12 @@ _REFUSED: Mapping[str, str] = {
     "enable_kv_cache_sharding": "by SGLang, together with any storage",
 }
 
-# Why nothing in a page depends on them.
+# KV does not depend on these arguments, for the reason given as the key.
 _INERT: Mapping[str, str] = {
     "The process, its devices and its clocks.": """
         device base_gpu_id gpu_id_step random_seed mlx_enable_sampling watchdog_timeout
         soft_watchdog_timeout sleep_on_idle use_ray custom_sigquit_handler numa_node gc_threshold""",
-    "Network, front end, tokens to text and back. Keys are made of token ids, whoever made these.": """
+    "Network, front end, tokenizer. Keys are made of token ids, from any source.": """
         enable_response_store tokenizer_path tokenizer_mode tokenizer_backend tokenizer_worker_num
         detokenizer_worker_num skip_tokenizer_init host port fastapi_root_path
         enable_http_worker_reuseport smg_grpc_mode grpc_mode grpc_port grpc_response_timeout_secs
@@ -158,8 +158,7 @@ _INERT: Mapping[str, str] = {
         enable_trace trace_modules otlp_traces_endpoint otlp_service_name export_metrics_to_file
         export_metrics_to_file_dir stat_loggers kv_canary_real_data kv_canary_sweep_interval
         debug_tensor_dump_output_folder debug_tensor_dump_layers msprobe_dump_config""",
-    "Which requests run when, and with how much memory. Batches of other sizes round in another way, as"
-    " they do within one server.": """
+    "Scheduling and memory. Batches of other sizes round differently, also within one server.": """
         mem_fraction_static max_running_requests max_queued_requests max_total_tokens
         chunked_prefill_size prefill_decode_interval prefill_decode_interval_min_bs
         enable_dynamic_chunking max_prefill_tokens prefill_max_requests schedule_policy
@@ -175,7 +174,7 @@ _INERT: Mapping[str, str] = {
         prefill_delayer_max_delay_ms min_free_slots_delay mamba_max_states_per_path
         mamba_radix_cache_strategy uses_mamba_radix_cache mamba_track_interval int8_mamba_ckpt_size
         linear_replayssm_cache_len pp_max_micro_batch_size pp_async_batch_depth dllm_fdfo""",
-    "Which pages L1, L2 and the storage hold, and when they move; not what is in them.": """
+    "Selection and timing of pages in L1, L2 and the storage. Their content stays the same.": """
         radix_eviction_policy _radix_eviction_policy_explicitly_set radix_eviction_policy_config
         disable_radix_cache enable_session_radix_cache radix_cache_backend enable_hierarchical_cache
         hicache_host_memory_mode hicache_ratio hicache_size hicache_host_memory_fraction
@@ -184,7 +183,7 @@ _INERT: Mapping[str, str] = {
         hicache_storage_prefetch_retry_max_attempts enable_unified_cache_external_linker
         unified_cache_external_linker_backend unified_cache_external_linker_config
         enable_linker_mla_dedup enable_lmcache lmcache_config_file enable_flexkv flexkv_config_file""",
-    "Another kernel of the same function, on the same KV format: it rounds in another way, as other"
+    "Other kernels of the same function, on the same KV format. They round differently, as other"
     " hardware does.": """
         enable_fp32_lm_head enable_tf32_matmul enable_lean_attention enable_nvidia_megakernel
         enable_amd_monokernel fp8_gemm_runner_backend fp4_gemm_runner_backend bf16_gemm_backend
@@ -203,7 +202,7 @@ _INERT: Mapping[str, str] = {
         enable_single_batch_overlap tbo_token_distribution_threshold enable_deterministic_inference
         moe_runner_backend disable_shared_experts_fusion mm_attention_backend lora_backend
         max_lora_chunk_size lora_use_virtual_experts""",
-    "How ranks exchange activations, and who computes them. Sums are the same, up to rounding.": """
+    "Exchange of activations between ranks. Sums are the same, up to rounding.": """
         enable_layerwise_nvtx_marker enable_nccl_nvls enable_symm_mem disable_custom_all_reduce
         enable_mscclpp enable_torch_symm_mem enable_scattered_sconv pre_warm_nccl boundary_reduction
         enable_flashinfer_allreduce_fusion enforce_disable_flashinfer_allreduce_fusion
@@ -223,7 +222,7 @@ _INERT: Mapping[str, str] = {
         expert_distribution_recorder_buffer_size expert_balancedness_report_mode deepep_config
         elastic_ep_backend enable_elastic_expert_backup mooncake_ib_device enable_waterfill
         ep_join_mode elastic_ep_scale_timeout disable_flashinfer_cutlass_moe_fp4_allgather""",
-    "Where weights lie while the server runs. What they are is in the fingerprint.": """
+    "Location of weights while the server runs. The fingerprint covers their content.": """
         trust_remote_code modelopt_checkpoint_save_path modelopt_export_path startup_weight_load_mode
         custom_weight_loader weight_loader_disable_mmap weight_loader_prefetch_checkpoints
         weight_loader_prefetch_num_threads weight_loader_drop_cache_after_load
@@ -237,10 +236,10 @@ _INERT: Mapping[str, str] = {
         enable_draft_weights_cpu_backup cpu_offload_gb offload_group_size offload_num_in_group
         offload_prefetch_step offload_mode ple_offload_embedding ple_offload_backend ple_offload_dir
         enable_paged_experts paged_experts_num_resident kt_cpuinfer kt_threadpool_count""",
-    "Which adapters are in memory at once, and how they get there.": """
+    "Loading and eviction of LoRA adapters.": """
         enable_lora enable_lora_overlap_loading max_lora_rank lora_target_modules max_loaded_loras
         max_loras_per_batch lora_eviction_policy lora_strict_loading lora_drain_wait_threshold""",
-    "What becomes of logits and hidden states: they come after KV.": """
+    "Use of logits and hidden states, which are computed after KV.": """
         sampling_backend grammar_backend enable_custom_logit_processor enable_watermark
         watermark_config watermark_key watermark_key_b watermark_context_window
         watermark_mixing_probability watermark_max_probability watermark_default_enabled
@@ -248,14 +247,14 @@ _INERT: Mapping[str, str] = {
         enable_return_aux_hidden_states aux_hidden_state_capture return_aux_hidden_state_layer_ids
         enable_return_routed_experts enable_return_indexer_topk sampling_mask_max_tokens
         disable_outlines_disk_cache""",
-    "How images and sounds get to the model. Their token ids are a hash of what was prepared.": """
+    "Transport of images and sounds to the model. Their token ids are a hash of the prepared input.": """
         enable_multimodal enable_broadcast_mm_inputs_process enable_prefix_mm_cache
         mm_enable_dp_encoder mm_processor_worker_num mm_io_worker_num allowed_media_domains
         media_url_max_file_size_mb mm_preprocess_cache_size_mb limit_mm_data_per_request
         enable_mm_global_cache mm_global_cache_backend mm_feature_transport encoder_only language_only
         language_model_only encoder_transfer_backend encoder_urls encoder_bootstrap_port
         encoder_register_urls enable_adaptive_dispatch_to_encoder""",
-    "How prefill and decode servers work together. Both must have been started for the same model.": """
+    "Cooperation of prefill and decode servers. Both must have been started for the same model.": """
         decoupled_spec_bind_endpoint decoupled_spec_connect_endpoints decoupled_spec_rank
         decoupled_spec_role disaggregation_mode disaggregation_decode_allocation_policy
         disaggregation_transfer_backend disaggregation_enable_kv_checksum
@@ -265,7 +264,7 @@ _INERT: Mapping[str, str] = {
         disaggregation_decode_extra_slots disaggregation_decode_polling_interval enable_pd_role_switch
         optimistic_prefill_attempts enable_pdmux pdmux_config_path sm_group_num
         disaggregation_decode_host_receive_threshold""",
-    "How many tokens are drafted, and which are accepted: only accepted tokens get into the cache.": """
+    "Number and acceptance of draft tokens. Only accepted tokens enter the cache.": """
         speculative_boundary_reduction speculative_num_steps speculative_eagle_topk
         speculative_num_draft_tokens speculative_dflash_block_size
         speculative_domino_candidate_pool_size speculative_dspark_block_size
@@ -290,10 +289,10 @@ def classified() -> list[tuple[str, str, str]]:
 
 
 def _classified() -> Iterator[tuple[str, str, str]]:
-    for name, silent in BY_VALUE.items():
-        yield name, "enters", f"`revision`, by its value, unless that is `{silent}`"
-    for name, silent in DRAFT_BY_VALUE.items():
-        yield name, "enters", f"`revision` of draft pools, by its value, unless that is `{silent}`"
+    for name, neutral in BY_VALUE.items():
+        yield name, "enters", f"`revision`, by its value, unless that is `{neutral}`"
+    for name, neutral in DRAFT_BY_VALUE.items():
+        yield name, "enters", f"`revision` of draft pools, by its value, unless that is `{neutral}`"
     for name in BY_DIGEST:
         yield name, "enters", "`revision`: a digest of the file"
     for name in DRAFT_BY_DIGEST:
@@ -309,7 +308,7 @@ def _classified() -> Iterator[tuple[str, str, str]]:
 
 KNOWN = frozenset(name for name, _, _ in _classified())
 ENTERING = frozenset(name for name, how, _ in _classified() if how == "enters")
-# What must not change under an attached storage. An attach sets the config itself after the opening.
+# These must not change while a storage is attached. The attach itself sets the config after opening it.
 WATCHED = ENTERING - {"hicache_storage_backend_extra_config"}
 
 
@@ -320,7 +319,7 @@ def page() -> str:
         "# SGLang's server arguments and the key space",
         "",
         f"Written by `{_COMMAND}`. A test compares it with the `ServerArgs` of the installed SGLang.",
-        "[sglang.md](sglang.md) tells who shares what.",
+        "[sglang.md](sglang.md) has the rules of sharing.",
         "",
         *_table("Enters the key space", "where", entries, "enters"),
         *_table("Refused", "when, and why", entries, "refused"),
@@ -328,8 +327,8 @@ def page() -> str:
         "",
     ]
     for why, names in _INERT.items():
-        told = ", ".join(f"`{name}`" for name in sorted(names.split()))
-        lines += [f"**{why}** {told}.", ""]
+        listed = ", ".join(f"`{name}`" for name in sorted(names.split()))
+        lines += [f"**{why}** {listed}.", ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
@@ -340,7 +339,7 @@ def _table(
     title: str, second: str, entries: list[tuple[str, str, str]], wanted: str
 ) -> Iterator[str]:
     yield from (f"## {title}", "", f"| argument | {second} |", "|---|---|")
-    yield from (f"| `{name}` | {told} |" for name, how, told in sorted(entries) if how == wanted)
+    yield from (f"| `{name}` | {text} |" for name, how, text in sorted(entries) if how == wanted)
     yield ""
 
 

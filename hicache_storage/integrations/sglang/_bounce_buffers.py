@@ -1,8 +1,8 @@
-"""Memory of our own that pages pass through on their way to and from a store that is not bounded.
+"""Bounce buffers: the adapter's own memory for transfers of a store that is not bounded.
 
-A call of such a store may touch its pages after its deadline. SGLang gives host pages to others as soon
-as a call has returned, so such a store never gets SGLang's memory: an overdue call keeps a buffer of
-ours.
+A call of such a store may access its pages after the deadline. SGLang reuses host pages as soon as a
+call has returned, so such a store never gets SGLang's memory. An overdue call keeps a bounce buffer
+instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from hicache_storage.host_pool.memory import mapped
+from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.results import Transfer
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 4096
-_LEAST_NBYTES = 1 << 20
-_STEPS_BITS = 4
-"""Sizes are rounded up by an eighth at most: every page of a buffer is real memory."""
-# Overdue calls may keep so many buffers, of 256 MiB and headers each; then nothing is begun.
-_MOST_OVERDUE = 4
+_MIN_NBYTES = 1 << 20
+# Sizes are rounded up by an eighth at most, because every page of a buffer is resident.
+_ROUNDING_BITS = 4
+# A buffer may have 256 MiB and headers. While overdue calls keep this many, no further transfer starts.
+_MAX_OVERDUE = 4
 
 
-class Bounce:
-    """Buffers of one direction, which are used again. Thread-safe."""
+class BounceBuffers:
+    """Reusable buffers of one direction. Thread-safe."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
@@ -42,42 +42,43 @@ class Bounce:
         self._overdue = 0
         self._closed = False
 
-    def take(self, nbytes: int) -> memoryview | None:
-        """Return a buffer of at least `nbytes`, or None while too many are with overdue calls."""
+    def acquire(self, nbytes: int) -> memoryview | None:
+        """Return a buffer of at least `nbytes`, or None while overdue calls keep too many."""
         with self._lock:
-            if self._overdue >= _MOST_OVERDUE:
+            if self._overdue >= _MAX_OVERDUE:
                 return None
-            outgrown = self._free.pop() if self._free else None
-        if outgrown is not None:
-            if outgrown.nbytes >= nbytes:
-                return outgrown
-            self._unregister(outgrown)  # it goes: there are as many buffers as calls at once
-            del outgrown
-        unit = max(_LEAST_NBYTES, 1 << max(0, nbytes.bit_length() - _STEPS_BITS))
-        buffer = mapped(-(-nbytes // unit) * unit, "none")
+            free = self._free.pop() if self._free else None
+        if free is not None:
+            if free.nbytes >= nbytes:
+                return free
+            # A larger buffer replaces it, so there are never more buffers than concurrent calls.
+            self._unregister(free)
+            del free
+        unit = max(_MIN_NBYTES, 1 << max(0, nbytes.bit_length() - _ROUNDING_BITS))
+        buffer = map_memory(-(-nbytes // unit) * unit, "none")
         try:
             self._store.register_buffer(buffer)
         except Exception:
             logger.warning("the store will copy pages once more", exc_info=True)
         return buffer
 
-    def give_back(self, buffer: memoryview, settled: Future[None]) -> None:
-        """Use `buffer` again, once `settled` says that the store has let go of it."""
+    def release(self, buffer: memoryview, settled: Future[None]) -> None:
+        """Reuse `buffer` once `settled` is done: the store does not access it any more."""
         if settled.done():
-            self._free_again(buffer)
+            self._recycle(buffer)
             return
         with self._lock:
             self._overdue += 1
 
-        def let_go(_: Future[None]) -> None:
+        def end_overdue(_: Future[None]) -> None:
             with self._lock:
                 self._overdue -= 1
-            self._free_again(buffer)
+            self._recycle(buffer)
 
-        settled.add_done_callback(let_go)
+        settled.add_done_callback(end_overdue)
 
     def close(self) -> None:
-        """Unregister the buffers. Those of overdue calls stay as they are, for as long as these run."""
+        """Unregister the free buffers. Overdue calls keep theirs until they end."""
         with self._lock:
             self._closed = True
             buffers, self._free = self._free, []
@@ -90,20 +91,20 @@ class Bounce:
         except Exception:
             logger.debug("a buffer was not registered", exc_info=True)
 
-    def _free_again(self, buffer: memoryview) -> None:
+    def _recycle(self, buffer: memoryview) -> None:
         with self._lock:
             if not self._closed:
                 self._free.append(buffer)
-                self._free.sort(key=len)  # the largest goes first, and few are ever outgrown
+                self._free.sort(key=len)  # the largest buffer is used first
 
 
-def nbytes_of(transfers: Sequence[Transfer]) -> int:
-    """Return the size of a buffer that all pages of `transfers` fit into."""
+def buffer_nbytes(transfers: Sequence[Transfer]) -> int:
+    """Return the size of a buffer for all pages of `transfers`."""
     return sum(_stride(page) for transfer in transfers for page in transfer.pages)
 
 
-def mirrored(transfers: Sequence[Transfer], buffer: memoryview) -> list[Transfer]:
-    """Return the same transfers with headers and payloads in `buffer`."""
+def mirror_transfers(transfers: Sequence[Transfer], buffer: memoryview) -> list[Transfer]:
+    """Return the same transfers, with headers and payloads in `buffer`."""
     start = 0
     copies: list[Transfer] = []
     for transfer in transfers:
@@ -121,7 +122,7 @@ def mirrored(transfers: Sequence[Transfer], buffer: memoryview) -> list[Transfer
     return copies
 
 
-def copy_out(transfers: Sequence[Transfer], copies: Sequence[Transfer]) -> None:
+def copy_to_mirrors(transfers: Sequence[Transfer], copies: Sequence[Transfer]) -> None:
     """Copy the payloads of `transfers` to `copies`."""
     for transfer, copy in zip(transfers, copies, strict=True):
         for page, mirror in zip(transfer.pages, copy.pages, strict=True):
@@ -131,13 +132,13 @@ def copy_out(transfers: Sequence[Transfer], copies: Sequence[Transfer]) -> None:
                 start += segment.nbytes
 
 
-def copy_in(
-    transfers: Sequence[Transfer], copies: Sequence[Transfer], whole: Sequence[bool]
+def copy_from_mirrors(
+    transfers: Sequence[Transfer], copies: Sequence[Transfer], complete: Sequence[bool]
 ) -> None:
-    """Copy the payloads of `copies` back where every part of the page is whole."""
+    """Copy the payloads of `copies` back for each page that is complete in all its parts."""
     for transfer, copy in zip(transfers, copies, strict=True):
-        for page, mirror, there in zip(transfer.pages, copy.pages, whole, strict=True):
-            if there:
+        for page, mirror, is_complete in zip(transfer.pages, copy.pages, complete, strict=True):
+            if is_complete:
                 page.payload.copy_from(mirror.payload.segments[0])
 
 

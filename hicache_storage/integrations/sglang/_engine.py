@@ -1,4 +1,4 @@
-"""What the adapter uses of SGLang, as types. Nothing here imports SGLang.
+"""Types of SGLang that the adapter uses. This module does not import SGLang.
 
 Source: sglang/srt/mem_cache/hicache_storage.py, pool_host/base.py.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StorageConfig(Protocol):
-    """`HiCacheStorageConfig`: the place of this rank."""
+    """`HiCacheStorageConfig`: the rank's place in the topology, and the storage's config."""
 
     tp_rank: int
     tp_size: int
@@ -30,7 +30,7 @@ class StorageConfig(Protocol):
 
 
 class Indices(Protocol):
-    """A CPU tensor of int64: token slots of a host pool, page by page."""
+    """A CPU tensor of int64 with token slots of a host pool, page by page."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, key: slice) -> Indices: ...
@@ -38,7 +38,7 @@ class Indices(Protocol):
 
 
 class HostPool(Protocol):
-    """`HostKVCache` and what stands in for it."""
+    """`HostKVCache`, or another host pool of SGLang."""
 
     page_size: int
     size: int
@@ -52,7 +52,7 @@ class HostPool(Protocol):
 
 
 class PoolTransfer(Protocol):
-    """Pages of one side pool."""
+    """Pages of one side pool, as SGLang passes them."""
 
     name: str
     host_indices: Indices | None
@@ -62,13 +62,13 @@ class PoolTransfer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineTypes:
-    """The types of SGLang that the adapter makes instances of."""
+    """SGLang's classes and functions that the adapter calls."""
 
     pool_transfer_result: Callable[[int, dict[str, int], list[int]], Any]
     storage_metrics: Callable[..., Any]
     launch_arguments: Callable[[], Mapping[str, Any]]
-    """SGLang's resolved server arguments, or none where it was not launched as a server."""
+    """Function that returns SGLang's resolved server arguments; none outside a server."""
     launch_defaults: Callable[[], Mapping[str, Any]]
-    """What SGLang's server arguments are where nobody sets them."""
-    later_arguments: Callable[[], Sequence[Mapping[str, Any]]]
-    """What this process has set anew since it started, in order: a model path, a weight version."""
+    """Function that returns the defaults of SGLang's server arguments."""
+    argument_overrides: Callable[[], Sequence[Mapping[str, Any]]]
+    """Function that returns the later changes of arguments in this process, such as a model path."""

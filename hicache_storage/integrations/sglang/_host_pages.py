@@ -1,7 +1,8 @@
-"""Pages of SGLang's host pools as segments of the memory that they lie in.
+"""Access to the pages of SGLang's host pools.
 
-Three ways, by what a pool offers. All of them give the bytes in the order of SGLang's flat pages
-(`get_data_page`), so that servers with and without `interface_v1` read each other's pages.
+There are three implementations, because pools differ in what they offer. All of them use the byte order
+of SGLang's flat pages (`get_data_page`). Servers with and without `interface_v1` can therefore read each
+other's pages.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.host_pool.memory import mapped
-from hicache_storage.integrations.sglang._identity import holds_nothing
+from hicache_storage.host_pool.memory import map_memory
+from hicache_storage.integrations.sglang._identity import is_logical
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from hicache_storage.integrations.sglang._engine import HostPool, Indices
 
-# Where SGLang's host pools keep their memory; a pool has some of these.
-_MEMORY = (
+# Attributes with the memory of SGLang's host pools. Each pool has some of them.
+_MEMORY_ATTRIBUTES = (
     "kv_buffer",
     "k_buffer",
     "v_buffer",
@@ -30,47 +31,46 @@ _MEMORY = (
 
 
 class HostPages(Protocol):
-    """How the pages of one host pool are reached."""
+    """Access to the pages of one host pool."""
 
     parts: int
-    """Into how many stored pages a page of the pool is split, by heads."""
+    """Number of stored pages into which a page of the pool is split, by heads."""
     part_nbytes: int
     buffers: tuple[memoryview, ...]
-    """All memory that pages lie in, for registration; none where pages are copied."""
+    """All memory of the pages, for registration; none if pages are copied."""
 
-    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
-        """What `count` pages hold: a list a part."""
+    def sources(self, indices: Indices, count: int) -> list[list[Page]]:
+        """Return `count` pages to save, as a list for each part."""
         ...
 
-    def incoming(self, indices: Indices, count: int) -> list[list[Page]]:
-        """Where `count` pages are to be read into."""
+    def targets(self, indices: Indices, count: int) -> list[list[Page]]:
+        """Return memory to load `count` pages into, as a list for each part."""
         ...
 
-    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
-        """Put what was read where it belongs, if it is not there yet."""
+    def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
+        """Copy the loaded pages into the pool, unless `targets` is the pool's own memory."""
         ...
 
 
 def host_pages(name: str, pool: HostPool, parts: int) -> HostPages:
-    """The best way to the pages of `pool`.
+    """Return the fastest access to the pages of `pool`.
 
     Raises:
-        ConfigError: It gives no pages to storages, or not in memory that can be found.
+        ConfigError: The pool offers no pages to storages, or its memory cannot be located.
     """
-    if holds_nothing(pool):
+    if is_logical(pool):
         return MarkerPages(pool)
     if getattr(pool, "kv_buffer", pool) is None or getattr(pool, "_is_dummy", False):
         raise ConfigError(f"sglang: the host pool of {name!r} has no memory on this rank")
     try:
-        sample = _addresses(pool, _first_page(pool), 1)
+        _addresses(pool, _first_page(pool), 1)
     except (NotImplementedError, ValueError) as error:
         return _flat_pages(name, pool, error)
-    del sample
     return SegmentPages(name, pool, parts)
 
 
 class SegmentPages:
-    """Pages in place: nothing is copied."""
+    """Pages in the pool's own memory, without a copy."""
 
     def __init__(self, name: str, pool: HostPool, parts: int) -> None:
         self._name = name
@@ -85,7 +85,7 @@ class SegmentPages:
         segments = self._segments(_first_page(pool), 1)
         self._per_page = len(segments)
         self._per_part = self._per_page // parts
-        # SGLang lists K and V of a layer in turn; a flat page has all of K, then all of V.
+        # SGLang alternates K and V of each layer. A flat page has all of K, then all of V.
         self._order = [
             sorted(range(start, start + self._per_part), key=lambda n: segments[n][:2])
             for start in range(0, self._per_page, self._per_part)
@@ -95,7 +95,7 @@ class SegmentPages:
             raise ConfigError(f"sglang: pool {name!r} splits its heads into parts of sizes {sizes}")
         self.part_nbytes = sizes.pop()
 
-    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+    def sources(self, indices: Indices, count: int) -> list[list[Page]]:
         segments = self._segments(indices, count)
         if len(segments) != count * self._per_page:
             raise ValueError(
@@ -113,28 +113,28 @@ class SegmentPages:
             for order in self._order
         ]
 
-    incoming = outgoing
+    targets = sources
 
-    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
-        """Nothing: they are there."""
+    def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
+        """Do nothing: the pages are already in the pool."""
 
     def _segments(self, indices: Indices, count: int) -> list[tuple[int, int, int]]:
-        """(buffer, offset in it, nbytes) of each segment, in SGLang's order."""
+        """Return (buffer number, offset, nbytes) of each segment, in SGLang's order."""
         addresses = _addresses(self._pool, indices, self.parts)
         if not addresses or len(addresses) % count:
             raise ValueError(
                 f"pool {self._name!r} gave {len(addresses)} segments for {count} pages"
             )
-        return [self._place(address, nbytes) for address, nbytes in addresses]
+        return [self._locate(address, nbytes) for address, nbytes in addresses]
 
-    def _place(self, address: int, nbytes: int) -> tuple[int, int, int]:
+    def _locate(self, address: int, nbytes: int) -> tuple[int, int, int]:
         for number, (base, memory) in enumerate(self._ranges):
             offset = address - base
             if 0 <= offset <= memory.nbytes - nbytes:
                 return number, offset, nbytes
         raise ConfigError(
-            f"sglang: pool {self._name!r} ({type(self._pool).__name__}) has a page outside the memory"
-            " that it shows: this version of SGLang is not supported for it"
+            f"sglang: pool {self._name!r} ({type(self._pool).__name__}) has a page outside of its"
+            " known memory: this version of SGLang is not supported for it"
         )
 
     def _view(self, segment: tuple[int, int, int]) -> memoryview:
@@ -143,7 +143,7 @@ class SegmentPages:
 
 
 class FlatPages:
-    """Pages that the pool only hands out as copies: layer-first index keys, states with a side state."""
+    """Pages that the pool offers as copies only: layer-first index keys, states with a side state."""
 
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
@@ -151,21 +151,21 @@ class FlatPages:
         self.part_nbytes = _tensor_bytes(pool.get_dummy_flat_data_page()).nbytes
         self.buffers: tuple[memoryview, ...] = ()
 
-    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+    def sources(self, indices: Indices, count: int) -> list[list[Page]]:
         pages = [
             Page(_tensor_bytes(self._pool.get_data_page(start, flat=True)))
             for start in self._starts(indices, count)
         ]
         return [pages]
 
-    def incoming(self, indices: Indices, count: int) -> list[list[Page]]:  # noqa: ARG002 - the protocol's
+    def targets(self, indices: Indices, count: int) -> list[list[Page]]:  # noqa: ARG002 - part of the protocol
         return [[Page(_tensor_bytes(self._pool.get_dummy_flat_data_page())) for _ in range(count)]]
 
-    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
-        for start, page, there in zip(
-            self._starts(indices, len(whole)), pages[0], whole, strict=True
+    def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
+        for start, page, is_loaded in zip(
+            self._starts(indices, len(loaded)), pages[0], loaded, strict=True
         ):
-            if there:
+            if is_loaded:
                 data = _as_tensor(page.segments[0]).view(_flat_dtype(self._pool))
                 self._pool.set_from_flat_data_page(start, data)
 
@@ -174,9 +174,10 @@ class FlatPages:
 
 
 class MarkerPages:
-    """A logical anchor, whose pages have no bytes: one byte stands for each.
+    """Marker bytes for a logical anchor, whose pages have no bytes of their own.
 
-    It is written after the side pools, as KV is, and so says that a page got as far as that.
+    SGLang writes the anchor after the side pools. A stored marker therefore shows that the side pools of
+    its page are stored.
     """
 
     parts = 1
@@ -184,30 +185,30 @@ class MarkerPages:
 
     def __init__(self, pool: HostPool) -> None:
         self._page_tokens = pool.page_size
-        self._marks = mapped(max(1, pool.size // pool.page_size), "none")
-        self.buffers: tuple[memoryview, ...] = (self._marks,)
+        self._markers = map_memory(max(1, pool.size // pool.page_size), "none")
+        self.buffers: tuple[memoryview, ...] = (self._markers,)
 
-    def outgoing(self, indices: Indices, count: int) -> list[list[Page]]:
+    def sources(self, indices: Indices, count: int) -> list[list[Page]]:
         starts = indices.tolist()[:: len(indices) // count]
         slots = [start // self._page_tokens for start in starts]
-        return [[Page.of_views((self._marks[slot : slot + 1],), 1) for slot in slots]]
+        return [[Page.of_views((self._markers[slot : slot + 1],), 1) for slot in slots]]
 
-    incoming = outgoing
+    targets = sources
 
-    def deliver(self, indices: Indices, pages: list[list[Page]], whole: Sequence[bool]) -> None:
-        """Nothing: there is nothing in them."""
+    def write_back(self, indices: Indices, pages: list[list[Page]], loaded: Sequence[bool]) -> None:
+        """Do nothing: the pages have no content."""
 
 
 def flat_parts(flat: memoryview, parts: int) -> list[Page]:
-    """A flat page in its parts. More than one: head-first K, then head-first V (`page_head`)."""
+    """Split a flat page into its parts. Several parts: head-first K, then head-first V (`page_head`)."""
     if parts == 1:
         return [Page(flat)]
     half = flat.nbytes // 2
-    each = half // parts
+    size = half // parts
     return [
         Page(
-            flat[part * each : (part + 1) * each],
-            flat[half + part * each : half + (part + 1) * each],
+            flat[part * size : (part + 1) * size],
+            flat[half + part * size : half + (part + 1) * size],
         )
         for part in range(parts)
     ]
@@ -216,7 +217,7 @@ def flat_parts(flat: memoryview, parts: int) -> list[Page]:
 def _flat_pages(name: str, pool: HostPool, reason: Exception) -> FlatPages:
     try:
         pages = FlatPages(pool)
-        pages.outgoing(_first_page(pool), 1)
+        pages.sources(_first_page(pool), 1)
     except (NotImplementedError, ValueError) as error:
         raise ConfigError(
             f"sglang: pool {name!r} ({type(pool).__name__}, layout {pool.layout!r}) gives no pages to"
@@ -242,24 +243,24 @@ def _first_page(pool: HostPool) -> Indices:
 
 
 def _memory(pool: HostPool) -> list[Any]:
-    """The pool's tensors, none inside another, in the order in which it names them."""
+    """Return the pool's outermost contiguous tensors, in the order of `_MEMORY_ATTRIBUTES`."""
     tensors: list[Any] = []
-    for name in _MEMORY:
-        tensors += [tensor for tensor in _listed(getattr(pool, name, None)) if tensor.numel()]
+    for name in _MEMORY_ATTRIBUTES:
+        tensors += [tensor for tensor in _as_iterable(getattr(pool, name, None)) if tensor.numel()]
     outer: list[Any] = []
     for tensor in tensors:
-        if tensor.is_contiguous() and not any(_holds(other, tensor) for other in outer):
+        if tensor.is_contiguous() and not any(_contains(other, tensor) for other in outer):
             outer.append(tensor)
     return outer
 
 
-def _listed(value: Any) -> Iterable[Any]:
+def _as_iterable(value: Any) -> Iterable[Any]:
     if value is None:
         return ()
     return cast("Iterable[Any]", value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _holds(outer: Any, inner: Any) -> bool:
+def _contains(outer: Any, inner: Any) -> bool:
     start, end = outer.data_ptr(), outer.data_ptr() + outer.nbytes
     return bool(start <= inner.data_ptr() and inner.data_ptr() + inner.nbytes <= end)
 

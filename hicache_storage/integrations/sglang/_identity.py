@@ -1,6 +1,6 @@
-"""Key spaces of SGLang's host pools: every fact that the bytes of a page depend on.
+"""Key spaces of SGLang's host pools: every property that the bytes of a page depend on.
 
-    fact                            where it is from                  field
+    property                        source                            field
     model                           served name and format tag        model
     weights, draft model, RoPE ...  server arguments, `adapter`       revision
     KV type                         pool, or server arguments         dtype
@@ -11,7 +11,7 @@
                                                                       models are not absolute)
     kind of pool                    registration                      pool
 
-A page is shared between ranks where it holds the same bytes, and nowhere else.
+Ranks share a page if and only if it holds the same bytes on all of them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._engine import HostPool, StorageConfig
-    from hicache_storage.integrations.sglang._launch import Launch
+    from hicache_storage.integrations.sglang._launch import LaunchIdentity
 
 _MARKER_LAYOUT = "marker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Names the pages of one rank's pools."""
+    """Creates the key spaces of one rank's pools."""
 
     config: StorageConfig
-    launch: Launch
+    launch: LaunchIdentity
     tenant: str
     page_tokens: int
-    """Tokens that a page hash covers: the anchor pool's, whatever a side pool calls a page."""
+    """Tokens of a page hash: the page size of the anchor pool, also for side pools."""
     replicated: bool
-    """Every tensor-parallel rank holds the same KV."""
+    """True if every tensor-parallel rank holds the same KV."""
 
     def __post_init__(self) -> None:
         if not self.config.model_name:
@@ -48,10 +48,10 @@ class Identity:
             raise ConfigError("sglang: decode context parallelism is not supported")
 
     def spaces(self, name: str, pool: HostPool, page_nbytes: int, parts: int) -> list[KeySpace]:
-        """One key space for each of the `parts` that the heads of `pool` are split into.
+        """Return a key space for each of the `parts` into which the heads of `pool` are split.
 
         Raises:
-            ConfigError: Something that the bytes depend on cannot be told.
+            ConfigError: A property that the bytes depend on is unknown.
         """
         packed = packed_draft_layers(pool)
         first = int(getattr(pool, "start_layer", None) or 0)
@@ -75,7 +75,7 @@ class Identity:
         ]
 
     def is_replicated(self, name: str, pool: HostPool) -> bool:
-        """Whether every tensor-parallel rank holds the same bytes."""
+        """Return whether every tensor-parallel rank holds the same bytes."""
         if hasattr(pool, "kv_lora_rank"):
             return True
         if hasattr(pool, "head_num") or name == "mamba":
@@ -87,28 +87,28 @@ class Identity:
             return [None]
         rank = self.config.tp_rank
         if name == "mamba" or not hasattr(pool, "head_num"):
-            return [(rank, rank + 1)]  # a slice of something that has no heads
+            return [(rank, rank + 1)]  # a slice of data without heads
         own = _head_count(pool)
-        each = own // parts
+        size = own // parts
         start = rank * own
-        return [(start + part * each, start + (part + 1) * each) for part in range(parts)]
+        return [(start + part * size, start + (part + 1) * size) for part in range(parts)]
 
     def _qualifiers(
         self, pool: HostPool, packed: int, heads: tuple[int, int] | None, parts: int
     ) -> list[str]:
-        """Return what the other fields cannot say, in words behind the layout."""
+        """Return the properties that no other field holds. They are appended to the layout."""
         config = self.config
-        said = [f"packed_draft={packed}"] if packed else []
+        qualifiers = [f"packed_draft={packed}"] if packed else []
         if order := _device_order(pool):
-            said.append(f"device={order}")
+            qualifiers.append(f"device={order}")
         if config.pp_size > 1:
-            said.append(f"pp={config.pp_rank}/{config.pp_size}")
+            qualifiers.append(f"pp={config.pp_rank}/{config.pp_size}")
         ranks = config.tp_size * parts
         if heads is not None and ranks > 1 and heads[1] - heads[0] == 1:
-            # One head a rank: there may be fewer heads than ranks, and then head 2 of 8 is not head
-            # 2 of 16.
-            said.append(f"tp={ranks}")
-        return said
+            # With one head a rank there may be fewer heads than ranks. Rank 2 of 8 and rank 2 of 16
+            # then hold different heads.
+            qualifiers.append(f"tp={ranks}")
+        return qualifiers
 
     def _context(self) -> tuple[int, int] | None:
         size = self.config.attn_cp_size
@@ -116,17 +116,17 @@ class Identity:
 
     def _dtype(self, name: str, pool: HostPool) -> str:
         stored = str(pool.dtype).removeprefix("torch.")
-        if stored != "uint8" or holds_nothing(pool):
+        if stored != "uint8" or is_logical(pool):
             return stored
         if hasattr(pool, "head_num") or hasattr(pool, "kv_lora_rank"):
             return self.launch.byte_kv_dtype(name)
-        # A format of SGLang's own (index keys with their scales, compressed KV): it follows from the
-        # model and the KV type.
+        # SGLang has formats of its own (index keys with their scales, compressed KV). The model and the
+        # KV type determine them.
         return f"packed-{self.launch.kv_label(name)}"
 
 
 def packed_draft_layers(pool: HostPool) -> int:
-    """Layers of a draft model that stand behind the target's in each page."""
+    """Return the number of draft layers that follow the target's layers in each page."""
     foreign: Any = pool
     for holder in ("mtp_draft_buffer_infos", "mtp_draft_device_pools"):
         if hasattr(foreign, holder):
@@ -147,18 +147,18 @@ def _head_count(pool: HostPool) -> int:
 
 
 def _layout(pool: HostPool) -> str:
-    return _MARKER_LAYOUT if holds_nothing(pool) else pool.layout
+    return _MARKER_LAYOUT if is_logical(pool) else pool.layout
 
 
 def _device_order(pool: HostPool) -> str:
-    """Return the order of heads and tokens in device memory, which host pages keep; "" for the usual.
+    """Return the order of heads and tokens in device and host memory; "" for the usual order.
 
-    SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT set it, which are no server arguments.
+    Environment variables set it: SGLANG_USE_HND_KVCACHE and SGLANG_AITER_KV_CACHE_LAYOUT.
     """
     order = getattr(getattr(pool, "device_pool", None), "kv_cache_layout", None)
     return "" if order in (None, "nhd") else str(order)
 
 
-def holds_nothing(pool: HostPool) -> bool:
-    """A logical anchor: slots without memory."""
+def is_logical(pool: HostPool) -> bool:
+    """Return whether `pool` is a logical anchor, whose slots have no memory."""
     return int(getattr(pool, "size_per_token", 1)) == 0

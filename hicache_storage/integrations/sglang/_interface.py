@@ -1,6 +1,6 @@
-"""Is this the SGLang that the adapter was written for? Asked once, when it is loaded.
+"""A check that the installed SGLang has the interface that the adapter was written for.
 
-A difference that would make a call fail, or be misunderstood, is told before a server runs into it.
+It runs once, when the adapter is loaded. It reports every difference that would break a call later.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ _METRICS = {"prefetch_pgs", "backup_pgs", "prefetch_bandwidth", "backup_bandwidt
 
 
 def check_interface(storage: Any, metrics: Any, version: str) -> None:
-    """Compare SGLang's `hicache_storage` and `metrics_collector` modules with what is known of them.
+    """Compare SGLang's modules `hicache_storage` and `metrics_collector` with the known interface.
 
     Raises:
-        ImportError: They differ; the message has every difference, and what to do.
+        ImportError: They differ. The message has every difference and the remedy.
     """
     found = differences(storage, metrics)
     if found:
         raise ImportError(
-            f"SGLang {version} has another storage interface than this adapter knows"
+            f"SGLang {version} has another storage interface than this adapter supports"
             f" ({', '.join(TESTED_VERSIONS)}): {'; '.join(found)}. Update hicache-storage, or install"
             " one of these versions of SGLang"
         )
 
 
 def differences(storage: Any, metrics: Any) -> list[str]:
-    """Everything that has moved, a clause each."""
+    """Return every difference from the known interface, as a clause each."""
     base = getattr(storage, "HiCacheStorage", None)
     if base is None:
-        return ["HiCacheStorage is gone"]
+        return ["HiCacheStorage is missing"]
     found = [_difference(base, name, expected) for name, expected in _METHODS.items()]
     for name, expected in _NEWER_METHODS.items():
         if hasattr(base, name):
@@ -86,31 +86,31 @@ def differences(storage: Any, metrics: Any) -> list[str]:
     for name, fields in _FIELDS.items():
         found.append(_missing(name, "field", fields, _field_names(getattr(storage, name, None))))
     for name, members in _MEMBERS.items():
-        there = {str(member.value) for member in getattr(storage, name, ())}
-        found.append(_missing(name, "member", members, there))
+        actual = {str(member.value) for member in getattr(storage, name, ())}
+        found.append(_missing(name, "member", members, actual))
     policies = {str(member.value) for member in getattr(storage, "PoolHitPolicy", ())}
     found += [
         f"PoolHitPolicy has a new member {name!r}"
         for name in sorted(policies - _MEMBERS["PoolHitPolicy"])
     ]
-    there = _field_names(getattr(metrics, "StorageMetrics", None))
-    found.append(_missing("StorageMetrics", "field", _METRICS, there))
+    actual = _field_names(getattr(metrics, "StorageMetrics", None))
+    found.append(_missing("StorageMetrics", "field", _METRICS, actual))
     return [clause for clause in found if clause]
 
 
 def _difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
     method = getattr(base, name, None)
     if method is None:
-        return f"{name} is gone"
-    there = tuple(inspect.signature(method).parameters)[1:]
-    if there == expected:
+        return f"{name} is missing"
+    actual = tuple(inspect.signature(method).parameters)[1:]
+    if actual == expected:
         return ""
-    return f"{name} takes ({', '.join(there)}) and not ({', '.join(expected)})"
+    return f"{name} takes ({', '.join(actual)}) and not ({', '.join(expected)})"
 
 
-def _missing(owner: str, kind: str, wanted: set[str], there: set[str]) -> str:
-    gone = sorted(wanted - there)
-    return f"{owner} lacks the {kind} {', '.join(gone)}" if gone else ""
+def _missing(owner: str, kind: str, expected: set[str], actual: set[str]) -> str:
+    missing = sorted(expected - actual)
+    return f"{owner} lacks the {kind} {', '.join(missing)}" if missing else ""
 
 
 def _field_names(record: Any) -> set[str]:

@@ -1,4 +1,4 @@
-"""What only SGLang's server arguments know about the bytes of a page."""
+"""Properties of a page's bytes that only SGLang's server arguments determine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# SGLang keeps these as bytes (KVCache.store_dtype), and host pools show only the bytes.
+# SGLang stores these types as bytes (KVCache.store_dtype), and host pools have the byte type only.
 _FP8 = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "mxfp8": "mxfp8"}
 
 
-class Launch:
-    """Weights, draft model and KV type of the server that this process is part of.
+class LaunchIdentity:
+    """Weights, draft model and KV type of this process's server.
 
-    Files are read once, by the first call that needs them.
+    The first call that needs a file reads it, and the result is cached.
     """
 
     def __init__(
@@ -39,33 +39,35 @@ class Launch:
         self._fingerprints: dict[str, str] = {}
 
     def revision(self, *, draft: bool, own_draft: str = "") -> str:
-        """Return what tells these weights from others of the same name; with `draft`, of the draft too.
+        """Return the identity of the weights beyond the model's name; with `draft`, also of the draft.
 
-        `own_draft` is the draft model where no other is named: layers of the target's own checkpoint.
+        `own_draft` is the default draft model: layers of the target's own checkpoint.
 
         Raises:
-            ConfigError: There is a draft pool, and nobody says of which model.
+            ConfigError: There is a draft pool of an unknown model.
         """
         parts = [self._settings.revision] if self._settings.revision else []
-        parts += self._told(_arguments.BY_VALUE)
-        parts += self._loaded("load_format")
+        parts += self._values(_arguments.BY_VALUE)
+        parts += self._load_format("load_format")
         parts += self._unclassified()
-        parts += [part for name in _arguments.BY_DIGEST for part in self._file(name)]
+        parts += [part for name in _arguments.BY_DIGEST for part in self._file_digest(name)]
         parts += self._weights()
         parts += self._adapters()
         if draft:
             parts += [f"draft={self._draft_model(own_draft)}"]
-            parts += self._told(_arguments.DRAFT_BY_VALUE)
-            parts += self._loaded("speculative_draft_load_format")
-            parts += [part for name in _arguments.DRAFT_BY_DIGEST for part in self._file(name)]
+            parts += self._values(_arguments.DRAFT_BY_VALUE)
+            parts += self._load_format("speculative_draft_load_format")
+            parts += [
+                part for name in _arguments.DRAFT_BY_DIGEST for part in self._file_digest(name)
+            ]
             parts += self._draft_weights()
         return ";".join(parts)
 
     def byte_kv_dtype(self, pool: str) -> str:
-        """Return the logical type of KV that pool `pool` holds as bytes.
+        """Return the logical type of the KV that pool `pool` stores as bytes.
 
         Raises:
-            ConfigError: SGLang does not tell, and the config neither.
+            ConfigError: Neither SGLang nor the config names it.
         """
         if self._settings.dtype:
             return self._settings.dtype
@@ -73,13 +75,13 @@ class Launch:
         if label not in _FP8:
             raise ConfigError(
                 f"sglang: pool {pool!r} holds KV as bytes, and SGLang's kv_cache_dtype is {label!r},"
-                ' which does not say what they are: pass --kv-cache-dtype, or set "adapter": {"dtype":'
+                ' which does not identify the type: pass --kv-cache-dtype, or set "adapter": {"dtype":'
                 ' "float8_e4m3fn"} in the extra config'
             )
         return _FP8[label] if not _is_rocm() else f"{_FP8[label]}-rocm"
 
     def kv_label(self, pool: str) -> str:
-        """Return SGLang's own word for the KV type, "auto" where it says no more."""
+        """Return SGLang's name of the KV type; "auto" if it has no other."""
         own = self._arguments.get("speculative_draft_kv_cache_dtype")
         if pool.startswith("draft") and own:
             return str(own)
@@ -90,43 +92,43 @@ class Launch:
         path = named or self._arguments.get("speculative_draft_model_path") or own
         if not path:
             raise ConfigError(
-                "sglang: there is KV of a draft model, and SGLang does not say of which: set"
+                "sglang: there is KV of a draft model, and SGLang does not name the model: set"
                 ' "adapter": {"draft_model": "org/name"} in the extra config'
             )
         return str(path)
 
     # --- parts of a revision -------------------------------------------------------------------------
 
-    def _told(self, telling: Mapping[str, Any]) -> Iterator[str]:
-        for name, silent in telling.items():
+    def _values(self, neutral_values: Mapping[str, Any]) -> Iterator[str]:
+        for name, neutral in neutral_values.items():
             value = self._arguments.get(name)
-            if value and value != silent:
+            if value and value != neutral:
                 yield f"{name}={_text(value)}"
 
-    def _loaded(self, name: str) -> Iterator[str]:
+    def _load_format(self, name: str) -> Iterator[str]:
         if self._arguments.get(name) in _arguments.OTHER_WEIGHTS:
             yield f"{name}={self._arguments[name]}"
 
     def _unclassified(self) -> Iterator[str]:
-        """Yield the arguments of a later SGLang: KV may depend on them, until somebody has looked."""
+        """Yield the arguments of a later SGLang. KV may depend on them until they are classified."""
         for name in sorted(set(self._arguments) - _arguments.KNOWN):
             value = self._arguments[name]
             if value and value != self._defaults.get(name):
                 logger.warning(
-                    "this adapter does not know SGLang's argument %s: servers that set it in another"
-                    " way share no pages with this one",
+                    "this adapter has no entry for SGLang's argument %s: servers with another value"
+                    " share no pages with this one",
                     name,
                 )
                 yield f"{name}={_text(value)}"
 
-    def _file(self, name: str) -> Iterator[str]:
+    def _file_digest(self, name: str) -> Iterator[str]:
         path = self._arguments.get(name)
         if not path:
             return
         if name not in self._fingerprints:
             try:
                 self._fingerprints[name] = file_digest(str(path))
-            except OSError as error:  # SGLang goes on without it, too
+            except OSError as error:  # SGLang continues without the file, too
                 self._fingerprints[name] = f"unread:{path}"
                 logger.warning("%s: %s cannot be read: %s", name, path, error.strerror)
         yield f"{name}={self._fingerprints[name]}"
@@ -143,41 +145,41 @@ class Launch:
         path = self._arguments.get("speculative_draft_model_path")
         if path and not self._settings.draft_model:
             revision = self._arguments.get("speculative_draft_model_revision")
-            if seen := self._fingerprint(str(path), revision):
-                yield f"draft_weights={seen}"
+            if fingerprint := self._fingerprint(str(path), revision):
+                yield f"draft_weights={fingerprint}"
 
     def _adapters(self) -> Iterator[str]:
-        """Yield the LoRA adapters of the start: SGLang's page hashes have only their names and paths."""
+        """Yield the fingerprints of the launch's LoRA adapters. Page hashes have only their names."""
         paths = sorted({_lora_path(entry) for entry in self._arguments.get("lora_paths") or ()})
         if paths:
-            seen = {self._fingerprint(path, None) or f"named:{path}" for path in paths}
-            yield f"lora={','.join(sorted(seen))}"
+            adapters = {self._fingerprint(path, None) or f"named:{path}" for path in paths}
+            yield f"lora={','.join(sorted(adapters))}"
 
     def _fingerprint(self, path: str, revision: str | None) -> str:
-        place = f"{path}@{revision}"
-        if place not in self._fingerprints:
-            self._fingerprints[place] = self._seen(path, revision)
-        return self._fingerprints[place]
+        key = f"{path}@{revision}"
+        if key not in self._fingerprints:
+            self._fingerprints[key] = self._read_fingerprint(path, revision)
+        return self._fingerprints[key]
 
-    def _seen(self, path: str, revision: str | None) -> str:
+    def _read_fingerprint(self, path: str, revision: str | None) -> str:
         try:
-            seen = weights_at(path, revision, self._arguments.get("download_dir"))
+            fingerprint = weights_at(path, revision, self._arguments.get("download_dir"))
         except OSError as error:
             raise ConfigError(
                 f"sglang: the weights at {path} cannot be read: {error.strerror}. Make them readable, or"
                 ' name them with "adapter": {"weights": "..."} in the extra config'
             ) from error
-        if not seen:
+        if not fingerprint:
             logger.warning(
-                "no weights are to be seen at %s: only this name tells them from others. Name them with"
+                "no weights were found at %s: only this name identifies them. Name them with"
                 ' "adapter": {"weights": "..."} in the extra config if they may change under it',
                 path,
             )
-        return seen
+        return fingerprint
 
 
 def _lora_path(entry: Any) -> str:
-    """Return the path of one of `lora_paths`: a record of SGLang's, or text as on the command line."""
+    """Return the path of one of `lora_paths`: a record of SGLang, or text as on the command line."""
     if isinstance(entry, str):
         return entry.partition("=")[2] or entry
     if isinstance(entry, dict):
@@ -190,7 +192,7 @@ def _text(value: Any) -> str:
 
 
 def _is_rocm() -> bool:
-    """Return whether this is AMD's torch: there fp8 is another format on some chips."""
+    """Return whether torch is AMD's build. Some AMD chips have another fp8 format."""
     import torch  # noqa: PLC0415 - SGLang has loaded it
 
     return bool(torch.version.hip)

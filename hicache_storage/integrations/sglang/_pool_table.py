@@ -1,4 +1,4 @@
-"""One rank's host pools, as SGLang registers them: the anchor, side pools, and drafts long after."""
+"""One rank's host pools: the anchor, side pools, and draft pools, which SGLang registers later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hicache_storage.integrations.sglang._stored_pool import StoredPool
 
 if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._engine import HostPool, StorageConfig
-    from hicache_storage.integrations.sglang._launch import Launch
+    from hicache_storage.integrations.sglang._launch import LaunchIdentity
     from hicache_storage.integrations.sglang._transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ _MAMBA = "mamba"
 
 
 class PoolTable:
-    """Pools by name. They are registered by one thread while others look them up."""
+    """Pools by name. One thread registers them while other threads look them up."""
 
     def __init__(
-        self, config: StorageConfig, launch: Launch, tenant: str, transport: Transport
+        self, config: StorageConfig, launch: LaunchIdentity, tenant: str, transport: Transport
     ) -> None:
         self._config = config
         self._launch = launch
@@ -38,14 +38,14 @@ class PoolTable:
         return self._pools[name]
 
     def all(self) -> list[StoredPool]:
-        """The pools that are registered now."""
+        """Return the pools that are registered now."""
         return list(self._pools.values())
 
     def register(self, name: str, host: HostPool) -> None:
-        """Make a pool known; once more is fine, and another one of that name takes its place.
+        """Register a pool. Repeats are ignored; another pool of the same name replaces the former one.
 
         Raises:
-            ConfigError: The identity of its pages cannot be told.
+            ConfigError: The identity of the pages is unknown.
             StorageUnavailable, StorageTimeout: The store does not answer.
         """
         former = self._pools.get(name)
@@ -63,28 +63,28 @@ class PoolTable:
         pool = StoredPool(name, host, identity, self._store.frame_nbytes)
         for space in pool.spaces:
             self._store.open_space(space)
-        if self._transport.lends:
+        if self._transport.is_direct:
             if former is not None:
                 self._unregister_buffers(former)
             self._register_buffers(pool)
         self._pools[name] = pool
-        self._let_every_rank_write(pool)
+        self._enable_writes_on_every_rank(pool)
         logger.info("pool %s is stored as %s", name, [space.manifest() for space in pool.spaces])
 
     def close(self) -> None:
-        """Forget all pools, and give their memory back to SGLang."""
-        pools = self.all() if self._transport.lends else []
+        """Unregister all pools and their memory."""
+        pools = self.all() if self._transport.is_direct else []
         self._pools.clear()
         for pool in pools:
             self._unregister_buffers(pool)
         self._transport.close()
 
-    def _let_every_rank_write(self, pool: StoredPool) -> None:
-        """Have SGLang back up a pool that is split by rank beside KV that is not.
+    def _enable_writes_on_every_rank(self, pool: StoredPool) -> None:
+        """Make SGLang back up a pool that is split by rank beside replicated KV.
 
-        Next to MLA it asks only rank 0 to write, except Mamba states (`should_backup`,
-        hybrid_cache_controller.py): the other ranks' draft heads would never be stored, and no prefix
-        would ever be whole. `backup_skip` is the flag's only reader once the storage is made.
+        Beside MLA only rank 0 writes, except for Mamba states (`should_backup`,
+        hybrid_cache_controller.py). The draft heads of the other ranks would never be stored, and no
+        prefix would ever be complete. After the attach, only `backup_skip` reads the changed flag.
         """
         config = self._config
         if pool.is_replicated or pool.name == _MAMBA:
@@ -93,7 +93,7 @@ class PoolTable:
             return
         if not hasattr(config, "is_storage_writer"):
             logger.warning(
-                "pool %r has no hits: this SGLang has only rank 0 write beside MLA; use 0.5.23",
+                "pool %r has no hits: beside MLA only rank 0 of this SGLang writes; use 0.5.23",
                 pool.name,
             )
             return

@@ -1,4 +1,4 @@
-"""What SGLang's extra config says to the adapter, and what it says to the backend."""
+"""SGLang's extra config, split into the adapter's settings and the backend's fields."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _NAME = "sglang"
 _FIELD = "adapter"
 
-# SGLang's own fields of the extra config. It takes some of them out itself, but not on every path
-# (disaggregation/decode_kvcache_offload_manager.py hands over what the user wrote).
+# SGLang's own fields of the extra config. SGLang removes some of them, but not on every path
+# (disaggregation/decode_kvcache_offload_manager.py passes all fields on).
 _ENGINE_FIELDS = frozenset(
     {
         "allocator",
@@ -33,34 +33,34 @@ _ENGINE_FIELDS = frozenset(
 
 
 class AdapterSettings(Settings):
-    """The object `adapter` in the extra config. All of it is optional."""
+    """The object `adapter` in the extra config. All fields are optional."""
 
     tenant: str = ""
     """Isolation domain: servers of different tenants never share a page."""
     revision: str = ""
-    """Whatever else tells weights apart, where one served name has stood for several."""
+    """Distinguishes weights that share one served name."""
     weights: str = ""
-    """Name of the weights, in place of their fingerprint: for hosts with the same in other files."""
+    """Name of the weights. It replaces their fingerprint if hosts have equal weights in other files."""
     dtype: str = ""
-    """Logical type of KV that is stored as bytes, where SGLang does not tell: "float8_e4m3fn"."""
+    """Logical type of KV that is stored as bytes, if SGLang does not name it: "float8_e4m3fn"."""
     draft_model: str = ""
     """Name of the draft model, in place of its path and the fingerprint of its weights."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     timeout_s: PositiveSeconds = 10.0
     """The deadline of one storage call, of at most 128 pages and 256 MiB."""
     parallelism: int | None = Field(default=None, ge=1)
-    """Concurrent calls to the store in each direction; none: what the backend declares."""
+    """Concurrent calls to the store in each direction; none: the backend's own number."""
 
 
 def split_config(
     extra: Mapping[str, Any] | None,
 ) -> tuple[str, AdapterSettings, dict[str, Any]]:
-    """The backend's name, the adapter's settings, and the backend's own fields.
+    """Return the backend's name, the adapter's settings, and the backend's own fields.
 
-    The backend's fields stand beside SGLang's, or under `config`, which wins.
+    The backend's fields are beside SGLang's fields, or under `config`, which takes precedence.
 
     Raises:
-        ConfigError: A field is wrong or missing.
+        ConfigError: A field is invalid or missing.
     """
     fields = dict(extra or {})
     name = fields.get("backend_name")
@@ -69,9 +69,9 @@ def split_config(
             f"{_NAME}: backend_name: this field is required: the name of a backend, for example 'redis'"
         )
     settings = AdapterSettings.parse(f"{_NAME}.{_FIELD}", _object(fields.pop(_FIELD, {}), _FIELD))
-    below = _object(fields.pop("config", {}), "config")
-    beside = {key: value for key, value in fields.items() if key not in _ENGINE_FIELDS}
-    return name, settings, {**beside, **below}
+    nested = _object(fields.pop("config", {}), "config")
+    own = {key: value for key, value in fields.items() if key not in _ENGINE_FIELDS}
+    return name, settings, {**own, **nested}
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

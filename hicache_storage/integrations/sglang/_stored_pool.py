@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_storage.host_pool.memory import mapped
+from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.integrations.sglang._host_pages import flat_parts, host_pages
-from hicache_storage.integrations.sglang._identity import holds_nothing
+from hicache_storage.integrations.sglang._identity import is_logical
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._identity import Identity
     from hicache_storage.page import Page
 
-# One call's deadline is for so much at most: a slow store is slow, and not overdue.
+# Most pages and bytes of one call. More of them would make the deadline too short for a slow store.
 _BATCH_PAGES = 128
 _BATCH_NBYTES = 256 << 20
 
 
 class StoredPool:
-    """One host pool of one rank. Thread-safe: it only hands out views."""
+    """One host pool of one rank. Thread-safe: it only creates views."""
 
     def __init__(self, name: str, host: HostPool, identity: Identity, frame_nbytes: int) -> None:
         parts = self._parts(host, identity)
@@ -32,29 +32,29 @@ class StoredPool:
         self.host = host
         self.pages = host_pages(name, host, parts)
         self.spaces = identity.spaces(name, host, self.pages.part_nbytes, self.pages.parts)
-        self.is_marker = holds_nothing(host)
+        self.is_marker = is_logical(host)
         self.is_replicated = identity.is_replicated(name, host)
         self._frame_nbytes = frame_nbytes
         self._slots = max(1, -(-host.size // host.page_size))
-        # One header a page and part, in memory that a store may register: SGLang never has two
-        # transfers of one host page under way.
-        self._headers = mapped(self._slots * len(self.spaces) * frame_nbytes, "none")
+        # One header for each page and part suffices, because SGLang never has two transfers of one host
+        # page at a time. A store may register this memory.
+        self._headers = map_memory(self._slots * len(self.spaces) * frame_nbytes, "none")
         self.buffers = (*self.pages.buffers, self._headers)
 
     @property
     def page_nbytes(self) -> int:
-        """Payload bytes of a page, all parts together."""
+        """Payload bytes of a page, summed over its parts."""
         return self.pages.part_nbytes * self.pages.parts
 
     @property
     def batch_pages(self) -> int:
-        """How many pages go into one call of the page store."""
+        """Most pages of one call of the page store."""
         return max(1, min(_BATCH_PAGES, _BATCH_NBYTES // self.page_nbytes))
 
-    def asked(
+    def specs(
         self, policy: HitPolicy = HitPolicy.ALL_PAGES, window_pages: int = 1
     ) -> list[PoolSpec]:
-        """What the page store matches a prefix against: every part must have its page."""
+        """Return the pools of a prefix lookup. Every part must have its page."""
         return [
             PoolSpec(space=space, hit_policy=policy, window_pages=window_pages)
             for space in self.spaces
@@ -63,7 +63,7 @@ class StoredPool:
     def transfers(
         self, hashes: Sequence[str], indices: Indices, pages: list[list[Page]]
     ) -> list[Transfer]:
-        """Pages of the host pool with the headers of their slots."""
+        """Return transfers of host pages, with the headers of their slots."""
         starts = indices.tolist()[:: len(indices) // len(hashes)]
         slots = [start // self.host.page_size for start in starts]
         return [
@@ -79,7 +79,7 @@ class StoredPool:
         ]
 
     def flat_transfers(self, hashes: Sequence[str], flats: Sequence[memoryview]) -> list[Transfer]:
-        """Pages in memory of SGLang's choice, one piece each, with headers of their own."""
+        """Return transfers of flat pages in SGLang's memory, with headers of their own."""
         size = self._frame_nbytes
         split = [flat_parts(flat, self.pages.parts) for flat in flats]
         transfers: list[Transfer] = []
@@ -92,11 +92,11 @@ class StoredPool:
             transfers.append(Transfer(space, hashes, framed))
         return transfers
 
-    def check(self, hashes: Sequence[str], indices: Indices | None) -> Indices:
-        """The indices, if they are those of as many pages as there are hashes.
+    def check_indices(self, hashes: Sequence[str], indices: Indices | None) -> Indices:
+        """Return `indices` if their number fits that of the hashes.
 
         Raises:
-            ValueError: They are not, or lie outside the pool.
+            ValueError: The number does not fit.
         """
         wanted = len(hashes) * self.host.page_size
         if indices is None or len(indices) != wanted:
@@ -114,7 +114,7 @@ class StoredPool:
 
     @staticmethod
     def _parts(host: HostPool, identity: Identity) -> int:
-        """Into how many stored pages the heads of a page are split (`tp_lcm_size`)."""
+        """Return the number of stored pages into which `tp_lcm_size` splits the heads of a page."""
         config = identity.config
         if not config.should_split_heads or host.layout != "page_head" or not config.tp_lcm_size:
             return 1

@@ -1,4 +1,4 @@
-"""What was moved since SGLang last asked, in its own metrics."""
+"""Transfers since the last query, in the form of SGLang's own metrics."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KEPT = 1000
+_MAX_CALLS = 1000
 
 
 class TransferMetrics:
-    """Calls in both directions: pages and GB/s of each. Thread-safe; old calls fall out unread."""
+    """Pages and GB/s of each call, in both directions. Thread-safe. The oldest calls are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[str, deque[tuple[int, float]]] = {
-            "prefetch": deque(maxlen=_KEPT),
-            "backup": deque(maxlen=_KEPT),
+            "prefetch": deque(maxlen=_MAX_CALLS),
+            "backup": deque(maxlen=_MAX_CALLS),
         }
 
-    def add(self, direction: str, pages: int, nbytes: int, seconds: float) -> None:
+    def add(self, direction: str, pages: int, nbytes: int, elapsed_s: float) -> None:
         """Count a call that moved pages."""
         if pages:
             with self._lock:
-                self._calls[direction].append((pages, nbytes / 1e9 / max(seconds, 1e-9)))
+                self._calls[direction].append((pages, nbytes / 1e9 / max(elapsed_s, 1e-9)))
 
     def take(self, storage_metrics: Callable[..., Any]) -> Any:
-        """SGLang's `StorageMetrics` of all calls since the last time."""
+        """Return SGLang's `StorageMetrics` of all calls since the last query."""
         with self._lock:
             taken = {name: list(calls) for name, calls in self._calls.items()}
-            for former in self._calls.values():
-                former.clear()
+            for counted in self._calls.values():
+                counted.clear()
         fields: dict[str, list[Any]] = {}
         for name, calls in taken.items():
             fields[f"{name}_pgs"] = [pages for pages, _ in calls]

@@ -1,4 +1,4 @@
-"""Pages between SGLang's host pools and the page store."""
+"""Transfers between SGLang's host pools and the page store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.integrations.sglang._bounce_buffers import (
-    Bounce,
-    copy_in,
-    copy_out,
-    mirrored,
-    nbytes_of,
+    BounceBuffers,
+    buffer_nbytes,
+    copy_from_mirrors,
+    copy_to_mirrors,
+    mirror_transfers,
 )
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
@@ -28,77 +28,81 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SILENT = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN))
+_UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN))
 
 
-class Moved(NamedTuple):
-    """What became of a batch of pages."""
+class TransferResult(NamedTuple):
+    """The outcome of a batch of pages."""
 
-    whole: list[bool]
-    """Which pages were moved."""
+    moved: list[bool]
+    """True for each page that was moved."""
     answered: bool
-    """False: the store does not answer, and no further batch of the call is to be tried."""
+    """False if the store does not answer. The call must not try further batches then."""
 
 
 class Transport:
     """Loads and saves batches of one pool's pages. Thread-safe.
 
-    A call returns only when no memory of SGLang's is touched any more, because SGLang gives host pages
-    to others after it. A bounded store gets that memory itself, and its calls end in time. Any other
-    store gets buffers of ours, which an overdue call keeps.
+    When a call has returned, no memory of SGLang is accessed any more, because SGLang then reuses the
+    host pages. A bounded store gets that memory directly, and its calls end in time. Any other store
+    gets bounce buffers, which an overdue call keeps.
     """
 
-    def __init__(self, store: PageStore, traffic: TransferMetrics | None, timeout_s: float) -> None:
+    def __init__(self, store: PageStore, metrics: TransferMetrics | None, timeout_s: float) -> None:
         self.store = store
-        self.traffic = traffic
+        self.metrics = metrics
         self.writes_replicated = True
-        """False: another rank saves what all ranks hold; here only what it has not saved is."""
-        self.lends = store.storage.capabilities.bounded
-        """SGLang's memory goes to the store itself."""
+        """False if another rank saves the replicated pages. This rank then saves only missing ones."""
+        self.is_direct = store.storage.capabilities.bounded
+        """True if the store itself accesses SGLang's memory."""
         self._timeout_s = timeout_s
-        # Overdue writes are to hold up no reads.
-        self._bounces = {"prefetch": Bounce(store), "backup": Bounce(store)}
+        # Each direction has its own buffers, so that overdue writes do not delay reads.
+        self._bounces = {"prefetch": BounceBuffers(store), "backup": BounceBuffers(store)}
 
-    def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> Moved:
-        """Read pages into the host pool, and tell which of them hold what was asked for."""
-        pages = pool.pages.incoming(indices, len(keys))
-        moved = self._run("prefetch", pool, pool.transfers(keys, indices, pages))
-        pool.pages.deliver(indices, pages, moved.whole)
-        return moved
+    def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
+        """Load pages into the host pool."""
+        pages = pool.pages.targets(indices, len(keys))
+        result = self._run("prefetch", pool, pool.transfers(keys, indices, pages))
+        pool.pages.write_back(indices, pages, result.moved)
+        return result
 
-    def save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> Moved:
-        """Store pages of the host pool, and tell which of them are stored now."""
-        there, deadline = 0, Deadline(self._timeout_s)
+    def save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
+        """Save pages of the host pool."""
+        stored, deadline = 0, Deadline(self._timeout_s)
         if pool.is_replicated and not self.writes_replicated:
-            there = self.store.match(keys, pool.asked()).pages
-        rest, places = keys[there:], indices[there * pool.host.page_size :]
+            stored = self.store.match(keys, pool.specs()).pages
+        rest, rest_indices = keys[stored:], indices[stored * pool.host.page_size :]
         if not rest:
-            return Moved([True] * there, answered=True)
-        pages = pool.pages.outgoing(places, len(rest))
-        left = deadline if there else None
-        moved = self._run("backup", pool, pool.transfers(rest, places, pages), left)
-        return Moved([True] * there + moved.whole, moved.answered)
+            return TransferResult([True] * stored, answered=True)
+        pages = pool.pages.sources(rest_indices, len(rest))
+        remaining = deadline if stored else None
+        result = self._run("backup", pool, pool.transfers(rest, rest_indices, pages), remaining)
+        return TransferResult([True] * stored + result.moved, result.answered)
 
     def load_flat(
         self, pool: StoredPool, keys: Sequence[str], targets: Sequence[Any]
     ) -> tuple[list[Any], bool]:
-        """Fill tensors of SGLang's. In place of each that was not filled there is None."""
-        landing = [target.contiguous() for target in targets]
-        transfers = pool.flat_transfers(keys, _flats(pool, landing))
-        whole, answered = self._run("prefetch", pool, transfers)
-        for target, landed, there in zip(targets, landing, whole, strict=True):
-            if there and landed is not target:
-                target.copy_(landed)
-        filled = [target if there else None for target, there in zip(targets, whole, strict=True)]
+        """Load pages into tensors of SGLang. Return the filled tensors, and None for the others."""
+        buffers = [target.contiguous() for target in targets]
+        transfers = pool.flat_transfers(keys, _flats(pool, buffers))
+        moved, answered = self._run("prefetch", pool, transfers)
+        for target, buffer, is_moved in zip(targets, buffers, moved, strict=True):
+            if is_moved and buffer is not target:
+                target.copy_(buffer)
+        filled = [
+            target if is_moved else None for target, is_moved in zip(targets, moved, strict=True)
+        ]
         return filled, answered
 
-    def save_flat(self, pool: StoredPool, keys: Sequence[str], values: Sequence[Any]) -> Moved:
-        """Store tensors of SGLang's."""
+    def save_flat(
+        self, pool: StoredPool, keys: Sequence[str], values: Sequence[Any]
+    ) -> TransferResult:
+        """Save tensors of SGLang."""
         flats = _flats(pool, [value.contiguous() for value in values])
         return self._run("backup", pool, pool.flat_transfers(keys, flats))
 
     def close(self) -> None:
-        """Give up the buffers."""
+        """Release the bounce buffers."""
         for bounce in self._bounces.values():
             bounce.close()
 
@@ -108,36 +112,37 @@ class Transport:
         pool: StoredPool,
         transfers: list[Transfer],
         deadline: Deadline | None = None,
-    ) -> Moved:
+    ) -> TransferResult:
         began_s = time.monotonic()
-        move = self.store.load if direction == "prefetch" else self.store.save
+        transfer_pages = self.store.load if direction == "prefetch" else self.store.save
         timeout_s = None if deadline is None else deadline.remaining_s()
-        if self.lends:
-            outcome = move(transfers, timeout_s=timeout_s)
-            outcome.settled.result()  # the store is bounded: this is now, or soon
+        if self.is_direct:
+            outcome = transfer_pages(transfers, timeout_s=timeout_s)
+            outcome.settled.result()  # a bounded store settles in time
         else:
             bounce = self._bounces[direction]
-            buffer = bounce.take(nbytes_of(transfers))
+            buffer = bounce.acquire(buffer_nbytes(transfers))
             if buffer is None:
                 logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
-                return Moved([False] * len(transfers[0].hashes), answered=False)
-            copies = mirrored(transfers, buffer)
+                return TransferResult([False] * len(transfers[0].hashes), answered=False)
+            copies = mirror_transfers(transfers, buffer)
             if direction == "backup":
-                copy_out(transfers, copies)
-            outcome = move(copies, timeout_s=timeout_s)  # raises: who knows who has the buffer now
+                copy_to_mirrors(transfers, copies)
+            # If this raises, a call may still use the buffer, so it is not released.
+            outcome = transfer_pages(copies, timeout_s=timeout_s)
             if direction == "prefetch":
-                copy_in(transfers, copies, outcome.whole())
-            bounce.give_back(buffer, outcome.settled)
-        whole = outcome.whole()
-        if self.traffic is not None:
-            done = whole.count(True)
-            seconds = time.monotonic() - began_s
-            self.traffic.add(direction, done, done * pool.page_nbytes, seconds)
-        return Moved(whole, _answered(outcome))
+                copy_from_mirrors(transfers, copies, outcome.whole())
+            bounce.release(buffer, outcome.settled)
+        moved = outcome.whole()
+        if self.metrics is not None:
+            pages = moved.count(True)
+            elapsed_s = time.monotonic() - began_s
+            self.metrics.add(direction, pages, pages * pool.page_nbytes, elapsed_s)
+        return TransferResult(moved, _answered(outcome))
 
 
 def _answered(outcome: Outcome) -> bool:
-    return not any(verdict in _SILENT for verdicts in outcome.verdicts for verdict in verdicts)
+    return not any(verdict in _UNANSWERED for verdicts in outcome.verdicts for verdict in verdicts)
 
 
 def _flats(pool: StoredPool, tensors: Sequence[Any]) -> list[memoryview]:

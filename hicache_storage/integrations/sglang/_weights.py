@@ -1,11 +1,14 @@
-"""A fingerprint of a checkpoint: cheap, and equal for equal weights wherever they lie.
+"""A fingerprint of a checkpoint: fast, and equal for equal weights in any place.
 
-The fingerprint covers the model's configuration, and of every file of weights its name, its size
-and samples of its bytes: the header of a safetensors file (256 KiB of it) and 4 KiB from the middle
-of up to 128 of its tensors, or 64 evenly spaced blocks of any other file. Fine-tuning changes
-nearly every value of the tensors that it trains, so samples tell two sets of weights apart. What
-changes a few rows or tensors alone may escape them, and needs a name. Times and paths are left out,
-so copies are equal.
+The fingerprint covers the model's configuration. Of every file of weights it covers the name, the size
+and samples of the bytes:
+
+    safetensors    256 KiB of the header, and 4 KiB from the middle of up to 128 tensors
+    other files    64 evenly spaced blocks of 4 KiB
+
+Fine-tuning changes nearly every value of the tensors that it trains, so the samples differ. They may
+miss a change of a few rows or tensors; such weights need a name. Times and paths are not covered, so
+copies are equal.
 """
 
 from __future__ import annotations
@@ -28,34 +31,34 @@ _CONFIGS = (
     *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
 )
 _INDEX = "model.safetensors.index.json"
-# The first kind that a directory has is what is loaded from it.
+# SGLang loads the first of these kinds that a directory has.
 _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128
 _BLOCKS = 64
-_FILES_AT_ONCE = 8
-"""Small reads wait for a file system of the network, and for little else."""
-_MOST_HEADER_NBYTES = 256 << 20
+_CONCURRENT_FILES = 8
+"""Files that are read at a time, because small reads mostly wait for a network file system."""
+_MAX_HEADER_NBYTES = 256 << 20
 
 
 def weights_at(path: str, revision: str | None = None, download_dir: str | None = None) -> str:
     """Return the fingerprint of a local checkpoint, or of a Hugging Face snapshot on this machine.
 
     Returns:
-        Hex digits, or "" where there are no weights to be seen under this path or name.
+        Hex digits, or "" if there are no weights under this path or name.
 
     Raises:
         OSError: A file of weights cannot be read.
     """
-    place = Path(path).expanduser()
-    if not place.exists():
-        place = _snapshot(path, revision, download_dir) or place
-    if place.is_file():
-        return _digest([place], [])
-    if not place.is_dir():
+    checkpoint = Path(path).expanduser()
+    if not checkpoint.exists():
+        checkpoint = _snapshot(path, revision, download_dir) or checkpoint
+    if checkpoint.is_file():
+        return _digest([checkpoint], [])
+    if not checkpoint.is_dir():
         return ""
-    files = _weight_files(place)
-    configs = [place / name for name in _CONFIGS if (place / name).is_file()]
+    files = _weight_files(checkpoint)
+    configs = [checkpoint / name for name in _CONFIGS if (checkpoint / name).is_file()]
     return _digest(files, configs) if files else ""
 
 
@@ -63,34 +66,34 @@ def file_digest(path: str) -> str:
     """Return the digest of a file's bytes.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:_DIGITS]
 
 
 def _snapshot(name: str, revision: str | None, download_dir: str | None) -> Path | None:
-    """Return where huggingface_hub keeps the model on this machine; nothing is downloaded."""
+    """Return huggingface_hub's local directory of the model, or None. Nothing is downloaded."""
     try:
         hub: Any = importlib.import_module("huggingface_hub")
-        for config in _CONFIGS:  # of a model, or of an adapter
+        for config in _CONFIGS:  # the config of a model or of an adapter
             found = hub.try_to_load_from_cache(
                 name, config, cache_dir=download_dir, revision=revision
             )
             if isinstance(found, str):
                 return Path(found).parent
-    except (ImportError, ValueError):  # not installed; or the name is no repository's
+    except (ImportError, ValueError):  # huggingface_hub is missing, or the name is no repository id
         return None
     return None
 
 
-def _weight_files(place: Path) -> list[Path]:
-    index = place / _INDEX
+def _weight_files(checkpoint: Path) -> list[Path]:
+    index = checkpoint / _INDEX
     if index.is_file():
         named = _named_by(index)
-        if named and all((place / name).is_file() for name in named):
-            return [place / name for name in named]
+        if named and all((checkpoint / name).is_file() for name in named):
+            return [checkpoint / name for name in named]
     for kind in _KINDS:
-        if files := sorted(path for path in place.glob(kind) if path.is_file()):
+        if files := sorted(path for path in checkpoint.glob(kind) if path.is_file()):
             return files
     return []
 
@@ -99,7 +102,7 @@ def _named_by(index: Path) -> list[str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         return sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError):  # no index after all
+    except (ValueError, KeyError, TypeError, AttributeError):  # the file is no index
         return []
 
 
@@ -107,19 +110,19 @@ def _digest(files: list[Path], configs: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in configs:
         _add(digest, path.name.encode(), path.read_bytes())
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as readers:
-        for path, seen in zip(files, readers.map(_seen, files), strict=True):
-            _add(digest, path.name.encode(), seen)
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as readers:
+        for path, sampled in zip(files, readers.map(_sampled_digest, files), strict=True):
+            _add(digest, path.name.encode(), sampled)
     return digest.hexdigest()[:_DIGITS]
 
 
-def _seen(path: Path) -> bytes:
+def _sampled_digest(path: Path) -> bytes:
     """Return a digest of the size and the samples of one file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, 2)
         _add(digest, struct.pack("<Q", size))
-        for start in _sampled(file, size):
+        for start in _sample_offsets(file, size):
             file.seek(start)
             _add(digest, struct.pack("<Q", start), file.read(_SAMPLE_NBYTES))
     return digest.digest()
@@ -130,8 +133,8 @@ def _add(digest: Any, *parts: bytes) -> None:
         digest.update(struct.pack("<Q", len(part)) + part)
 
 
-def _sampled(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield where to read: the same places for files that are laid out alike."""
+def _sample_offsets(file: BinaryIO, size: int) -> Iterator[int]:
+    """Yield the offsets of the samples, which are equal for files of equal structure."""
     spans = _tensor_spans(file, size)
     if not spans:
         yield from (size * n // _BLOCKS for n in range(_BLOCKS))
@@ -149,7 +152,7 @@ def _tensor_spans(file: BinaryIO, size: int) -> list[tuple[int, int]]:
     file.seek(0)
     head = file.read(8)
     nbytes = struct.unpack("<Q", head)[0] if len(head) == struct.calcsize("<Q") else 0
-    if not 0 < nbytes <= min(size, _MOST_HEADER_NBYTES):
+    if not 0 < nbytes <= min(size, _MAX_HEADER_NBYTES):
         return []
     try:
         header = cast("dict[str, Any]", json.loads(file.read(nbytes)))

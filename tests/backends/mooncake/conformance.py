@@ -1,6 +1,6 @@
 """The kit's verdict on `mooncake`, over a real master: `make conformance-mooncake`.
 
-`make test` runs what `in_quick_runs` names, in a process of its own.
+`make test` runs the checks of `in_quick_runs`, in a process of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NODE_SEGMENT = "1gb"
 
 
 @contextmanager
-def admin_of(master: MooncakeMaster) -> Generator[Any]:
-    """A bare client, for what happens behind the store's back."""
+def admin_client(master: MooncakeMaster) -> Generator[Any]:
+    """Yield a bare client, for changes behind the store's back."""
     client = _native.MooncakeDistributedStore()
     address = f"127.0.0.1:{master.port}"
     assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 128 << 20, "tcp", "", address) == 0
@@ -46,29 +46,29 @@ def _pinned() -> Any:
 
 
 class OnOneMaster(Subject):
-    """One master for all tests of a class: a tag a test keeps them apart."""
+    """One master for all tests of a class. Each test has a tag of its own."""
 
     storage_class = _backend.MooncakeStorage
     fields: ClassVar[dict[str, Any]]
-    """Of the config, beside where the master is."""
+    """Fields of the config, besides the address of the master."""
     node_segment: ClassVar[str] = ""
-    """What a process that does nothing else lends; nothing, where there is none."""
+    """Memory that a separate process lends; empty: no such process."""
     ballast_mib: ClassVar[int] = 0
-    """Of its memory, what is taken and stays so."""
+    """Part of that memory that is always in use."""
     shared_master: ClassVar[MooncakeMaster]
     admin: ClassVar[Any]
-    rooms: ClassVar[pytest.TempPathFactory]
+    directories: ClassVar[pytest.TempPathFactory]
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def started(cls, tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-        cls.rooms = tmp_path_factory
+        cls.directories = tmp_path_factory
         with ExitStack() as stack:
             cls.shared_master = stack.enter_context(cls.cluster())
-            # As in an engine, one that stays open: storages of one config in a process share its client,
-            # and to close that takes two seconds. The kit's other processes have clients of their own.
+            # One storage stays open, as in an engine: storages of one config in a process share a
+            # client, whose close takes two seconds. The kit's other processes have clients of their own.
             stack.enter_context(cls.storage_class.from_config(cls.config_of(cls.shared_master)))
-            cls.admin = stack.enter_context(admin_of(cls.shared_master))
+            cls.admin = stack.enter_context(admin_client(cls.shared_master))
             for number in range(cls.ballast_mib):
                 assert cls.admin.put(f"ballast/{number}", bytes(1 << 20), _pinned()) == 0
             yield
@@ -76,9 +76,9 @@ class OnOneMaster(Subject):
     @classmethod
     @contextmanager
     def cluster(cls) -> Generator[MooncakeMaster, None, None]:
-        """A master, and where there is one, its node."""
-        directory = cls.rooms.mktemp("master")
-        # What dead writers leave is forgotten soon.
+        """Run a master, and the node if there is one."""
+        directory = cls.directories.mktemp("master")
+        # The master soon discards pages of dead writers.
         forgets = (
             "--client_ttl=3",
             "--put_start_discard_timeout_sec=2",
@@ -106,7 +106,7 @@ class OnOneMaster(Subject):
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
         key = self._key(space, page_hash)
         self.admin.remove(key, True)
-        if data:  # an empty object can't be
+        if data:  # an object can't be empty
             assert self.admin.put(key, data) == 0
 
     @contextmanager
@@ -119,7 +119,7 @@ class OnOneMaster(Subject):
 
 
 class TestMooncake(OnOneMaster, StorageConformance):
-    """Engines that lend nothing, and a node that lends its memory: pages outlive their writers."""
+    """Engines that lend nothing, and a node that lends its memory. Pages outlive their writers."""
 
     fields: ClassVar[dict[str, Any]] = {"global_segment_size": 0}
     node_segment = NODE_SEGMENT
@@ -131,17 +131,17 @@ class TestMooncake(OnOneMaster, StorageConformance):
 
 
 class TestEachLends(OnOneMaster, StorageConformance):
-    """Every process that opens a storage lends memory, and takes its pages along when it dies."""
+    """Processes that each lend memory. A process takes its pages along when it dies."""
 
     fields: ClassVar[dict[str, Any]] = {"global_segment_size": "512mb"}
     in_quick_runs = "kv_(003_any|502_processes)"
 
 
 class TestFull(OnOneMaster, StorageConformance):
-    """A cluster with room for some dozens of pages. Most checks need more."""
+    """A cluster with space for some dozens of pages. Most checks need more."""
 
     fields: ClassVar[dict[str, Any]] = {"global_segment_size": 0}
     node_segment = "16mb"
-    ballast_mib = 15  # a segment has 16 at least
+    ballast_mib = 15  # the smallest segment has 16 MiB
     concerns = "kv_006"
     in_quick_runs = "kv_006_a_page_that_has"

@@ -1,4 +1,7 @@
-"""`mooncake` where somebody does not answer: nothing is removed, left out or hung on to for that."""
+"""`mooncake` with a master, a peer or a name server that does not answer.
+
+Nothing is removed, left out or blocked because of a missing answer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 load_mooncake()
 master_module: Any = importlib.import_module("hicache_backends.mooncake.master")
-settings_of: Any = importlib.import_module("hicache_backends.mooncake.settings").settings_of
+parse_settings: Any = importlib.import_module("hicache_backends.mooncake.settings").parse_settings
 
 SPACE = space()
 HASHES = [hash_of(number) for number in range(8)]
@@ -58,11 +61,11 @@ def client_of(storage: HiCacheStorage) -> Any:
 
 
 def key_of(storage: HiCacheStorage, page_hash: str) -> str:
-    return f"{vars(storage)['_prefix']}{SPACE.id}/{page_hash}"
+    return str(vars(storage)["_layout"].page(SPACE.id, page_hash))
 
 
-class Instead:
-    """The native client, but for one method."""
+class ReplacedMethod:
+    """The native client with one method replaced."""
 
     def __init__(self, native: Any, name: str, method: Callable[..., Any]) -> None:
         self._native = native
@@ -72,17 +75,17 @@ class Instead:
         return getattr(self._native, name)
 
 
-def put_in(
+def replace_native_method(
     monkeypatch: pytest.MonkeyPatch, storage: HiCacheStorage, name: str, method: Callable[..., Any]
 ) -> Any:
     """Replace a method of the native client; return the client."""
     native = client_of(storage)._native
-    monkeypatch.setattr(client_of(storage), "_native", Instead(native, name, method))
+    monkeypatch.setattr(client_of(storage), "_native", ReplacedMethod(native, name, method))
     return native
 
 
 def always(value: Any) -> Callable[..., Any]:
-    """A function that returns the same, whatever it is given."""
+    """Return a function that returns `value` for any arguments."""
 
     def same(*_: Any, **__: Any) -> Any:
         return value
@@ -102,7 +105,7 @@ class TestSizes:
         tag = vars(store)["_settings"].extra_backend_tag
         with opened(master, extra_backend_tag=tag, timeout_s=0.5) as hasty:
             with monkeypatch.context() as patch:
-                put_in(patch, hasty, "batch_get_replica_desc", always({}))
+                replace_native_method(patch, hasty, "batch_get_replica_desc", always({}))
                 with pytest.raises(StorageTimeout):
                     hasty.batch_set(SPACE, HASHES, pages())
 
@@ -119,14 +122,17 @@ class TestSizes:
         def described(keys: list[str]) -> Any:
             return answers.pop() if answers else native.batch_get_replica_desc(keys)
 
-        put_in(monkeypatch, store, "batch_get_replica_desc", described)
+        replace_native_method(monkeypatch, store, "batch_get_replica_desc", described)
 
         assert store.batch_set(SPACE, HASHES, pages()) == [True] * len(HASHES)
         answers.append({})
         assert set(HASHES) == {info.page_hash for info in store.scan(SPACE)}
 
     def test_a_page_of_another_size_is_not_taken_from_its_readers(self, tmp_path: Path) -> None:
-        """They hold a lease on it; by force it would be given away in the middle of a read."""
+        """Readers hold a lease on the page.
+
+        A forced removal would free its memory in the middle of a read.
+        """
         with (
             MooncakeMaster(tmp_path, "--default_kv_lease_ttl=60s") as own_master,
             opened(own_master, timeout_s=1) as storage,
@@ -151,7 +157,7 @@ class TestSizes:
                 return native.batch_get_replica_desc(keys)
 
             with monkeypatch.context() as patch:
-                put_in(patch, storage, "batch_get_replica_desc", described)
+                replace_native_method(patch, storage, "batch_get_replica_desc", described)
                 with pytest.raises(StorageTimeout):
                     storage.batch_set(SPACE, HASHES, pages())
                 gate.set()
@@ -161,7 +167,7 @@ class TestSizes:
 
     def test_a_removal_that_comes_too_late_is_not_made(self, store: HiCacheStorage) -> None:
         store.batch_set(SPACE, HASHES, pages())
-        remove: Any = importlib.import_module("hicache_backends.mooncake")._remove
+        remove: Any = importlib.import_module("hicache_backends.mooncake.objects").remove
         with pytest.raises(StorageTimeout):
             remove([key_of(store, A)], Deadline(0), client_of(store)._native)
 
@@ -179,7 +185,7 @@ class TestListing:
         def get(key: str) -> Any:
             return answers.pop() if answers else native.get(key)
 
-        put_in(monkeypatch, store, "get", get)
+        replace_native_method(monkeypatch, store, "get", get)
 
         assert [SPACE] == list(store.spaces())
 
@@ -206,7 +212,7 @@ class TestListing:
                 try:
                     while not done.wait(0.05):
                         connection.sendall(b"k")
-                except OSError:  # hung up
+                except OSError:  # the client closed the connection
                     done.set()
 
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -218,11 +224,11 @@ class TestListing:
                 with pytest.raises(StorageTimeout, match="list of keys"):
                     storage.clear(SPACE)
                 assert time.monotonic() - began_s < 1.5
-                assert done.wait(LIMIT_S)  # nobody reads on
+                assert done.wait(LIMIT_S)  # the client stopped reading
             thread.join(LIMIT_S)
 
 
-class TestSignOfLife:
+class TestProbe:
     def test_a_name_server_that_hangs_is_silence_in_time_and_one_thread(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -233,10 +239,10 @@ class TestSignOfLife:
             return []
 
         monkeypatch.setattr(socket, "getaddrinfo", hang)
-        settings = settings_of({"master_server_address": "hung.test:1"})
+        settings = parse_settings({"master_server_address": "hung.test:1"})
         for _ in range(3):
             began_s = time.monotonic()
-            assert master_module.sign_of_life(settings, 0.2) is master_module.Life.SILENT
+            assert master_module.probe_master(settings, 0.2) is master_module.MasterState.SILENT
             assert time.monotonic() - began_s < 1
         assert 1 == len([one for one in threading.enumerate() if "lookup" in one.name])
         gate.set()
@@ -246,9 +252,9 @@ class TestSignOfLife:
             address = silent.getsockname()
             found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)] * 20
             monkeypatch.setattr(socket, "getaddrinfo", always(found))
-            settings = settings_of({"master_server_address": "many.test:1"})
+            settings = parse_settings({"master_server_address": "many.test:1"})
             began_s = time.monotonic()
-            assert master_module.sign_of_life(settings, 0.3) is master_module.Life.SILENT
+            assert master_module.probe_master(settings, 0.3) is master_module.MasterState.SILENT
             assert time.monotonic() - began_s < 1.3
 
 
@@ -258,13 +264,13 @@ def test_whatever_the_library_raises_is_unavailable(
     def fail(_: object) -> None:
         raise RuntimeError("bad variant access")
 
-    put_in(monkeypatch, store, "batch_is_exist", fail)
+    replace_native_method(monkeypatch, store, "batch_is_exist", fail)
     with pytest.raises(StorageUnavailable, match="RuntimeError"):
         store.batch_exists(SPACE, HASHES)
 
 
 def run(code: str, *arguments: str) -> tuple[int, float, str]:
-    """Run a program to its end; return its status, how long it took, and what it said."""
+    """Run a program until it ends; return its status, duration and output."""
     began_s = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_PROLOGUE) + textwrap.dedent(code), *arguments],
@@ -300,7 +306,7 @@ def test_the_interpreter_ends_in_time_and_in_order_beside_a_call_that_is_overdue
     tmp_path: Path, *, closes: bool
 ) -> None:
     with MooncakeMaster(tmp_path) as own_master:
-        status, took_s, said = run(
+        status, took_s, output = run(
             """
             os.kill(int(sys.argv[2]), signal.SIGSTOP)
             try:
@@ -317,15 +323,15 @@ def test_the_interpreter_ends_in_time_and_in_order_beside_a_call_that_is_overdue
             str(closes),
         )
         own_master.resume()
-    assert "overdue" in said
-    assert status == 7, said
+    assert "overdue" in output
+    assert status == 7, output
     assert took_s < 20  # the call itself takes 30 s
 
 
 def test_a_forked_child_is_refused_and_its_end_takes_nothing_from_its_parent(
     master: MooncakeMaster,
 ) -> None:
-    status, _, said = run(
+    status, _, output = run(
         """
         child = os.fork()
         if child == 0:
@@ -351,5 +357,5 @@ def test_a_forked_child_is_refused_and_its_end_takes_nothing_from_its_parent(
         """,
         repr(master.config(timeout_s=5, global_segment_size="32mb", extra_backend_tag="forked")),
     )
-    assert status == 0, said
-    assert said.count("spawn") == 3
+    assert status == 0, output
+    assert output.count("spawn") == 3

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from servers import load_mooncake
+from hicache_backends.mooncake.settings import parse_settings
 
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-load_mooncake()
-from hicache_backends.mooncake.settings import settings_of  # noqa: E402  # its package loads the client
 
 MASTER = {"master_server_address": "10.0.0.1:50051"}
 
@@ -37,7 +36,7 @@ def _no_site(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_sizes_are_read_as_sglang_reads_them(text: object, nbytes: int) -> None:
-    assert settings_of({**MASTER, "global_segment_size": text}).global_segment_size == nbytes
+    assert parse_settings({**MASTER, "global_segment_size": text}).global_segment_size == nbytes
 
 
 def test_the_environment_is_asked_where_the_config_names_no_master(
@@ -45,7 +44,7 @@ def test_the_environment_is_asked_where_the_config_names_no_master(
 ) -> None:
     monkeypatch.setenv("MOONCAKE_MASTER", "10.0.0.2:1")
     monkeypatch.setenv("MOONCAKE_PROTOCOL", "tcp")
-    found = settings_of({"timeout_s": 2})
+    found = parse_settings({"timeout_s": 2})
 
     assert ("10.0.0.2:1", "tcp", 2) == (
         found.master_server_address,
@@ -59,7 +58,7 @@ def test_a_config_with_a_master_leaves_the_environment_alone(
 ) -> None:
     monkeypatch.setenv("MOONCAKE_PROTOCOL", "tcp")
 
-    assert settings_of(MASTER).protocol == "rdma"
+    assert parse_settings(MASTER).protocol == "rdma"
 
 
 def test_sglang_s_file_comes_before_the_environment(
@@ -69,7 +68,7 @@ def test_sglang_s_file_comes_before_the_environment(
     monkeypatch.setenv("SGLANG_HICACHE_MOONCAKE_CONFIG_PATH", str(tmp_path / "mooncake.json"))
     monkeypatch.setenv("MOONCAKE_MASTER", "10.0.0.2:1")
 
-    assert ("10.0.0.1", 50051) == settings_of({}).master
+    assert ("10.0.0.1", 50051) == parse_settings({}).master
 
 
 @pytest.mark.parametrize(
@@ -93,4 +92,10 @@ def test_sglang_s_file_comes_before_the_environment(
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        settings_of(fields)
+        parse_settings(fields)
+
+
+def test_the_settings_do_not_load_the_native_client() -> None:
+    code = "import sys, hicache_backends.mooncake.settings; print('mooncake.store' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    assert printed == b"False\n"

@@ -1,4 +1,4 @@
-"""`mooncake` against a real master: what the client library would do wrong, and does not here."""
+"""`mooncake` against a real master: protection from the client library's dangers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ load_mooncake()
 native_module: Any = importlib.import_module("mooncake.store")
 
 driver: Any = importlib.import_module("hicache_backends.mooncake.driver")
-orphans: Any = importlib.import_module("hicache_backends.mooncake.deferred_closes").DEFERRED_CLOSES
+deferred_closes: Any = importlib.import_module(
+    "hicache_backends.mooncake.lifecycle"
+).DEFERRED_CLOSES
 
 SPACE = space()
 A, B, C = hash_of(1), hash_of(2), hash_of(3)
@@ -44,14 +46,14 @@ A, B, C = hash_of(1), hash_of(2), hash_of(3)
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
     with (
         MooncakeMaster(tmp_path_factory.mktemp("master")) as started,
-        opened(started),  # its native client is every test's: to close one takes two seconds
+        opened(started),  # all tests share this native client, because a close takes two seconds
     ):
         yield started
 
 
 @pytest.fixture
 def own_master(tmp_path: Path) -> Iterator[MooncakeMaster]:
-    """A master that a test may kill."""
+    """The master of one test, which the test may kill."""
     with MooncakeMaster(tmp_path / "master") as started:
         yield started
 
@@ -73,7 +75,7 @@ def native_of(storage: HiCacheStorage) -> Any:
 
 
 def key_of(storage: HiCacheStorage, page_hash: str) -> str:
-    return f"{vars(storage)['_prefix']}{SPACE.id}/{page_hash}"
+    return str(vars(storage)["_layout"].page(SPACE.id, page_hash))
 
 
 def test_a_page_of_registered_memory_moves_without_a_copy(
@@ -186,7 +188,7 @@ def test_storages_of_one_config_share_a_client(
 ) -> None:
     with opened(master) as other:
         assert native_of(other) is native_of(store)
-    assert native_of(store).is_exist("nothing") == 0  # the first to close left it open
+    assert native_of(store).is_exist("nothing") == 0  # the first close left the client open
 
 
 def test_a_full_cluster_refuses_pages_until_there_is_room(
@@ -223,7 +225,7 @@ def test_a_killed_master_is_an_error_at_once_and_works_again_when_it_is_back(
             assert time.monotonic() - began_s < 4
         own_master.start()
 
-        assert [False] == storage.batch_exists(SPACE, [A])  # it forgot everything
+        assert [False] == storage.batch_exists(SPACE, [A])  # a restarted master has no pages
         wait_until(lambda: storage.batch_set(SPACE, [A], [page()]) == [True])
         storage.batch_set(SPACE, [B], [page()])
         assert [SPACE] == list(storage.spaces())  # the manifest came back with the pages
@@ -291,7 +293,7 @@ def test_a_client_that_was_closed_without_its_master_leaves_when_that_is_back(
     storage.close()
     own_master.start()
 
-    wait_until(lambda: not orphans._waiting)
+    wait_until(lambda: not deferred_closes._waiting)
     assert segments_of(own_master) == []
 
 
@@ -313,7 +315,7 @@ def test_no_master_is_unavailable_at_once(tmp_path: Path) -> None:
 
 
 def test_no_native_call_is_made_after_close(master: MooncakeMaster) -> None:
-    storage = opened(master, global_segment_size="32mb")  # a client of its own
+    storage = opened(master, global_segment_size="32mb")  # another config has a client of its own
     client = vars(storage)["_client"]
     storage.close()
     storage.close()
@@ -321,7 +323,7 @@ def test_no_native_call_is_made_after_close(master: MooncakeMaster) -> None:
     with pytest.raises(StorageClosed):
         storage.batch_exists(SPACE, [A])
     with pytest.raises(StorageClosed):
-        client.ask(pytest.fail, 1)  # what the native client does now is a crash
+        client.call(pytest.fail, 1)  # a native call would crash now
 
 
 def test_a_tenant_s_pages_are_not_listed(master: MooncakeMaster) -> None:
@@ -336,7 +338,7 @@ THEIRS = [hash_of(number) for number in range(100, 164)]
 
 
 def hold_a_segment(config: dict[str, Any], pipe: Connection) -> None:
-    """Another process: it stores pages, of which some go to a segment of its own, and reads one."""
+    """Store pages in another process, some of them in its own segment, and read one page."""
     load_mooncake()
     with open_storage("mooncake", config) as storage:
         storage.open_space(SPACE)
@@ -362,7 +364,7 @@ def test_two_processes_on_two_segments_share_pages_and_a_dead_one_s_are_misses(
 ) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    with (  # a lease that lasts while the client waits for the dead
+    with (  # the lease outlasts the wait for the dead peer
         MooncakeMaster(tmp_path, "--default_kv_lease_ttl=10s") as own_master,
         opened(own_master) as storage,
     ):

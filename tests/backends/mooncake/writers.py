@@ -25,7 +25,7 @@ importlib.import_module("mooncake.store")
 
 SPACE = space()
 TRIES = 3
-"""The client's heartbeat may be taken for a request of a set, now and then."""
+"""Number of writers for each phase. A heartbeat of the client may be counted as a request."""
 DELAY_S = 0.2
 UNFINISHED = -703
 
@@ -36,13 +36,13 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
     with (
         MooncakeMaster(tmp_path_factory.mktemp("master"), *timeouts) as started,
         MooncakeNode(started, "64mb"),
-        open_storage("mooncake", config_of(started)),  # its client is every test's
+        open_storage("mooncake", config_of(started)),  # all tests share this client
     ):
         yield started
 
 
 def write(config: dict[str, Any], number: int, pipe: Connection) -> None:
-    """Another process: it sets one page when it is told to."""
+    """Set one page in another process when the parent asks for it."""
     load_mooncake()
     with open_storage("mooncake", config) as storage:
         storage.open_space(SPACE)
@@ -53,7 +53,7 @@ def write(config: dict[str, Any], number: int, pipe: Connection) -> None:
 
 
 def kill_in_phase(master: MooncakeMaster, phase: int, number: int) -> None:
-    """Kill a writer of page `number` while its request of this phase is on its way, and lose that."""
+    """Kill a writer of page `number` while its request of this phase is in the proxy, and drop it."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with here, there, FaultProxy(("127.0.0.1", master.port)) as proxy:
@@ -83,7 +83,7 @@ def config_of(master: MooncakeMaster) -> dict[str, Any]:
 def test_a_writer_killed_in_any_phase_leaves_its_page_absent_or_whole(
     master: MooncakeMaster, phase: int, expected: str
 ) -> None:
-    """A set asks what is there, what is begun, for room, and to show the page; then it is over."""
+    """A set has five requests: presence, unfinished keys, allocation, data, and the end of the put."""
     with open_storage("mooncake", config_of(master)) as storage:
         storage.open_space(SPACE)
         states: list[str] = []
@@ -97,7 +97,7 @@ def test_a_writer_killed_in_any_phase_leaves_its_page_absent_or_whole(
 
 
 def left_by(storage: HiCacheStorage, number: int) -> str:
-    """What a writer that was killed has left of its page."""
+    """Return the state of the page of a killed writer."""
     native: Any = vars(storage)["_client"]._native
     found = blank()
     if storage.batch_get(SPACE, [hash_of(number)], [found]) == [True]:
@@ -109,7 +109,10 @@ def left_by(storage: HiCacheStorage, number: int) -> str:
 
 
 def is_healed(storage: HiCacheStorage, number: int) -> bool:
-    """Whether the next set has made the page whole: an unfinished one is discarded after a while."""
+    """Return True once a set has stored the page.
+
+    The master discards an unfinished page after a while.
+    """
     stored = storage.batch_set(SPACE, [hash_of(number)], [page(seed=number)])
     found = blank()
     assert stored == storage.batch_get(SPACE, [hash_of(number)], [found])

@@ -8,7 +8,7 @@ from s3_kit import S3Conformance
 
 
 class TestRgw(S3Conformance):
-    """A server that many run in production: signatures, conditional puts, chunked answers."""
+    """A server that is common in production: signatures, conditional puts, chunked answers."""
 
     storage_class = S3Storage
     server_class = CephRgw

@@ -1,4 +1,4 @@
-"""The kit's verdict on `s3`, over servers that are really there."""
+"""The kit's verdict on `s3`, over real servers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from servers import Ministack, Rclone
 
 
 class TestMinistack(S3Conformance):
-    """S3's semantics: conditional puts, checksums. In quick runs what rests on them."""
+    """S3's semantics with conditional puts and checksums.
+
+    Quick runs select the checks that need them.
+    """
 
     storage_class = S3Storage
     server_class = Ministack
     in_quick_runs = "kv_(00[356]|103|30[57]|4|5)"
-    timeout_s = 120.0  # its time for a page grows with the square of the size: 64 MiB take 20 s
+    timeout_s = 120.0  # the server's time grows with the square of the page size: 64 MiB take 20 s
 
 
 class TestRclone(S3Conformance):
-    """A server that checks signatures and knows no conditional puts."""
+    """A server that checks signatures and has no conditional puts."""
 
     storage_class = S3Storage
     server_class = Rclone
-    in_quick_runs = "kv_[01239]"  # it is the quicker one
+    in_quick_runs = "kv_[01239]"  # this server is the faster one

@@ -13,7 +13,7 @@ import pytest
 from hicache_backends.s3 import S3Storage
 from hicache_backends.s3 import addresses as addresses_module
 from hicache_backends.s3.addresses import Addresses
-from hicache_backends.s3.connection import Connection, Request
+from hicache_backends.s3.connections import Connection, Request
 from pages import blank, hash_of, page, space
 from s3_kit import name_of
 from s3_script import SILENCE, SLOW_S, Answer, ScriptedS3, listing, reply, size
@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[[S3Storage], object]] = {
 }
 _PAGE = reply(200, DATA).data
 _LISTING = listing(*[name_of(space(), one) for one in HASHES], nbytes=len(DATA)).data
-HABITS = {
+BEHAVIOURS = {
     "silent": SILENCE,
     "drips a page": Answer(_PAGE, "drip"),
     "drips a head for ever": Answer(b"HTTP/1.1 200 OK\r\nx", "drip"),
@@ -68,7 +68,7 @@ def opened(server: ScriptedS3, **fields: Any) -> S3Storage:
 
 
 def outcome(call: Callable[[], object]) -> tuple[float, str]:
-    """Return how long `call` took, and the name of what it raised."""
+    """Return the duration of `call`, and the name of its exception."""
     began_s = time.monotonic()
     try:
         call()
@@ -77,13 +77,13 @@ def outcome(call: Callable[[], object]) -> tuple[float, str]:
     return time.monotonic() - began_s, ""
 
 
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", BEHAVIOURS)
 def test_a_server_that_does_not_end_its_answers_makes_no_call_late(
     server: ScriptedS3, habit: str
 ) -> None:
     with opened(server) as store, ThreadPoolExecutor(len(CALLS)) as pool:
-        server.of_bucket = HABITS[habit]
-        server.script.extend([HABITS[habit]] * 1000)
+        server.of_bucket = BEHAVIOURS[habit]
+        server.script.extend([BEHAVIOURS[habit]] * 1000)
         running = {name: pool.submit(outcome, partial(call, store)) for name, call in CALLS.items()}
         outcomes = {name: one.result() for name, one in running.items()}
     assert max(took_s for took_s, _ in outcomes.values()) < TIMEOUT_S + 1, outcomes
@@ -91,17 +91,15 @@ def test_a_server_that_does_not_end_its_answers_makes_no_call_late(
         assert {raised for _, raised in outcomes.values()} == {"StorageTimeout"}
 
 
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", BEHAVIOURS)
 def test_opening_ends_in_time_whatever_the_server_does(server: ScriptedS3, habit: str) -> None:
-    server.of_bucket = HABITS[habit]
+    server.of_bucket = BEHAVIOURS[habit]
     took_s, _ = outcome(lambda: opened(server).close())
-    assert (
-        took_s < TIMEOUT_S + 5
-    )  # botocore reads its own data first, which takes a processor's time
+    assert took_s < TIMEOUT_S + 5  # botocore reads its own data first, which takes processor time
 
 
 def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
-    """To open a key space is to read its manifest, slowly here, and to write it, in vain here."""
+    """`open_space` reads the manifest, slowly here, and writes it, without an answer here."""
     timeout_s = SLOW_S + 0.2
     with opened(server, timeout_s=timeout_s, stall_timeout_s=timeout_s) as store:
         server.script.extend([Answer(reply(404).data, "slow"), SILENCE])
@@ -111,7 +109,7 @@ def test_the_steps_of_a_call_share_its_time(server: ScriptedS3) -> None:
 
 
 def test_no_page_is_touched_after_a_call_that_was_late(server: ScriptedS3) -> None:
-    """The rest of each page arrives later, where nobody takes it."""
+    """The rest of each page arrives after the call, when nobody receives it."""
     with opened(server, max_attempts=1) as store:
         server.script.extend([Answer(_PAGE[:-100], "later")] * len(HASHES))
         server.rest = _PAGE[-100:]
@@ -119,8 +117,8 @@ def test_no_page_is_touched_after_a_call_that_was_late(server: ScriptedS3) -> No
         with pytest.raises(StorageTimeout):
             store.batch_get(space(), HASHES, targets)
         before = [target.tobytes() for target in targets]
-        server.go_on.set()
-        wait_until(lambda: server.rests >= 8)
+        server.release_rest.set()
+        wait_until(lambda: server.rest_count >= 8)
 
         assert before == [target.tobytes() for target in targets]
         server.script.clear()
@@ -133,7 +131,7 @@ class TestNames:
 
     @pytest.fixture
     def names(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-        """Cleared: `s3.test` is not resolved until it is set again."""
+        """The event that lets `s3.test` be resolved."""
         answers = threading.Event()
         answers.set()
         resolve = socket.getaddrinfo
@@ -179,7 +177,7 @@ class TestNames:
         with S3Storage.from_config(config) as store:
             connections = vars(store)["_client"]._connections.get()
             connections._addresses._known = []
-            while (idle := connections.idle()) is not None:
+            while (idle := connections.take_idle()) is not None:
                 idle.close()
             names.clear()
 
@@ -196,24 +194,24 @@ class TestNames:
             thread.join(LIMIT_S)
         assert len(raised) == 1
 
-    def test_a_look_up_that_fails_keeps_the_old_address(
+    def test_a_lookup_that_fails_keeps_the_old_address(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(addresses_module, "_KEPT_S", 0.0)
         addresses = Addresses("localhost", 80)
-        assert addresses.await_known(LIMIT_S)
+        assert addresses.wait_until_known(LIMIT_S)
         known = addresses.next()
 
         def fail(*_: object, **__: object) -> None:
             raise socket.gaierror(socket.EAI_AGAIN, "temporary failure")
 
         monkeypatch.setattr(socket, "getaddrinfo", fail)
-        addresses.failed(known)
+        addresses.report_failure(known)
 
-        assert addresses.await_known(LIMIT_S)
+        assert addresses.wait_until_known(LIMIT_S)
         assert addresses.next().sockaddr[1] == 80
 
-    def test_addresses_that_have_all_failed_are_asked_for_again(
+    def test_addresses_that_have_all_failed_are_looked_up_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found = [(socket.AF_INET, 0, 0, "", ("127.0.0.1", 80))]
@@ -224,22 +222,22 @@ class TestNames:
         monkeypatch.setattr(socket, "getaddrinfo", resolved)
         monkeypatch.setattr(addresses_module, "_RETRY_S", 0.0)
         addresses = Addresses("moved.test", 80)
-        assert addresses.await_known(LIMIT_S)
+        assert addresses.wait_until_known(LIMIT_S)
         found[:] = [(socket.AF_INET, 0, 0, "", ("127.0.0.2", 80))]
 
-        addresses.failed(addresses.next())
+        addresses.report_failure(addresses.next())
 
         wait_until(lambda: addresses.next().sockaddr == ("127.0.0.2", 80))
 
 
 def test_a_fast_peer_does_not_keep_a_turn_for_itself() -> None:
-    """A turn ends after some megabytes, so that the deadline is looked at however fast the peer is."""
+    """A turn ends after some megabytes, so that the deadline is checked however fast the peer is."""
     target = bytearray(64 << 20)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = addresses_module.Address(socket.AF_INET, listener.getsockname())
         connection = Connection(address, None, "localhost")
         peer, _ = listener.accept()
-        wait_until(lambda: connection.go_on(4) is None and connection.is_connected)
+        wait_until(lambda: connection.handle_events(4) is None and connection.is_connected)
         connection.begin(Request(head=b"GET", into=[memoryview(target)], into_nbytes=len(target)))
         head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(target)
         sender = threading.Thread(target=peer.sendall, args=(head + bytes([7]) * len(target),))
@@ -247,10 +245,10 @@ def test_a_fast_peer_does_not_keep_a_turn_for_itself() -> None:
         turns = 0
         done: Any = None
         while done is None:
-            done = connection.go_on(1)
+            done = connection.handle_events(1)
             turns += 1
         sender.join(LIMIT_S)
         connection.close()
         peer.close()
     assert turns >= 64 // 4
-    assert done.landed
+    assert done.is_page_filled

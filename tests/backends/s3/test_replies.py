@@ -1,4 +1,4 @@
-"""Replies are read whole, into the page or not at all, however the bytes are cut."""
+"""Replies are read whole, into the page or not at all, however the bytes are split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = bytes(range(256)) * 8
 
 
 def reader_of(target: bytearray | None = None, *, has_body: bool = True) -> ReplyReader:
-    """For a page in three segments, or for none."""
+    """Return a reader for a page in three segments, or for no page."""
     view = memoryview(target or b"")
     cuts = (0, 1, len(view) // 2, len(view))
     into = [view[start:end] for start, end in pairwise(cuts)] if target else []
@@ -29,13 +29,13 @@ def reader_of(target: bytearray | None = None, *, has_body: bool = True) -> Repl
 
 
 def feed(reader: ReplyReader, data: bytes, step: int = 1 << 20) -> int:
-    """What a socket would do; how much of `data` was asked for."""
+    """Receive `data` as a socket would; return the number of bytes that the reader took."""
     at = 0
     while at < len(data) and reader.reply is None:
-        room = reader.room()[0]
-        size = min(step, len(room), len(data) - at)
-        room[:size] = data[at : at + size]
-        reader.took(size)
+        buffers = reader.buffers()[0]
+        size = min(step, len(buffers), len(data) - at)
+        buffers[:size] = data[at : at + size]
+        reader.received(size)
         at += size
     return at
 
@@ -59,7 +59,7 @@ def test_a_page_lands_in_its_segments_however_it_comes(step: int) -> None:
     feed(reader, page_reply(), step)
 
     assert reader.reply is not None
-    assert (True, True) == (reader.reply.landed, reader.reusable)
+    assert (True, True) == (reader.reply.is_page_filled, reader.reusable)
     assert DATA == bytes(target)
 
 
@@ -81,7 +81,7 @@ def test_another_length_leaves_the_page_as_it_was(nbytes: int) -> None:
     feed(reader, page_reply(bytes(nbytes)))
 
     assert reader.reply is not None
-    assert (False, False) == (reader.reply.landed, reader.reusable)
+    assert (False, False) == (reader.reply.is_page_filled, reader.reusable)
     assert b"\xa5" * len(DATA) == bytes(target)
 
 
@@ -129,7 +129,7 @@ def test_an_interim_reply_is_passed_over() -> None:
 def test_a_body_may_last_until_the_end() -> None:
     reader = reader_of()
     feed(reader, b"HTTP/1.0 503 Slow Down\r\n\r\n<Code>SlowDown</Code>")
-    reader.took(0)
+    reader.received(0)
 
     assert reader.reply is not None
     assert ("SlowDown", False) == (reader.reply.code, reader.reusable)
@@ -174,12 +174,12 @@ def test_the_end_in_the_middle_is_told(kept: int) -> None:
     feed(reader, page_reply()[:kept])
 
     with pytest.raises(Truncated):
-        reader.took(0)
+        reader.received(0)
 
 
 def test_the_end_before_anything_is_a_reset() -> None:
     with pytest.raises(ConnectionResetError):
-        reader_of().took(0)
+        reader_of().received(0)
 
 
 def test_an_error_has_a_name_only_if_it_looks_like_one() -> None:
@@ -201,14 +201,14 @@ def test_a_server_that_sends_nothing_but_interim_replies_is_malformed() -> None:
 
 
 def test_small_chunks_take_time_in_proportion_to_their_number() -> None:
-    """Every byte is looked at a few times, not once for each packet that came before it."""
+    """The reader examines every byte a few times, and not once for each later packet."""
     body = b"1\r\nx\r\n" * 100_000
     reader = reader_of()
 
     feed(reader, b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n", 1 << 10)
     feed(reader, body, 1 << 10)
 
-    assert len(reader._body) < 1 << 10  # what was decoded is not gone through again
+    assert len(reader._body) < 1 << 10  # decoded bytes are not parsed again
     feed(reader, b"0\r\n\r\n")
     assert reader.reply is not None
     assert b"x" * 100_000 == reader.reply.body

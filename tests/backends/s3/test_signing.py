@@ -27,7 +27,7 @@ def head_of(signer: Signer, method: str, path: str, **options: Any) -> dict[str,
 
 
 def signed_by_botocore(method: str, path: str, query: str, sent: dict[str, str], keys: Keys) -> str:
-    """The header that botocore makes of the same request at the same time."""
+    """Return botocore's header for the same request at the same time."""
     plain = {
         name: value
         for name, value in sent.items()

@@ -1,4 +1,4 @@
-"""`s3` on servers that are really there: what the kit does not ask."""
+"""`s3` on real servers: facts that the kit does not check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.credentials import RefreshableCredentials
 from hicache_backends.s3 import S3Storage, connections
-from hicache_backends.s3.keyring import Keyring
+from hicache_backends.s3.credentials import CredentialCache
 from hicache_conformance import FaultProxy
 from pages import blank, hash_of, page, space
 from s3_kit import BUCKET, config_of, name_of, plain_client
@@ -53,14 +53,14 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 def opened(server: S3Server, prefix: str, **fields: Any) -> S3Storage:
-    """A store with the usual key space open."""
+    """Return a store with the usual key space open."""
     storage = S3Storage.from_config(config_of(server, prefix, **fields))
     storage.open_space(space())
     return storage
 
 
 def round_trip(storage: S3Storage) -> bool:
-    """Whether a page is set and read back."""
+    """Return True where a page is set and read back."""
     storage.open_space(space())
     target = blank()
     return (
@@ -130,7 +130,7 @@ class TestBucket:
 
 
 class TestCredentials:
-    """rclone checks signatures."""
+    """Credentials on rclone, which checks signatures."""
 
     def without_keys(self, rclone: Rclone, prefix: str, **fields: Any) -> dict[str, Any]:
         config = config_of(rclone, prefix, **fields)
@@ -177,12 +177,12 @@ class TestCredentials:
         old = {**renew(), "expiry_time": (datetime.now(UTC) + timedelta(minutes=1)).isoformat()}
         credentials: Any = RefreshableCredentials
         found = credentials.create_from_metadata(old, renew, "tests")
-        keyring = Keyring(lambda: found)
+        cache = CredentialCache(lambda: found)
 
-        keyring.renew(Deadline(10))
+        cache.refresh(Deadline(10))
 
-        assert keyring.keys is not None
-        assert keyring.keys.access_key == "AKID2"
+        assert cache.keys is not None
+        assert cache.keys.access_key == "AKID2"
 
     def test_who_does_not_renew_them_is_not_waited_for(self) -> None:
         done = threading.Event()
@@ -195,10 +195,10 @@ class TestCredentials:
         old = {"access_key": "a", "secret_key": "b", "token": "c", "expiry_time": soon}
         credentials: Any = RefreshableCredentials
         found = credentials.create_from_metadata(old, renew, "tests")
-        keyring = Keyring(lambda: found)
+        cache = CredentialCache(lambda: found)
 
         with pytest.raises(StorageTimeout, match="not renewed in time"):
-            keyring.renew(Deadline(0.1))
+            cache.refresh(Deadline(0.1))
         done.set()
 
     def test_old_ones_are_used_until_they_expire(self) -> None:
@@ -212,14 +212,14 @@ class TestCredentials:
         old = {"access_key": "a", "secret_key": "b", "token": "c", "expiry_time": later}
         credentials: Any = RefreshableCredentials
         refreshable = credentials.create_from_metadata(old, renew, "tests")
-        keyring = Keyring(lambda: refreshable)
-        keyring.renew(Deadline(10))
+        cache = CredentialCache(lambda: refreshable)
+        cache.refresh(Deadline(10))
         refreshable._expiry_time = datetime.now(UTC) + timedelta(minutes=5)
 
-        keyring.renew(Deadline(0.1))
+        cache.refresh(Deadline(0.1))
 
-        assert keyring.keys is not None
-        assert keyring.keys.access_key == "a"
+        assert cache.keys is not None
+        assert cache.keys.access_key == "a"
         done.set()
 
 
@@ -262,7 +262,7 @@ class TestCost:
         nbytes = 16 << 20
         big = space(page_nbytes=nbytes)
         source, target = page(nbytes), blank(nbytes)
-        # Its time for a page grows with the square of the size; the fact is not how long it takes.
+        # The server's time grows with the square of the page size, and is not tested here.
         with opened(ministack, prefix, timeout_s=100.0) as storage:
             storage.batch_exists(big, HASHES[:1])
             tracemalloc.start()

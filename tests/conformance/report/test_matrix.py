@@ -8,24 +8,30 @@ from typing import TYPE_CHECKING
 import records
 from hicache_conformance.cli import main
 from hicache_conformance.report.matrix import matrix
+from hicache_conformance.report.summary import Summary
 from hicache_conformance.run.outcomes import Outcome
 
 if TYPE_CHECKING:
     import pytest
+    from hicache_conformance.report.record import Record
 
 KEPT = records.check_record("KV-002", Outcome.PASSED)
 REPORT = Path(__file__).parents[3] / "docs" / "field-report.md"
+
+
+def table(*runs: Record) -> str:
+    return matrix([Summary.of(run) for run in runs])
 
 
 def test_each_store_has_a_column_and_each_rule_a_row() -> None:
     one = records.record(KEPT, name="one")
     other = records.record(KEPT, records.check_record("KV-003", Outcome.FAILED), name="other")
 
-    table = matrix([one, other]).splitlines()
+    lines = table(one, other).splitlines()
 
-    assert "|  | rule | one | other |" == table[0]
-    assert "| KV-002 | What was set is there | kept | kept |" == table[5]
-    assert "| KV-003 | A hit is exactly the bytes that were set |  | **broken** 0/1 |" == table[6]
+    assert "|  | rule | one | other |" == lines[0]
+    assert "| KV-002 | What was set is there | kept | kept |" == lines[5]
+    assert "| KV-003 | A hit is exactly the bytes that were set |  | **broken** 0/1 |" == lines[6]
 
 
 def test_a_broken_rule_tells_how_many_of_its_checks_found_it_kept() -> None:
@@ -33,15 +39,15 @@ def test_a_broken_rule_tells_how_many_of_its_checks_found_it_kept() -> None:
     failed = records.check_record("KV-002", Outcome.FAILED, "c")
     unasked = records.check_record("KV-002", Outcome.NOT_VERIFIED, "d")
 
-    assert "**broken** 2/3" in matrix([records.record(*checks, failed, unasked)])
+    assert "**broken** 2/3" in table(records.record(*checks, failed, unasked))
 
 
 def test_the_verdict_is_above() -> None:
-    assert "|  | verdict | conformant |" in matrix([records.record(KEPT)])
+    assert "|  | verdict | conformant |" in table(records.record(KEPT))
 
 
 def test_a_bar_in_a_name_ends_no_cell() -> None:
-    assert "a\\|b" in matrix([records.record(KEPT, name="a|b")])
+    assert "a\\|b" in table(records.record(KEPT, name="a|b"))
 
 
 def test_the_verb_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +55,7 @@ def test_the_verb_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "a.json").write_text(run.to_json(), encoding="utf-8")
 
     assert 0 == main(["matrix", str(tmp_path / "a.json")])
-    assert matrix([run]) == capsys.readouterr().out
+    assert table(run) == capsys.readouterr().out
 
 
 def test_the_field_report_has_the_table_of_its_records(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Stores of each kind, as SGLang's extra config names them."""
+"""SGLang's extra config for stores of each kind."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hicache_backends.memory import MemoryStorage
 
-from hicache_storage.integrations.sglang._bounce_buffers import Bounce
+from hicache_storage.integrations.sglang._bounce_buffers import BounceBuffers
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class _Counting(PageStore):
-    """Knows what memory is registered."""
+    """A page store that records the registered memory."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStorage.from_config({}))
@@ -46,16 +46,16 @@ def settled() -> Future[None]:
     return done
 
 
-def used(bounce: Bounce, nbytes: int) -> int:
-    """Take a buffer and give it back; its size."""
-    buffer = bounce.take(nbytes)
+def used(bounce: BounceBuffers, nbytes: int) -> int:
+    """Acquire a buffer, release it, and return its size."""
+    buffer = bounce.acquire(nbytes)
     assert buffer is not None
-    bounce.give_back(buffer, settled())
+    bounce.release(buffer, settled())
     return buffer.nbytes
 
 
 def test_one_caller_keeps_one_buffer_of_the_largest_call(store: _Counting) -> None:
-    bounce = Bounce(store)
+    bounce = BounceBuffers(store)
     for nbytes in (MIB // 2, 3 * MIB, 9 * MIB, 2 * MIB, 17 * MIB):
         used(bounce, nbytes)
 
@@ -66,18 +66,18 @@ def test_one_caller_keeps_one_buffer_of_the_largest_call(store: _Counting) -> No
 
 
 def test_a_buffer_is_hardly_larger_than_its_pages(store: _Counting) -> None:
-    bounce = Bounce(store)
+    bounce = BounceBuffers(store)
     for nbytes in (16 * MIB + 1, 33 * MIB):
         assert nbytes <= used(bounce, nbytes) <= nbytes * 9 // 8 + MIB
     bounce.close()
 
 
-def test_overdue_calls_keep_four_buffers_and_give_them_back(store: _Counting) -> None:
-    bounce = Bounce(store)
+def test_overdue_calls_keep_at_most_four_buffers_until_they_end(store: _Counting) -> None:
+    bounce = BounceBuffers(store)
     overdue: list[Future[None]] = []
-    while (buffer := bounce.take(MIB)) is not None:
+    while (buffer := bounce.acquire(MIB)) is not None:
         overdue.append(Future())
-        bounce.give_back(buffer, overdue[-1])
+        bounce.release(buffer, overdue[-1])
     assert len(overdue) == 4
 
     overdue[0].set_result(None)

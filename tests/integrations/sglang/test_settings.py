@@ -1,4 +1,4 @@
-"""What the extra config says to the adapter, and what to the backend. Needs no SGLang."""
+"""The extra config and the launch arguments, without SGLang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.sglang import _launch
 from hicache_storage.integrations.sglang._identity import Identity
-from hicache_storage.integrations.sglang._launch import Launch
+from hicache_storage.integrations.sglang._launch import LaunchIdentity
 from hicache_storage.integrations.sglang._settings import AdapterSettings, split_config
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def test_the_adapters_own_fields_are_kept_apart() -> None:
     assert (settings.tenant, settings.timeout_s, fields) == ("t", 3, {})
 
 
-def test_what_the_user_wrote_is_not_changed() -> None:
+def test_the_users_config_is_not_changed() -> None:
     extra: dict[str, Any] = {**FACTORY, "config": {"url": "u"}, "adapter": {"tenant": "t"}}
     before = {**extra}
     split_config(extra)
@@ -74,36 +74,38 @@ def test_nothing_configured_names_what_is_missing() -> None:
         split_config(None)
 
 
-def test_arguments_that_say_nothing_leave_no_trace_in_the_revision() -> None:
-    silent = {"weight_version": "default", "json_model_override_args": "{}", "dtype": "auto"}
+def test_neutral_arguments_are_not_in_the_revision() -> None:
+    neutral = {"weight_version": "default", "json_model_override_args": "{}", "dtype": "auto"}
 
-    assert not Launch(silent, AdapterSettings()).revision(draft=False)
+    assert not LaunchIdentity(neutral, AdapterSettings()).revision(draft=False)
 
 
 def test_arguments_that_change_kv_are_in_the_revision() -> None:
-    told = {"revision": "abc", "quantization": "fp8", "json_model_override_args": '{"a": 1}'}
-    launch = Launch(told, AdapterSettings(revision="mine"))
+    arguments = {"revision": "abc", "quantization": "fp8", "json_model_override_args": '{"a": 1}'}
+    launch = LaunchIdentity(arguments, AdapterSettings(revision="mine"))
 
     expected = 'mine;revision=abc;quantization=fp8;json_model_override_args={"a": 1}'
     assert expected == launch.revision(draft=False)
 
 
 def test_a_draft_adds_its_model() -> None:
-    told = {"speculative_draft_model_path": "org/d", "speculative_draft_model_revision": "r"}
+    arguments = {"speculative_draft_model_path": "org/d", "speculative_draft_model_revision": "r"}
 
     expected = "draft=org/d;speculative_draft_model_revision=r"
-    assert expected == Launch(told, AdapterSettings()).revision(draft=True)
+    assert expected == LaunchIdentity(arguments, AdapterSettings()).revision(draft=True)
 
 
-def test_a_draft_in_another_revision_of_the_targets_repository_is_seen_there(
+def test_a_draft_in_another_revision_of_the_targets_repository_has_its_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def seen(path: str, revision: str | None, _: str | None) -> str:
+    def fingerprint(path: str, revision: str | None, _: str | None) -> str:
         return f"{path}-at-{revision}"
 
-    monkeypatch.setattr(_launch, "weights_at", seen)
-    told = {"model_path": "org/m", "speculative_draft_model_path": "org/m"}
-    launch = Launch({**told, "speculative_draft_model_revision": "mtp"}, AdapterSettings())
+    monkeypatch.setattr(_launch, "weights_at", fingerprint)
+    arguments = {"model_path": "org/m", "speculative_draft_model_path": "org/m"}
+    launch = LaunchIdentity(
+        {**arguments, "speculative_draft_model_revision": "mtp"}, AdapterSettings()
+    )
 
     assert "weights=org/m-at-None" in launch.revision(draft=False)
     assert launch.revision(draft=True).endswith("draft_weights=org/m-at-mtp")
@@ -111,29 +113,31 @@ def test_a_draft_in_another_revision_of_the_targets_repository_is_seen_there(
 
 def test_a_draft_of_no_known_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="draft_model"):
-        Launch({}, AdapterSettings()).revision(draft=True)
+        LaunchIdentity({}, AdapterSettings()).revision(draft=True)
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("kv_cache_dtype", "expected"),
     [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")],
 )
-def test_kv_that_is_kept_as_bytes_has_its_logical_type(told: str, expected: str) -> None:
+def test_kv_that_is_kept_as_bytes_has_its_logical_type(kv_cache_dtype: str, expected: str) -> None:
     pytest.importorskip("torch")
 
-    assert expected == Launch({"kv_cache_dtype": told}, AdapterSettings()).byte_kv_dtype("kv")
+    assert expected == LaunchIdentity(
+        {"kv_cache_dtype": kv_cache_dtype}, AdapterSettings()
+    ).byte_kv_dtype("kv")
 
 
 def test_a_draft_may_have_a_type_of_its_own() -> None:
-    told = {"kv_cache_dtype": "fp8_e4m3", "speculative_draft_kv_cache_dtype": "bf16"}
-    launch = Launch(told, AdapterSettings())
+    arguments = {"kv_cache_dtype": "fp8_e4m3", "speculative_draft_kv_cache_dtype": "bf16"}
+    launch = LaunchIdentity(arguments, AdapterSettings())
 
     assert ("fp8_e4m3", "bf16") == (launch.kv_label("kv"), launch.kv_label("draft"))
 
 
 def test_kv_as_bytes_of_no_known_type_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv-cache-dtype.*float8_e4m3fn"):
-        Launch({}, AdapterSettings()).byte_kv_dtype("kv")
+        LaunchIdentity({}, AdapterSettings()).byte_kv_dtype("kv")
 
 
 def test_scale_files_with_other_factors_are_other_identities(tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ def test_scale_files_with_other_factors_are_other_identities(tmp_path: Path) -> 
     for factor in (0.5, 0.25, 0.5):
         scales = tmp_path / f"{len(revisions)}.json"
         scales.write_text(json.dumps({"kv_cache": {"scaling_factor": factor}}))
-        launch = Launch({"quantization_param_path": str(scales)}, AdapterSettings())
+        launch = LaunchIdentity({"quantization_param_path": str(scales)}, AdapterSettings())
         revisions.add(launch.revision(draft=False))
 
     assert len(revisions) == 2
@@ -149,7 +153,7 @@ def test_scale_files_with_other_factors_are_other_identities(tmp_path: Path) -> 
 
 def test_a_scale_file_that_cannot_be_read_is_another_identity_than_none(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.json")
-    launch = Launch({"quantization_param_path": absent}, AdapterSettings())
+    launch = LaunchIdentity({"quantization_param_path": absent}, AdapterSettings())
 
     assert f"quantization_param_path=unread:{absent}" == launch.revision(draft=False)
 
@@ -158,31 +162,35 @@ def test_a_scale_file_that_cannot_be_read_is_another_identity_than_none(tmp_path
     ("name", "value"),
     [("load_format", "dummy"), ("context_length", 1_048_576), ("hisparse_config", {"top_k": 8})],
 )
-def test_what_changes_kv_is_told_apart(name: str, value: object) -> None:
-    assert name in Launch({name: value}, AdapterSettings()).revision(draft=False)
+def test_an_argument_that_changes_kv_is_in_the_revision(name: str, value: object) -> None:
+    assert name in LaunchIdentity({name: value}, AdapterSettings()).revision(draft=False)
 
 
 def test_another_way_to_load_the_same_weights_is_the_same_identity() -> None:
     for load_format in ("auto", "safetensors", "runai_streamer", "remote_instance"):
-        launch = Launch({"load_format": load_format}, AdapterSettings())
+        launch = LaunchIdentity({"load_format": load_format}, AdapterSettings())
         assert not launch.revision(draft=False)
 
 
-def test_an_argument_that_nobody_has_classified_is_told_unless_it_is_the_default() -> None:
+def test_an_unclassified_argument_is_in_the_revision_unless_it_has_its_default() -> None:
     arguments = {"rope_of_tomorrow": "ntk", "port_of_tomorrow": 7}
-    launch = Launch(arguments, AdapterSettings(), {"rope_of_tomorrow": None, "port_of_tomorrow": 7})
+    launch = LaunchIdentity(
+        arguments, AdapterSettings(), {"rope_of_tomorrow": None, "port_of_tomorrow": 7}
+    )
 
     assert launch.revision(draft=False) == "rope_of_tomorrow=ntk"
 
 
 def test_weights_can_be_named(tmp_path: Path) -> None:
-    launch = Launch({"model_path": str(tmp_path)}, AdapterSettings(weights="llama-3.1-8b@v2"))
+    launch = LaunchIdentity(
+        {"model_path": str(tmp_path)}, AdapterSettings(weights="llama-3.1-8b@v2")
+    )
 
     assert launch.revision(draft=False) == "weights=llama-3.1-8b@v2"
 
 
-def test_weights_that_cannot_be_seen_are_known_by_their_path() -> None:
-    launch = Launch({"model_path": "s3://models/llama"}, AdapterSettings())
+def test_weights_that_are_not_on_this_machine_are_known_by_their_path() -> None:
+    launch = LaunchIdentity({"model_path": "s3://models/llama"}, AdapterSettings())
 
     assert launch.revision(draft=False) == "weights=named:s3://models/llama"
 
@@ -192,7 +200,7 @@ def test_adapters_of_the_start_are_known_by_their_weights(tmp_path: Path) -> Non
     for content in (b"one", b"two"):
         (tmp_path / "adapter_model.bin").write_bytes(content * 4096)
         entry = {"lora_name": "a", "lora_path": str(tmp_path), "lora_id": "same"}
-        launch = Launch({"lora_paths": [entry]}, AdapterSettings())
+        launch = LaunchIdentity({"lora_paths": [entry]}, AdapterSettings())
         revisions.append(launch.revision(draft=False))
 
     assert revisions[0] != revisions[1]
@@ -205,7 +213,7 @@ def test_another_order_of_heads_in_device_memory_is_another_identity() -> None:
     )
     identity = Identity(
         config=config,
-        launch=Launch({}, AdapterSettings()),
+        launch=LaunchIdentity({}, AdapterSettings()),
         tenant="",
         page_tokens=4,
         replicated=False,

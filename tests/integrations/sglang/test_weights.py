@@ -1,4 +1,4 @@
-"""Fingerprints of checkpoints: equal for copies, another for other weights, and cheap."""
+"""Fingerprints of checkpoints: equal for copies, different for other weights, and fast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "sglang-identity.md"
 
 
 def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
-    """A file in the safetensors format."""
+    """Write a file in the safetensors format."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, data in tensors.items():
@@ -35,7 +35,7 @@ def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
 
 
 def checkpoint(place: Path, fill: int = 1, last: int | None = None, config: str = "{}") -> Path:
-    """A checkpoint of two files with two tensors each, the last of them filled with `last`."""
+    """Write a checkpoint of two files with two tensors each. `last` fills the last tensor."""
     place.mkdir()
     (place / "config.json").write_text(config)
     a, b = bytes([fill]) * 100_000, bytes([fill if last is None else last]) * 50
@@ -66,7 +66,7 @@ def test_other_weights_or_another_config_are_another(tmp_path: Path, other: dict
     assert weights_at(str(one)) != weights_at(str(two))
 
 
-def test_files_that_no_index_names_are_not_loaded_and_do_not_count(tmp_path: Path) -> None:
+def test_files_outside_of_the_index_do_not_count(tmp_path: Path) -> None:
     one = checkpoint(tmp_path / "one")
     before = weights_at(str(one))
     write_safetensors(one / "consolidated.safetensors", {"all": b"x" * 100})
@@ -80,34 +80,34 @@ def test_a_few_kilobytes_of_each_file_are_read(
     file = tmp_path / "big.gguf"
     with file.open("wb") as sparse:
         sparse.truncate(1 << 40)  # reading it would take an hour
-    asked: list[int] = []
+    nbytes: list[int] = []
     add = _weights._add
 
     def counted(digest: Any, *parts: bytes) -> None:
-        asked.append(len(parts[-1]))
+        nbytes.append(len(parts[-1]))
         add(digest, *parts)
 
     monkeypatch.setattr(_weights, "_add", counted)
 
     assert weights_at(str(file))
-    assert sum(asked) < 1 << 20
+    assert sum(nbytes) < 1 << 20
 
 
-def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = checkpoint(tmp_path / "one")
     both = threading.Barrier(2, timeout=30)
-    sampled = _weights._sampled
+    sampled = _weights._sample_offsets
 
-    def met(*arguments: Any) -> Any:
+    def meet(*arguments: Any) -> Any:
         both.wait()
         return sampled(*arguments)
 
-    monkeypatch.setattr(_weights, "_sampled", met)
+    monkeypatch.setattr(_weights, "_sample_offsets", meet)
 
     assert weights_at(str(place))
 
 
-def test_an_adapter_in_the_hubs_cache_is_seen(
+def test_an_adapter_in_the_hubs_cache_has_a_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "snapshot"
@@ -126,25 +126,25 @@ def test_an_adapter_in_the_hubs_cache_is_seen(
 
 
 def test_any_other_file_of_weights_counts_as_well(tmp_path: Path) -> None:
-    seen: set[str] = set()
+    fingerprints: set[str] = set()
     for byte in (b"a", b"b"):
         (tmp_path / "pytorch_model.bin").write_bytes(byte * 1000)
-        seen.add(weights_at(str(tmp_path)))
+        fingerprints.add(weights_at(str(tmp_path)))
 
-    assert len(seen) == 2
+    assert len(fingerprints) == 2
 
 
 @pytest.mark.parametrize(
     "damage", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{]"]
 )
-def test_a_damaged_header_is_only_bytes(tmp_path: Path, damage: bytes) -> None:
+def test_a_file_with_a_damaged_header_has_a_fingerprint(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(damage)
 
     assert weights_at(str(tmp_path))
 
 
 @pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": {"a": "gone.safetensors"}}'])
-def test_an_index_that_is_none_is_not_believed(tmp_path: Path, index: str) -> None:
+def test_an_invalid_index_is_ignored(tmp_path: Path, index: str) -> None:
     place = checkpoint(tmp_path / "one")
     (place / "model.safetensors.index.json").write_text(index)
 

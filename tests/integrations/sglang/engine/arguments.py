@@ -1,4 +1,4 @@
-"""Every server argument of the installed SGLang is classified, and says nothing by its default."""
+"""Every server argument of the installed SGLang is classified, and its default is neutral."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def test_every_argument_is_classified_once() -> None:
     times = Counter(name for name, _, _ in _arguments.classified())
 
     assert set(arguments()) - set(times) == set()
-    assert [name for name, often in times.items() if often > 1] == []
+    assert [name for name, count in times.items() if count > 1] == []
 
 
 @pytest.mark.skipif(not NEWEST, reason="an older release lacks some")
-def test_nothing_is_classified_that_there_is_not() -> None:
+def test_every_classified_argument_exists() -> None:
     assert set(arguments()) | ONLY_0_5_22 == _arguments.KNOWN
 
 
 @pytest.mark.skipif(not NEWEST, reason="other releases have other defaults")
-def test_the_value_that_says_nothing_is_the_default() -> None:
-    silent = {**_arguments.BY_VALUE, **_arguments.DRAFT_BY_VALUE}
+def test_the_neutral_value_is_the_default() -> None:
+    neutral = {**_arguments.BY_VALUE, **_arguments.DRAFT_BY_VALUE}
 
-    assert {name: arguments()[name] for name in silent} == silent
+    assert {name: arguments()[name] for name in neutral} == neutral
 
 
-def test_the_defaults_that_the_adapter_compares_with_are_these() -> None:
+def test_the_adapter_compares_with_these_defaults() -> None:
     assert adapter.SGLangHiCacheStorage.engine.launch_defaults() == arguments()

@@ -1,6 +1,6 @@
-"""Our backends below SGLang's own cache controller and its threads: bytes out, bytes in.
+"""The backends below SGLang's own cache controller and its threads, byte for byte.
 
-Not collected by `make test`'s main run: SGLang has an environment of its own (`make test-sglang`).
+SGLang has an environment of its own, so `make test-sglang` runs these tests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def world() -> Generator[None]:
 
 
 def write_and_read(writer: Engine, reader: Engine) -> None:
-    """What one engine has backed up, another that never had it prefetches, byte for byte."""
+    """Back up pages by one engine, and prefetch them by another one, byte for byte."""
     writer.fill(1)
     written = writer.write(TOKENS)
     assert written.pages == 8
@@ -148,7 +148,9 @@ def test_a_node_of_more_pages_than_a_batch(file_config: dict[str, Any]) -> None:
         assert read.held == written.held
 
 
-@pytest.mark.skipif(BEFORE_0_5_23, reason="0.5.22 settles who writes before the storage is made")
+@pytest.mark.skipif(
+    BEFORE_0_5_23, reason="0.5.22 selects the writing ranks before it opens the storage"
+)
 def test_every_rank_has_draft_heads_of_its_own_beside_shared_latents(
     file_config: dict[str, Any],
 ) -> None:
@@ -159,7 +161,7 @@ def test_every_rank_has_draft_heads_of_its_own_beside_shared_latents(
             engine_world(tp_rank=rank, tp_size=2, speculative_draft_model_path="org/draft"),
             Engine([PoolPlan(kind="mla")], file_config, late=[draft]) as engine,
         ):
-            engine.fill(1)  # the same latents in every rank's memory, and other draft heads
+            engine.fill(1)  # all ranks get the same latents and different draft heads
             engine.host(PoolName.DRAFT).kv_buffer.fill_(rank + 1)
             held.append(engine.write(TOKENS).held)
     assert held[0][PoolName.DRAFT] != held[1][PoolName.DRAFT]
@@ -189,9 +191,9 @@ def test_ranks_of_two_sizes_share_pages_by_head_groups(file_config: dict[str, An
             read = four.read(TOKENS)
             assert read.pages == 8
             halves.append(read.held[PoolName.KV])
-    for whole, *parts in zip(written.held[PoolName.KV], *halves, strict=True):
-        quarter = len(whole) // 4  # K of both halves, then V of both
-        assert whole == b"".join(
+    for page, *parts in zip(written.held[PoolName.KV], *halves, strict=True):
+        quarter = len(page) // 4  # K of both halves, then V of both
+        assert page == b"".join(
             part[plane * quarter : (plane + 1) * quarter] for plane in (0, 1) for part in parts
         )
 
@@ -226,7 +228,9 @@ def test_an_anchor_without_bytes(v1: int, file_config: dict[str, Any]) -> None:
     ],
     ids="-".join,
 )
-def test_engines_that_differ_never_meet(other: dict[str, Any], file_config: dict[str, Any]) -> None:
+def test_engines_that_differ_share_no_pages(
+    other: dict[str, Any], file_config: dict[str, Any]
+) -> None:
     with Engine([PoolPlan()], file_config) as writer:
         writer.write(TOKENS)
     config = {**file_config, "adapter": other.get("adapter", {})}
@@ -238,7 +242,7 @@ def test_engines_that_differ_never_meet(other: dict[str, Any], file_config: dict
         assert reader.read(TOKENS).hits == 0
 
 
-def test_heads_that_are_fewer_than_ranks_are_not_mistaken(file_config: dict[str, Any]) -> None:
+def test_heads_of_ranks_that_outnumber_them_are_not_confused(file_config: dict[str, Any]) -> None:
     plan = PoolPlan(heads=1)
     with engine_world(tp_rank=2, tp_size=4), Engine([plan], file_config) as writer:
         writer.write(TOKENS)
@@ -270,7 +274,7 @@ def test_sglangs_failure_injector(
     with Engine([PoolPlan(), WINDOW], file_config) as engine:
         assert "FailureInjector" in type(engine.storage).__name__
         engine.fill(1)
-        whole = 0
+        complete = 0
         for turn in range(30):
             tokens = [turn, *TOKENS[1:]]
             written = engine.write(tokens)
@@ -279,16 +283,14 @@ def test_sglangs_failure_injector(
             read = engine.read(tokens)
             arrived = read.held.get(PoolName.KV, [])[: read.pages]
             assert arrived == written.held[PoolName.KV][: read.pages]
-            whole += read.pages == 8
+            complete += read.pages == 8
             if read.held:
                 engine.host().free(read.operation.host_indices)
                 engine.host(WINDOW.name).free(read.operation.pool_transfers[0].host_indices)
-        assert 0 < whole < 30
+        assert 0 < complete < 30
 
 
-def test_a_store_that_dies_is_a_miss_and_no_more(
-    tmp_path: Path, file_config: dict[str, Any]
-) -> None:
+def test_a_store_that_dies_is_a_miss(tmp_path: Path, file_config: dict[str, Any]) -> None:
     with RedisServer(tmp_path / "redis") as server:
         fields = {"url": server.url, "timeout_s": 2}
         config = {**file_config, "backend_name": "redis", "config": fields}
@@ -360,7 +362,7 @@ def test_metrics_are_sglangs_own(file_config: dict[str, Any]) -> None:
         assert engine.storage.get_stats().prefetch_pgs == []
 
 
-def test_packed_fp8_is_told_by_the_server_arguments(file_config: dict[str, Any]) -> None:
+def test_packed_fp8_has_the_type_of_the_server_arguments(file_config: dict[str, Any]) -> None:
     plan = PoolPlan(dtype="float8_e4m3fn")
     with pytest.raises(Exception, match="kv-cache-dtype"):
         Engine([plan], file_config)
@@ -396,7 +398,7 @@ def test_a_wrong_config_fails_the_attach_by_name(
         Engine([PoolPlan()], {**file_config, **fields})
 
 
-def test_it_leaves_signals_alone(file_config: dict[str, Any]) -> None:
+def test_signal_handlers_are_not_changed(file_config: dict[str, Any]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Engine([PoolPlan()], file_config):
         pass
@@ -423,13 +425,13 @@ def test_pages_of_former_weights_are_not_hits_when_weights_change_under_a_server
         assert engine.write(TOKENS).pages == 0
 
 
-def test_a_change_of_nothing_that_kv_depends_on_changes_nothing(
+def test_a_change_that_kv_does_not_depend_on_keeps_the_hits(
     file_config: dict[str, Any],
 ) -> None:
     with engine_world(), Engine([PoolPlan()], file_config) as engine:
         engine.write(TOKENS)
         get_context().override("scheduler", max_running_requests=3)
-        get_context().override(  # as an attach by HTTP does, once the storage is open
+        get_context().override(  # an attach by HTTP does so after opening the storage
             "scheduler.attach_hicache",
             hicache_storage_backend="dynamic",
             hicache_storage_backend_extra_config="{}",
@@ -461,7 +463,7 @@ def test_servers_with_other_scale_files_do_not_share(
 def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
     file_config: dict[str, Any],
 ) -> None:
-    """Its call comes back late, and writes where nobody looks."""
+    """The late call writes into a bounce buffer that nothing reads."""
     with Engine([PoolPlan()], {**file_config, "adapter": {"timeout_s": 0.5}}) as engine:
         engine.fill(1)
         written = engine.write(TOKENS)
@@ -507,7 +509,9 @@ def test_writes_that_hang_hold_up_no_reads(file_config: dict[str, Any]) -> None:
         store.batch_set = late
         for turn in range(6):
             hashes = [f"{turn * 100 + n:064x}" for n in range(8)]
-            engine.storage._store.breaker.writes.record(succeeded=True)  # it may rest otherwise
+            engine.storage._store.breaker.writes.record(
+                succeeded=True
+            )  # otherwise the breaker may open
             assert engine.storage.batch_set_v1(hashes, indices) == [False] * 8
         try:
             wait_until(lambda: all(engine.storage.batch_get_v1(written.hashes, indices)))
@@ -521,8 +525,8 @@ def test_a_call_ends_with_the_first_batch_that_gets_no_answer(file_config: dict[
         indices = engine.host().alloc(400 * PAGE_TOKENS)
         calls: list[int] = []
 
-        def gone(_: Any, asked: Sequence[str], *__: Any) -> list[bool]:
-            calls.append(len(asked))
+        def gone(_: Any, hashes: Sequence[str], *__: Any) -> list[bool]:
+            calls.append(len(hashes))
             raise StorageUnavailable("gone")
 
         engine.storage._storage.batch_set = gone
@@ -562,12 +566,12 @@ def test_only_a_bounded_store_gets_sglangs_memory(
 
         store.batch_set = watched
         engine.write(TOKENS)
-        lent = [
+        direct = [
             tensor.data_ptr() <= address < tensor.data_ptr() + tensor.nbytes
             for address in addresses
             for tensor in tensors_of(engine.host())
         ]
-        assert any(lent) is bounded
+        assert any(direct) is bounded
         assert engine.read(TOKENS).pages == 8
 
 

@@ -1,4 +1,4 @@
-"""The adapter knows the SGLang that is installed, and notices one that has moved."""
+"""The adapter supports the installed SGLang, and detects a different interface."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ storage: Any = importlib.import_module("sglang.srt.mem_cache.hicache_storage")
 metrics: Any = importlib.import_module("sglang.srt.observability.metrics_collector")
 
 
-def moved(**changes: Any) -> SimpleNamespace:
-    """SGLang's module with something else in it."""
+def changed_module(**changes: Any) -> SimpleNamespace:
+    """Return SGLang's module with `changes`."""
     return SimpleNamespace(**{**vars(storage), **changes})
 
 
@@ -27,7 +27,7 @@ def test_this_sglang_is_known() -> None:
     assert _interface.differences(storage, metrics) == []
 
 
-def test_the_class_is_what_sglangs_factory_asks_for() -> None:
+def test_the_class_satisfies_sglangs_factory() -> None:
     assert issubclass(adapter.SGLangHiCacheStorage, storage.HiCacheStorage)
     assert not getattr(adapter.SGLangHiCacheStorage, "__abstractmethods__", None)
     assert adapter.SGLangHiCacheStorage is adapter.SGLangHiCacheStorage
@@ -56,14 +56,14 @@ class LessTransfer:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         (
             {"HiCacheStorage": AnotherSignature},
             r"batch_get_v1 takes \(keys, host_indices, stream\)",
         ),
         ({"HiCacheStorage": AnotherDuty}, "batch_get_v3 is abstract"),
-        ({"HiCacheStorage": None}, "HiCacheStorage is gone"),
+        ({"HiCacheStorage": None}, "HiCacheStorage is missing"),
         (
             {"PoolHitPolicy": OtherPolicies},
             "lacks the member block_groups.*new member 'every_other'",
@@ -71,13 +71,13 @@ class LessTransfer:
         ({"PoolTransfer": LessTransfer}, "PoolTransfer lacks the field hit_policy"),
     ],
 )
-def test_what_has_moved_is_named(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ImportError, match=words) as raised:
-        _interface.check_interface(moved(**changes), metrics, "9.9.9")
+def test_every_difference_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImportError, match=message) as raised:
+        _interface.check_interface(changed_module(**changes), metrics, "9.9.9")
     assert "SGLang 9.9.9" in str(raised.value)
     assert "0.5.23" in str(raised.value)
 
 
-def test_metrics_that_have_moved() -> None:
-    there = SimpleNamespace(StorageMetrics=LessTransfer)
-    assert "StorageMetrics lacks" in "".join(_interface.differences(storage, there))
+def test_a_difference_of_the_metrics_is_named() -> None:
+    changed = SimpleNamespace(StorageMetrics=LessTransfer)
+    assert "StorageMetrics lacks" in "".join(_interface.differences(storage, changed))

@@ -30,8 +30,8 @@ def world() -> Generator[None]:
         yield
 
 
-def travel(engine: Engine, pool: Any, name: Any, places: Any, others: Any) -> None:
-    """Two pages go out of some slots and come into others, byte for byte."""
+def store_and_load(engine: Engine, pool: Any, name: Any, places: Any, others: Any) -> None:
+    """Store two pages from some slots, and load them into others, byte for byte."""
     storage, step = engine.storage, len(places) // 2
     storage.register_mem_host_pool_v2(pool, name)
     held = [pool.get_data_page(start).clone() for start in places.tolist()[::step]]
@@ -56,7 +56,7 @@ def test_states_of_linear_attention(side_states: int, file_config: dict[str, Any
     for buffer in pool.kv_buffer:
         buffer.view(torch.uint8).random_(0, 256)
     with Engine([PoolPlan()], file_config) as engine:
-        travel(engine, pool, PoolName.MAMBA, torch.tensor([3, 5]), torch.tensor([7, 1]))
+        store_and_load(engine, pool, PoolName.MAMBA, torch.tensor([3, 5]), torch.tensor([7, 1]))
 
 
 @pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
@@ -97,4 +97,6 @@ def test_index_keys_of_sparse_attention(layout: str, file_config: dict[str, Any]
     pool.index_k_with_scale_buffer.random_(0, 256)
     pages = torch.arange(5 * tokens).view(5, tokens)
     with Engine([PoolPlan()], file_config) as engine:
-        travel(engine, pool, PoolName.INDEXER, pages[[1, 3]].flatten(), pages[[0, 2]].flatten())
+        store_and_load(
+            engine, pool, PoolName.INDEXER, pages[[1, 3]].flatten(), pages[[0, 2]].flatten()
+        )

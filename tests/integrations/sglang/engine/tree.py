@@ -1,4 +1,4 @@
-"""A whole server's cache: device, host and one of our stores, under SGLang's own radix tree."""
+"""A server's complete cache: device, host and a store, under SGLang's own radix tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_prefix_goes_through_all_tiers_into_a_cold_server(
 ) -> None:
     with server_world(config), Server(kind) as warm, Server(kind) as cold:
         computed = warm.compute(TOKENS)
-        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+        assert cold.load_prefix(TOKENS) == (len(TOKENS), computed)
 
 
 def test_target_and_draft_come_back_together(config: dict[str, Any]) -> None:
@@ -31,34 +31,34 @@ def test_target_and_draft_come_back_together(config: dict[str, Any]) -> None:
         Server(draft=DRAFT) as cold,
     ):
         computed = warm.compute(TOKENS)
-        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+        assert cold.load_prefix(TOKENS) == (len(TOKENS), computed)
 
 
 def test_a_sliding_window_comes_back_with_its_prefix(config: dict[str, Any]) -> None:
     with server_world(config), Server("window") as warm, Server("window") as cold:
         computed = warm.compute(TOKENS)
-        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+        assert cold.load_prefix(TOKENS) == (len(TOKENS), computed)
 
 
-def test_the_config_may_lie_in_a_file(tmp_path: Path, file_config: dict[str, Any]) -> None:
+def test_the_config_may_be_in_a_file(tmp_path: Path, file_config: dict[str, Any]) -> None:
     flags = tmp_path / "hicache.json"
     flags.write_text(as_flag(file_config))
     with server_world(f"@{flags}"), Server() as warm, Server() as cold:
         computed = warm.compute(TOKENS)
-        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+        assert cold.load_prefix(TOKENS) == (len(TOKENS), computed)
 
 
 def test_a_layer_first_server(file_config: dict[str, Any]) -> None:
     with server_world(file_config, layout="layer_first"), Server() as warm, Server() as cold:
         computed = warm.compute(TOKENS)
-        assert cold.recall(TOKENS) == (len(TOKENS), computed)
+        assert cold.load_prefix(TOKENS) == (len(TOKENS), computed)
 
 
-def test_servers_of_other_layouts_compute_for_themselves(file_config: dict[str, Any]) -> None:
+def test_servers_of_other_layouts_share_no_pages(file_config: dict[str, Any]) -> None:
     with server_world(file_config), Server() as warm:
         warm.compute(TOKENS)
     with server_world(file_config, layout="layer_first"), Server() as other:
-        assert other.recall(TOKENS)[0] == 0
+        assert other.load_prefix(TOKENS)[0] == 0
 
 
 def test_detach_and_attach_while_it_runs(file_config: dict[str, Any]) -> None:
@@ -69,6 +69,6 @@ def test_detach_and_attach_while_it_runs(file_config: dict[str, Any]) -> None:
         with Server() as cold:
             assert cold.cache.detach_storage_backend()[0]
             flag = as_flag(file_config)
-            done, words = cold.cache.attach_storage_backend("dynamic", flag, "org/model")
-            assert done, words
-            assert cold.recall(TOKENS) == (len(TOKENS), computed)
+            done, message = cold.cache.attach_storage_backend("dynamic", flag, "org/model")
+            assert done, message
+            assert cold.load_prefix(TOKENS) == (len(TOKENS), computed)

@@ -1,0 +1,42 @@
+"""The keys of objects.
+
+TAG/ID/manifest     the key space ID, as JSON
+TAG/ID/HASH         one page
+
+Without a tag, a key begins with ID. The backend never touches an object with any other key.
+"""
+
+from __future__ import annotations
+
+from hicache_storage.backend_support.manifest import PAGE_HASH, SPACE_ID
+
+_MANIFEST = "manifest"
+
+
+class Layout:
+    """The keys of one `extra_backend_tag`. Immutable."""
+
+    __slots__ = ("prefix",)
+
+    def __init__(self, tag: str) -> None:
+        self.prefix = f"{tag}/" if tag else ""
+
+    def root(self, space_id: str) -> str:
+        """Return the beginning of every key of a key space."""
+        return f"{self.prefix}{space_id}/"
+
+    def page(self, space_id: str, page_hash: str) -> str:
+        return f"{self.prefix}{space_id}/{page_hash}"
+
+    def manifest(self, space_id: str) -> str:
+        return f"{self.prefix}{space_id}/{_MANIFEST}"
+
+    def page_hash(self, space_id: str, key: str) -> str | None:
+        """Return the hash in the key of a page; None for any other key."""
+        page_hash = key.removeprefix(self.root(space_id))
+        return page_hash if PAGE_HASH.fullmatch(page_hash) else None
+
+    def space_id(self, key: str) -> str | None:
+        """Return the key-space id in the key of a manifest; None for any other key."""
+        space_id, _, name = key.removeprefix(self.prefix).partition("/")
+        return space_id if name == _MANIFEST and SPACE_ID.fullmatch(space_id) else None

@@ -1,0 +1,151 @@
+"""This project's stores: any backend, called directly, and under the page store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from _store import Memory, Store
+
+from hicache_storage.keys import KeySpace, Shard
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.registry import open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hicache_storage.storage import HiCacheStorage
+
+PAGE_TOKENS = 64
+TIMEOUT_S = 600.0
+
+
+class OurStorage(Store):
+    """A backend, called directly on this thread. A page is one segment without a frame."""
+
+    def __init__(
+        self, storage: HiCacheStorage, source: Memory, destination: Memory, *, detail: str = ""
+    ) -> None:
+        super().__init__(source, destination)
+        self._of = type(storage).__name__
+        self.name = f"ours: {self._of}{detail}"
+        self._storage = storage
+        self._space = key_space(source.page_nbytes)
+        self._storage.open_space(self._space)
+        self._sources = [Page(view) for view in source.views]
+        self._targets = [Page(view) for view in destination.views]
+
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._storage.open_space(self._space)  # an emptied store has lost its manifest
+
+    def set(self) -> None:
+        if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
+            raise RuntimeError(f"{self._of} refused a page: {self._storage.stats()}")
+
+    def get(self) -> None:
+        if not all(self._storage.batch_get(self._space, self.hashes, self._targets)):
+            raise RuntimeError(f"{self._of} lost a page: {self._storage.stats()}")
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+class OurPageStore(Store):
+    """The page store over a backend, with frames, verdicts and its default number of threads."""
+
+    def __init__(
+        self,
+        storage: HiCacheStorage,
+        source: Memory,
+        destination: Memory,
+        *,
+        checksum: Literal["xxh3", "none"] = "xxh3",
+        detail: str = "",
+    ) -> None:
+        super().__init__(source, destination)
+        self.name = f"ours: page store, {checksum}{detail}"
+        self._storage = storage
+        chosen = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
+        self._store = PageStore(self._storage, chosen)
+        self._space = key_space(source.page_nbytes)
+        self._store.open_space(self._space)
+        self._sources = self._framed(source)
+        self._targets = self._framed(destination)
+
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._store.open_space(self._space)
+
+    def set(self) -> None:
+        outcome = self._store.save([Transfer(self._space, self.hashes, self._sources)])
+        _expect_ok(outcome.verdicts[0])
+
+    def get(self) -> None:
+        outcome = self._store.load([Transfer(self._space, self.hashes, self._targets)])
+        _expect_ok(outcome.verdicts[0])
+
+    def close(self) -> None:
+        self._store.close()
+        self._storage.close()
+
+    def _framed(self, memory: Memory) -> list[FramedPage]:
+        headers = Memory(memory.pages, self._store.frame_nbytes)
+        self._store.register_buffer(headers.whole)
+        return [
+            FramedPage(header, Page(view))
+            for header, view in zip(headers.views, memory.views, strict=True)
+        ]
+
+
+def in_directory(
+    backend: str,
+    directory: Path,
+    source: Memory,
+    destination: Memory,
+    *,
+    detail: str = "",
+    **settings: Any,
+) -> OurStorage:
+    """Return an `OurStorage` on a backend that keeps pages in a directory."""
+    return OurStorage(_opened(backend, directory, settings), source, destination, detail=detail)
+
+
+def pages_in_directory(
+    backend: str,
+    directory: Path,
+    source: Memory,
+    destination: Memory,
+    *,
+    checksum: Literal["xxh3", "none"],
+    detail: str = "",
+    **settings: Any,
+) -> OurPageStore:
+    """Return an `OurPageStore` over a backend that keeps pages in a directory."""
+    storage = _opened(backend, directory, settings)
+    return OurPageStore(storage, source, destination, checksum=checksum, detail=detail)
+
+
+def key_space(page_nbytes: int) -> KeySpace:
+    """Return the key space of an MHA model with pages of this size."""
+    return KeySpace(
+        model="benchmarks/model",
+        dtype="bfloat16",
+        layout="page_first",
+        page_tokens=PAGE_TOKENS,
+        page_nbytes=page_nbytes,
+        shard=Shard(layers=(0, 32), heads=(0, 8)),
+    )
+
+
+def _opened(backend: str, directory: Path, settings: dict[str, Any]) -> HiCacheStorage:
+    return open_storage(backend, {"path": str(directory), "timeout_s": TIMEOUT_S, **settings})
+
+
+def _expect_ok(verdicts: Sequence[Verdict]) -> None:
+    for number, verdict in enumerate(verdicts):
+        if verdict is not Verdict.OK:
+            raise RuntimeError(f"the page store returned {verdict.value} of page {number}")

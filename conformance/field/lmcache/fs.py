@@ -1,0 +1,66 @@
+"""LMCache's `fs` (Python, asyncio) and `fs_native` (C++): a file a page in one flat directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from field.lmcache.engine import (
+    LMCacheSettings,
+    LMCacheStorage,
+    file_name,
+)
+from hicache_storage.storage import Capabilities, Durability, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hicache_storage.keys import KeySpace
+
+
+class LMCacheFilesSettings(LMCacheSettings):
+    """The config of the adapters, with the place of the files."""
+
+    path: str
+    """`base_path` of the adapter's config."""
+
+
+class LMCacheFiles(LMCacheStorage):
+    """The base of both file adapters."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, settings: LMCacheFilesSettings) -> None:
+        super().__init__(settings, self.kind, {"base_path": settings.path})
+        self._directory = Path(settings.path)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        return cls(LMCacheFilesSettings.parse(f"lmcache_{cls.kind}", config))
+
+    def path_of(self, space: KeySpace, page_hash: str) -> Path:
+        """Return the file of a page: for back doors."""
+        (key,) = self.object_keys(space, [page_hash])
+        return self._directory / file_name(key)
+
+
+class LMCacheFs(LMCacheFiles):
+    """`lmcache.v1.distributed.l2_adapters.fs_l2_adapter.FSL2Adapter`."""
+
+    kind = "fs"
+    capabilities = Capabilities(
+        retention=Retention.UNTIL_DELETED,
+        durability=Durability.CRASH,
+        shared=True,
+        overwrites=False,
+        scatter_gather=False,
+        parallelism=2,
+    )
+
+
+class LMCacheFsNative(LMCacheFiles):
+    """Its `LMCacheFSClient`, wrapped by `NativeConnectorL2Adapter`; four threads by default."""
+
+    kind = "fs_native"
+    capabilities = replace(LMCacheFs.capabilities, parallelism=4)

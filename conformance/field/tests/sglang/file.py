@@ -1,0 +1,14 @@
+"""The kit on SGLang's file backend, as it is in its wheel: `make field-sglang-file`."""
+
+from __future__ import annotations
+
+from field.sglang.file import SGLangFile
+from hicache_conformance import StorageConformance
+from page_files import FileSubject
+
+
+class TestSGLangFile(FileSubject, StorageConformance):
+    """`HiCacheFile` without its evictor and its metadata cache: its defaults."""
+
+    storage_class = files = SGLangFile
+    absent = SGLangFile.absent

@@ -1,0 +1,151 @@
+"""Tables of a replay's report, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.replay.report import ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.table import Table
+
+_REASONS = {
+    "dropped": "dropped from the write queue",
+    "refused": "refused by the storage",
+    "unavailable": "storage unavailable",
+    "timeout": "timed out",
+    "breaker_open": "not tried, the breaker was open",
+    "error": "failed with an error",
+}
+_COUNTED = ("blocks", "pages", "tokens")
+_TIERS = {
+    "L2": ("l2_hits",),
+    "L3": ("l3_hits",),
+    "nowhere": ("misses",),
+    "all": ("total",),
+    "L2 + L3": ("l2_hits", "l3_hits"),
+}
+
+
+def tables(report: Mapping[str, Any]) -> list[Table]:
+    """Return two tables of a run's report: hits by tier, and everything else."""
+    from rich import box  # noqa: PLC0415 - JSON alone does without it
+    from rich.table import Table  # noqa: PLC0415
+
+    tiers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    tiers.add_column("found in", no_wrap=True)
+    for title in (*_COUNTED, "of blocks"):
+        tiers.add_column(title, justify="right", no_wrap=True)
+    for row in _tier_rows(report):
+        tiers.add_row(*row)
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in _facts(report):
+        facts.add_row(name, text)
+    return [tiers, facts]
+
+
+def _tier_rows(report: Mapping[str, Any]) -> Iterator[list[str]]:
+    blocks = report["blocks"]
+    for label, names in _TIERS.items():
+        counts = [sum(report[unit][name] for name in names) for unit in _COUNTED]
+        share = ratio(counts[0], blocks["total"])
+        yield [label, *(f"{count:,}" for count in counts), _percent(share)]
+    yield [
+        "infinite cache",
+        f"{blocks['ideal_hits']:,}",
+        "",
+        "",
+        _percent(blocks["ideal_hit_rate"]),
+    ]
+
+
+def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _run_facts(report)
+    prefetch = report["prefetch"]
+    if report.get("ranks") is not None:
+        written = ", ".join(f"{pages:,}" for pages in report["ranks"]["written_pages"])
+        yield "ranks", f"{report['ranks']['size']} processes; wrote {written} pages"
+    if len(report["pools"]) > 1:
+        found = report["pages"]["l2_hits"] + report["pages"]["l3_hits"]
+        yield "draft pages paired", f"{report['paired_pages']:,} of {found:,} pages found"
+    for name, label in (("l3_read", "L3 read"), ("l3_write", "L3 write")):
+        throughput = report[name]
+        rate = throughput["gb_per_s"]
+        bandwidth = f", {rate:.2f} GB/s while busy" if rate else ""
+        yield label, f"{_gigabytes(throughput['nbytes'])}{bandwidth}"
+    if prefetch["p50_s"] is not None:
+        times = (f"{name} {1e3 * prefetch[f'{name}_s']:.2f} ms" for name in ("p50", "p99"))
+        yield "prefetch", ", ".join(times)
+    yield "loaded but unused", f"{report['loaded_unused_pages']:,} pages"
+    yield "writes dropped", _unsaved_text(report["unsaved_pages"])
+    if not report["drained"]:
+        yield (
+            "writes unfinished",
+            "the storage took too long: no figure includes the last writes",
+        )
+    if report["unreserved_pages"]:
+        yield "no room in L2", f"{report['unreserved_pages']:,} pages"
+    verified = _gigabytes(report["verified_nbytes"])
+    yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
+    yield from (("note", note) for note in report.get("notes", ()))
+    yield from _disruptions(report)
+    for name in ("controller", "store", "storage"):
+        if counters := _counters(report[name]):
+            yield f"{name} counters", counters
+
+
+def _unsaved_text(unsaved: Mapping[str, int]) -> str:
+    total = f"{unsaved['total']:,} pages"
+    by_reason = [
+        f"{pages:,} {_REASONS.get(reason, reason)}"
+        for reason, pages in unsaved.items()
+        if reason != "total"
+    ]
+    return f"{total}: {', '.join(by_reason)}" if by_reason else total
+
+
+def _disruptions(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    faults, swap = report.get("faults"), report.get("swap")
+    if faults is not None:
+        yield "faults", _counters(faults["struck"]) or "none has happened"
+    if swap is not None:
+        yield "swap", _swap_text(swap)
+        for name in ("store", "storage"):
+            if counters := _counters(swap[name]):
+                yield f"next {name} counters", counters
+
+
+def _swap_text(swap: Mapping[str, Any]) -> str:
+    if not swap["begun"]:
+        return f"to {swap['backend']} was not begun"
+    done = f"to {swap['backend']} after {swap['after_requests']:,} requests, {swap['took_s']:.2f} s"
+    undrained = "; pages for the first storage were lost, or calls of it still ran"
+    drain = "" if swap["drained"] else undrained
+    failure = "" if swap["attached"] else f"; L2 alone since then: {swap['complaint']}"
+    return f"{done}{drain}{failure}"
+
+
+def _counters(counters: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {count:,}" for key, count in counters.items() if count)
+
+
+def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    replayed = f"{report['requests']:,} of {report['trace_requests']:,}"
+    stopped = ", then interrupted" if report["interrupted"] else ""
+    yield "requests", f"{replayed} in {report['elapsed_s']:.1f} s{stopped}"
+    scope = "" if report.get("ranks") is None else ", on each rank"
+    for pool in report["pools"]:
+        page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens{scope}"
+        yield f"pool {pool['name']}", f"{pool['shape']}: {page}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB"

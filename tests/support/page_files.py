@@ -1,0 +1,52 @@
+"""Back doors of the kit to pages that another engine's store keeps as files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from hicache_conformance.run.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any, Self
+
+    from hicache_conformance import Scratch
+
+    from hicache_storage import KeySpace
+
+
+class _Files(Protocol):
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self: ...
+    def path_of(self, space: KeySpace, page_hash: str) -> Path: ...
+    def close(self) -> None: ...
+
+
+class FileSubject(Subject):
+    """A subject with a directory for each test and its files as back doors."""
+
+    files: ClassVar[type[_Files]]
+    """The adapter class, which returns the file of a page."""
+
+    def config(self, scratch: Scratch) -> dict[str, str]:
+        self.fields = {"path": str(scratch.path)}
+        return self.fields
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        path = self._file(space, page_hash)
+        return path.read_bytes() if path.is_file() else None
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        path = self._file(space, page_hash)
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(data)
+
+    def _file(self, space: KeySpace, page_hash: str) -> Path:
+        store = self.files.from_config(self.fields)
+        try:
+            return store.path_of(space, page_hash)
+        finally:
+            store.close()
