@@ -1,4 +1,4 @@
-"""What the backends whose pages lie in a directory have in common, whatever lies in it."""
+"""The behaviour that the backends with a directory of files have in common."""
 
 from __future__ import annotations
 

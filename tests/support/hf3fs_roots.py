@@ -1,4 +1,4 @@
-"""Roots of `hf3fs` for tests among processes: pages, counts of the SQLite index, other processes."""
+"""Roots of `hf3fs` for tests: pages, counts of the SQLite index, child processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stored(storage: Hf3fsStorage, numbers: range) -> None:
 
 
 def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
-    """Which of the pages are hits; each of them must have the right bytes."""
+    """Return for each page whether it is a hit. A hit must have the right bytes."""
     targets = [blank(NBYTES) for _ in numbers]
     verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
     for number, hit, target in zip(numbers, verdicts, targets, strict=True):
@@ -45,7 +45,7 @@ def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
 
 
 def counted(root: Path) -> tuple[int, int, int]:
-    """Slots that are reserved, taken, and neither free nor taken."""
+    """Return the numbers of slots that are reserved, taken, and neither free nor taken."""
     with closing(sqlite3.connect(root / "index.sqlite")) as db:
         query = (
             "SELECT (SELECT count(*) FROM reserved), sum(taken),"
@@ -57,7 +57,7 @@ def counted(root: Path) -> tuple[int, int, int]:
 
 @contextmanager
 def child(script: str, *arguments: object) -> Generator[tuple[int, IO[str]], None, None]:
-    """A process that runs `script` with the tests' helpers at hand: its id, and what it says."""
+    """Run `script` in a process with the tests' helpers; yield its id and its output."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},

@@ -1,8 +1,7 @@
-"""Who looks for the pages that the `file` backend evicts, and what the others do meanwhile."""
+"""Scans of the `file` backend: one process scans, and the others evict from its list or a sample."""
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -16,21 +15,30 @@ from hicache_backends.file import FileStorage, capacity_scan
 from hicache_backends.file.capacity import Capacity
 from hicache_backends.file.layout import Layout
 from hicache_backends.file.page_file import TRAILER_NBYTES
-from hicache_backends.file.victims import VictimQueue
-from hicache_backends.file.victims_file import ScanLock, ScannedPage, Victim, VictimsFile
+from hicache_backends.file.victims_file import ScanLock, ScannedPage
 from pages import hash_of, page, space
-
-from hicache_storage.backend_support.deadline import Deadline
+from servers import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
+
 NBYTES = 64
+
+
 SPACE = space(page_nbytes=NBYTES)
+
+
 FILE_NBYTES = NBYTES + TRAILER_NBYTES
+
+
 ONE = page(NBYTES)
+
+
 SPAWN = multiprocessing.get_context("spawn")
+
+
 LIMIT_S = 60.0
 
 
@@ -50,16 +58,9 @@ def there(storage: FileStorage, numbers: range) -> list[int]:
     return [n for n, is_there in zip(numbers, present, strict=True) if is_there]
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.001)
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Surveys and vain claims of all storages of this process."""
+    """Count the scans and the vain claims of all storages of this process."""
     seen = {"scans": 0, "vain": 0}
     scan, claim = capacity_scan.CapacityScanner._scan, Capacity._claim
 
@@ -81,7 +82,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_scans_do_not_grow_with_the_ranks_that_share_a_full_store(
     tmp_path: Path, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """1,600 evictions of 1,600 files, with a list of 200: each scan serves all ranks."""
+    """Each scan lists 200 files and serves all ranks, which make 1,600 evictions."""
     monkeypatch.setattr(capacity_scan, "LEAST_LISTED", 200)
     monkeypatch.setattr(capacity_scan, "MOST_LISTED", 200)
     with opened(tmp_path, None) as filling:
@@ -134,13 +135,13 @@ def test_a_full_store_takes_writes_while_its_first_scan_runs(
         assert all(all(put(storage, range(n, n + 4))) for n in range(1000, 1100, 4))
         assert "evicted" in storage.stats().counters
         kept = there(storage, range(400))
-        # A sample evicts its oldest eighth: of the younger half hardly anything goes.
+        # A sample evicts its oldest eighth, so nearly all of the younger half stays.
         assert len([n for n in kept if n >= 200]) >= 190
         gate.set()
 
 
 class SlowlyLookedAt:
-    """An entry of a directory whose file system takes its time for each file."""
+    """An entry of a directory on a slow file system."""
 
     looks = 0
 
@@ -157,7 +158,7 @@ class SlowlyLookedAt:
 def test_a_sample_of_a_slow_file_system_is_part_of_the_sets_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    """To look at all 400 pages of the directory would take 8 s."""
+    """A check of all 400 pages of the directory would take 8 s."""
     with opened(tmp_path, None) as filling:
         put(filling, range(400))
 
@@ -203,7 +204,7 @@ def test_a_sample_of_a_large_store_looks_at_a_part_of_a_directory(
 def test_a_batch_that_evicts_slowly_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To evict all 200 pages would take 10 s."""
+    """The eviction of all 200 pages would take 10 s."""
     with opened(tmp_path, None) as filling:
         put(filling, range(200))
     claims = 0
@@ -234,7 +235,7 @@ def test_a_lost_usage_does_not_delay_opening_where_nothing_is_limited(
         assert all(put(storage, range(10, 20)))
         assert (tmp_path / "usage").stat().st_size == 0
         gate.set()
-        until(lambda: (tmp_path / "usage").stat().st_size == 16)
+        wait_until(lambda: (tmp_path / "usage").stat().st_size == 16)
         assert (storage.stats().nbytes or 0) >= 20 * FILE_NBYTES
 
 
@@ -248,7 +249,7 @@ def test_a_lost_usage_never_lets_a_store_exceed_its_capacity(
         assert [False] * 4 == put(storage, range(10, 14))
         assert {"timeouts": 4} == dict(storage.stats().counters)
         gate.set()
-        until(lambda: put(storage, range(10, 14)) == [True] * 4)
+        wait_until(lambda: put(storage, range(10, 14)) == [True] * 4)
         assert 12 >= len(there(storage, range(20)))
 
 
@@ -276,12 +277,12 @@ def test_a_scanning_process_that_died_or_was_stopped_ends_no_eviction(
         assert receive.poll(LIMIT_S)
         assert receive.recv()
         with opened(tmp_path, 40, timeout_s=LIMIT_S) as storage:
-            assert all(put(storage, range(40, 44)))  # from a sample
+            assert all(put(storage, range(40, 44)))  # the victims come from a sample
             assert child.pid is not None
             os.kill(child.pid, sign)
             beat_s = time.time() + last_beat_s
             os.utime(tmp_path / "survey" / "lock", (beat_s, beat_s))
-            until((tmp_path / "survey" / "victims").exists)
+            wait_until((tmp_path / "survey" / "victims").exists)
             assert all(put(storage, range(50, 70)))
     finally:
         child.kill()
@@ -293,7 +294,7 @@ def test_a_scanning_process_that_died_or_was_stopped_ends_no_eviction(
 def test_a_wait_for_a_long_scan_polls_less_and_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look opens two files, which may be on another machine."""
+    """Each poll opens two files, which may be on another machine."""
     looks, waited_s = list[float](), 0.0
 
     class Stopping(threading.Event):
@@ -320,118 +321,3 @@ def test_a_wait_for_a_long_scan_polls_less_and_less_often(
         holder.release()
     assert looks[0] <= 0.01
     assert len(looks) < 300
-
-
-def test_a_thread_that_could_not_be_started_is_started_by_the_next_who_wants_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A container's limit of threads is reached, for a while."""
-    victim = Victim(1, 2, "path")
-    victims = VictimQueue(lambda: [victim], lambda: ([], False), lambda _: [])
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError):
-            victims.next(Deadline(1))
-        victims.close(Deadline(1))
-
-    victims = VictimQueue(lambda: [victim], lambda: ([], False), lambda _: [])
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError):
-            victims.next(Deadline(1))
-    assert victims.await_scan(victims.request_scan(), LIMIT_S)
-    assert victim == victims.next(Deadline(LIMIT_S))
-    victims.close(Deadline(LIMIT_S))
-
-
-class TestList:
-    @pytest.fixture
-    def listed(self, tmp_path: Path) -> list[Victim]:
-        layout = Layout.create(str(tmp_path))
-        victims = [
-            Victim(n, n + 1, f"{layout.spaces}/{SPACE.id}/{hash_of(n)[:2]}/{hash_of(n)}")
-            for n in range(100)
-        ]
-        assert VictimsFile(layout).publish(victims, 5, 7, f"{tmp_path}/temp")
-        return victims
-
-    def test_no_two_take_the_same_and_the_order_is_kept(
-        self, tmp_path: Path, listed: list[Victim]
-    ) -> None:
-        files = [VictimsFile(Layout(str(tmp_path))) for _ in range(2)]
-        taken: list[Victim] = []
-        while some := [victim for one in files for victim in one.take().victims]:
-            taken += some
-
-        assert listed == taken
-
-    def test_whoever_was_stopped_while_he_took_delays_nobody(
-        self, tmp_path: Path, listed: list[Victim]
-    ) -> None:
-        holder = os.open(tmp_path / "survey" / "victims", os.O_RDWR)
-        try:
-            fcntl.flock(holder, fcntl.LOCK_EX)
-            assert listed[:1] == VictimsFile(Layout(str(tmp_path))).take().victims[:1]
-        finally:
-            os.close(holder)
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            b"",
-            b"\0" * 200,
-            b"1 2 ../../../etc/passwd\n",
-            b"1 2 " + SPACE.id.encode() + b"/ab/" + b"cd" * 32 + b"\n",
-            b"99999999999999999999999 2 x\n",
-            b"1 9999999999999999999 " + SPACE.id.encode() + b"/cd/" + b"cd" * 32 + b"\n",
-        ],
-    )
-    def test_what_is_no_page_is_never_a_victim(
-        self, tmp_path: Path, listed: list[Victim], line: bytes
-    ) -> None:
-        path = tmp_path / "survey" / "victims"
-        path.write_bytes(path.read_bytes()[:32] + line)
-
-        share = VictimsFile(Layout(str(tmp_path))).take()
-        assert [] == share.victims
-        assert share.scan is not None
-        assert 0.0 == share.scan.left
-
-    @pytest.mark.parametrize(
-        ("content", "taken"), [(b"", 1), (b"notes", 0), (b"\0" * 40, 0)], ids=["", "text", "zeros"]
-    )
-    def test_an_empty_list_is_replaced_and_another_programs_file_is_not(
-        self, tmp_path: Path, listed: list[Victim], content: bytes, taken: int
-    ) -> None:
-        """File systems are free to leave a renamed file empty at a loss of power."""
-        path = tmp_path / "survey" / "victims"
-        path.write_bytes(content)
-        file = VictimsFile(Layout(str(tmp_path)))
-
-        assert bool(taken) is file.publish(listed, 5, 7, f"{tmp_path}/temp")
-
-        assert bool(taken) is (path.read_bytes() != content)
-        assert listed[:taken] == file.take().victims[:1]
-
-    def test_an_old_list_evicts_nothing_that_was_used_since(self, tmp_path: Path) -> None:
-        with opened(tmp_path, 20) as storage:
-            for number in range(21):
-                put(storage, range(number, number + 1))
-        with opened(tmp_path, 20) as storage:
-            put(storage, range(1, 2))
-            put(storage, range(30, 45))
-            assert [1] == there(storage, range(1, 3))
-
-
-def test_writers_pending_bytes_survive_a_lock_that_is_held(tmp_path: Path) -> None:
-    with opened(tmp_path, 20) as storage:
-        writer = storage._process.get().writer
-        with writer._lock:
-            writer.add_pending(100, Deadline(0.01))
-        assert 100 == writer.pending_nbytes()
-        writer.add_pending(-100, Deadline(1))
-        assert 0 == writer.pending_nbytes()

@@ -1,83 +1,48 @@
-"""The `file` backend when the file system is in trouble, and when others use its directory."""
+"""The `file` backend on a file system that fails, and beside files of other programs."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import mmap
 import os
 import resource
 import shutil
-import signal
-import struct
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from file_roots import (
+    FILE_NBYTES,
+    HASHES,
+    SPACE,
+    descriptors,
+    failing,
+    file_of,
+    opened,
+    put,
+    there,
+    used_nbytes,
+    within,
+)
 from hicache_backends.file import FileStorage, process_state
 from hicache_backends.file.capacity import Capacity
 from hicache_backends.file.layout import Layout
-from hicache_backends.file.ledger import Ledger
-from hicache_backends.file.page_file import TRAILER_NBYTES, PageFiles
-from hicache_backends.file.writer import total_pending_nbytes
-from pages import blank, hash_of, page, space
+from hicache_backends.file.page_file import PageFiles
+from pages import blank, page, space
 
-from hicache_storage import ConfigError, Page, StorageUnavailable, UnsupportedOperation
+from hicache_storage import ConfigError, Page, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-SPACE = space()
-FILE_NBYTES = 4096 + TRAILER_NBYTES
-HASHES = [hash_of(number) for number in range(200)]
+
 LIMIT_S = 60.0
-
-
-def opened(root: Path, pages: int | None = None, **config: Any) -> FileStorage:
-    limit = {} if pages is None else {"capacity_nbytes": pages * FILE_NBYTES}
-    storage = FileStorage.from_config({"path": str(root), **limit, **config})
-    storage.open_space(SPACE)
-    return storage
-
-
-def put(storage: FileStorage, *numbers: int) -> list[bool]:
-    return [storage.batch_set(SPACE, [HASHES[n]], [page(seed=n)])[0] for n in numbers]
-
-
-def there(storage: FileStorage) -> list[int]:
-    return [n for n, is_there in enumerate(storage.batch_exists(SPACE, HASHES)) if is_there]
-
-
-def file_of(root: Path, number: int) -> Path:
-    return root / "spaces" / SPACE.id / HASHES[number][:2] / HASHES[number]
-
-
-def used_nbytes(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.glob("spaces/*/??/*"))
-
-
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def failing(name: str, code: int, when: Callable[..., bool] = lambda *_: True) -> Any:
-    """A system call that fails with `code` for the arguments that `when` is true for."""
-    real = getattr(os, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if when(*args):
-            raise OSError(code, os.strerror(code))
-        return real(*args, **kwargs)
-
-    return call
 
 
 def is_published(path: str, *_: object) -> bool:
@@ -94,23 +59,6 @@ def is_creating(_: str, flags: int, *__: object) -> bool:
 
 def no_time_is_left(_: Deadline) -> bool:
     return True
-
-
-def within(call: Callable[[], object], limit_s: float) -> object:
-    """What `call` returns or raises, in a thread; an assertion fails where it takes longer."""
-    answers: list[object] = []
-
-    def run() -> None:
-        try:
-            answers.append(call())
-        except Exception as error:  # noqa: BLE001 - it is the answer
-            answers.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    assert answers, f"no answer within {limit_s} s"
-    return answers[0]
 
 
 class TestVanishedDirectory:
@@ -281,7 +229,7 @@ class TestTransientErrors:
     def test_a_direct_write_that_is_cut_short_is_refused(self, tmp_path: Path) -> None:
         nbytes = 4 << 20
         key_space = space(page_nbytes=nbytes)
-        memory = mmap.mmap(-1, nbytes)  # not closed: what a traceback keeps of it is the point
+        memory = mmap.mmap(-1, nbytes)  # not closed: a traceback may keep views of it
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         with opened(tmp_path / "root", durability="power") as storage:
             if storage.capabilities.alignment == 1:
@@ -310,7 +258,7 @@ class TestTransientErrors:
     def test_a_clear_that_fails_everywhere_keeps_one_error(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Millions of pages on a file system that has become read-only: an error holds a kilobyte."""
+        """An error holds a kilobyte, and a read-only file system may hold millions of pages."""
 
         class RefusedError(OSError):
             pass
@@ -325,7 +273,7 @@ class TestTransientErrors:
             try:
                 raise error
             finally:
-                del error  # its traceback would keep it
+                del error  # its traceback would keep the error alive
 
         with opened(root) as storage:
             put(storage, *range(20))
@@ -372,30 +320,6 @@ class TestDeadlines:
                 os.close(holder)
             assert 3 * FILE_NBYTES == storage.stats().nbytes
 
-    def test_who_was_not_waited_for_long_is_not_taken_for_stopped(self, tmp_path: Path) -> None:
-        """The lock was busy for a moment twice, seconds apart. Its holder is about to write."""
-        path = str(tmp_path / "usage")
-        ledger = Ledger(path)
-        ledger.correct(0, 0, ledger.totals(Deadline(LIMIT_S)), Deadline(LIMIT_S))
-        holder = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(holder, fcntl.LOCK_EX)
-            ledger.add(1, Deadline(0))
-            fcntl.flock(holder, fcntl.LOCK_UN)
-            time.sleep(1.1)
-            fcntl.flock(holder, fcntl.LOCK_EX)
-            added, removed = struct.unpack("<QQ", os.pread(holder, 16, 0))
-            adding = threading.Thread(target=ledger.add, args=(10, Deadline(LIMIT_S)))
-            adding.start()
-            adding.join(0.1)
-            os.pwrite(holder, struct.pack("<QQ", added + 100, removed), 0)
-            fcntl.flock(holder, fcntl.LOCK_UN)
-            adding.join(LIMIT_S)
-            assert 111 == ledger.totals(Deadline(LIMIT_S)).used
-        finally:
-            os.close(holder)
-            ledger.close()
-
     def test_a_thread_stuck_in_the_ledger_delays_others_until_their_deadline(
         self, root: Path
     ) -> None:
@@ -426,7 +350,7 @@ class TestDeadlines:
     def test_a_set_begins_no_step_after_its_deadline(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
     ) -> None:
-        """A slow file system: time is up with the third page that goes, or that is looked for."""
+        """The time is up with the third page that is evicted or checked."""
         with opened(root, 40, timeout_s=LIMIT_S) as storage:
             assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
             real, steps = getattr(owner, step), list[int]()
@@ -475,7 +399,7 @@ class TestForeignFiles:
     def test_pages_are_neither_stored_nor_found_behind_a_symlink(
         self, root: Path, tmp_path: Path
     ) -> None:
-        """`clear` would not see them there."""
+        """`clear` would not find the pages there."""
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         with opened(root) as storage:
@@ -558,120 +482,3 @@ class TestFailedOpens:
 
         assert before == (descriptors(), threading.active_count())
         assert [] == list((root / "writers").iterdir())
-
-
-class TestCapacity:
-    def test_one_below_a_page_is_refused_with_both_figures(self, root: Path) -> None:
-        config = {"path": str(root), "capacity_nbytes": FILE_NBYTES - 1}
-        with FileStorage.from_config(config) as storage:
-            with pytest.raises(UnsupportedOperation, match=r"is 4159.*takes 4160 bytes"):
-                storage.open_space(SPACE)
-            storage.open_space(space(page_nbytes=4095))
-            assert 4095 == storage.capabilities.max_page_nbytes
-            assert 1 == len(list(storage.spaces()))
-
-    def test_one_that_costs_more_than_half_is_warned_of_with_both_figures(
-        self, root: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with opened(root) as storage:
-            put(storage, *range(10))
-        with caplog.at_level(logging.WARNING):
-            opened(root, 5).close()
-            assert [] == caplog.records
-        with opened(root) as storage:
-            put(storage, *range(10))
-        with caplog.at_level(logging.WARNING):
-            opened(root, 3).close()
-
-        (record,) = caplog.records
-        assert f"take {10 * FILE_NBYTES} bytes" in record.getMessage()
-        assert f"capacity_nbytes is {3 * FILE_NBYTES}" in record.getMessage()
-
-
-def test_an_idle_child_keeps_nothing_of_a_killed_parent_alive(root: Path) -> None:
-    reader, writer = os.pipe()
-    parent = os.fork()
-    if not parent:
-        storage = opened(root, 4)
-        unpublished = storage._process.get().writer
-        Path(unpublished.temp_path()).write_bytes(b"half a page")
-        unpublished.add_pending(1 << 30, Deadline(1))
-        if not os.fork():
-            os.write(writer, str(os.getpid()).encode())
-        time.sleep(LIMIT_S)
-        os._exit(0)
-    child = int(os.read(reader, 20))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
-    os.close(reader)
-    os.close(writer)
-    try:
-        with opened(root) as storage:
-            assert 1 == storage.stats().counters["dead_writers"]
-            assert 0 == total_pending_nbytes(str(root / "writers"))
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
-def test_a_child_forked_under_a_lock_can_close(root: Path) -> None:
-    """Whatever lock of the parent another thread held at that moment."""
-    storage = opened(root, 4)
-    process = storage._process.get()
-    with process.ledger._lock, process.writer._lock, process._changed:
-        child = os.fork()
-        if not child:
-            os._exit(0 if within(storage.close, 30) is None else 1)
-    assert 0 == os.waitpid(child, 0)[1]
-    storage.close()
-
-
-def test_a_process_that_opens_a_new_root_takes_no_room_from_one_that_was_quicker(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def beaten(layout: Layout) -> bool:
-        """Another process sets five pages between the look and what follows from it."""
-        Path(layout.usage).write_bytes((5 * FILE_NBYTES).to_bytes(8, "little") + bytes(8))
-        return True
-
-    monkeypatch.setattr(Layout, "is_new", beaten)
-    with opened(root) as storage:
-        assert 5 * FILE_NBYTES == storage.stats().nbytes
-
-
-_FIRST_WRITE = """
-import resource, signal, sys
-from hicache_backends.file.ledger import Ledger, Totals
-from hicache_storage.backend_support.deadline import Deadline
-
-signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-Ledger(sys.argv[1]).correct(100, 0, Totals(0, 0), Deadline(5))
-"""
-
-
-class TestLedgerOfAKilledProcess:
-    """A process may end between any two steps of its first write."""
-
-    @pytest.mark.parametrize("nbytes", [0, 16])
-    def test_zeros_are_counted_again(self, tmp_path: Path, nbytes: int) -> None:
-        opened = FileStorage.from_config({"path": str(tmp_path)})
-        opened.close()
-        (tmp_path / "usage").write_bytes(bytes(nbytes))
-
-        ledger = Ledger(str(tmp_path / "usage"))
-
-        assert ledger.needs_scan
-        ledger.close()
-
-    def test_its_file_never_has_the_size_of_a_foreign_one(self, tmp_path: Path) -> None:
-        sizes: set[int] = set()
-        for limit_nbytes in range(20):
-            path = tmp_path / f"{limit_nbytes}" / "usage"
-            path.parent.mkdir()
-            done = subprocess.run(
-                [sys.executable, "-c", _FIRST_WRITE, str(path), str(limit_nbytes)], check=False
-            )
-            assert done.returncode in (0, -signal.SIGXFSZ)
-            sizes.add(path.stat().st_size)
-
-        assert sizes == {0, 16}

@@ -1,65 +1,26 @@
-"""The `file` backend among processes: shared roots, killed writers, forks, and durability."""
+"""The `file` backend in several processes: shared roots and killed writers."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import select
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from file_roots import FILE_NBYTES, HASHES, SPACE, is_right, opened, run_python, used_nbytes
 from hicache_backends.file import FileStorage
 from hicache_backends.file.page_file import TRAILER_NBYTES
 from pages import blank, hash_of, page, space
 
-from hicache_storage import Page
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
-SPACE = space()
-FILE_NBYTES = 4096 + TRAILER_NBYTES
-HASHES = [hash_of(number) for number in range(100)]
+
 SPAWN = multiprocessing.get_context("spawn")
-
-
-def opened(root: Path, **config: Any) -> FileStorage:
-    storage = FileStorage.from_config({"path": str(root), **config})
-    storage.open_space(SPACE)
-    return storage
-
-
-def is_right(storage: FileStorage, number: int) -> bool:
-    target = blank()
-    hit = storage.batch_get(SPACE, [hash_of(number)], [target]) == [True]
-    return hit and target.tobytes() == page(seed=number).tobytes()
-
-
-def used_nbytes(root: Path) -> int:
-    nbytes = 0
-    for path in root.glob("spaces/*/??/*"):
-        try:
-            nbytes += path.stat().st_size
-        except FileNotFoundError:
-            continue
-    return nbytes
-
-
-def run_python(script: str, *args: object) -> subprocess.Popen[str]:
-    """A child that runs `script` with the tests' helpers at hand."""
-    tests = Path(__file__).parents[2] / "support"
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": str(tests)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 _WRITE_FOREVER = """
@@ -147,7 +108,7 @@ def _write_many(root: str, first: int, capacity: int, results: Connection) -> No
 
 def _write_same(root: str, results: Connection) -> None:
     with FileStorage.from_config({"path": root}) as storage:
-        results.send(storage.batch_set(SPACE, HASHES, [page(seed=n) for n in range(100)]))
+        results.send(storage.batch_set(SPACE, HASHES[:100], [page(seed=n) for n in range(100)]))
         results.close()
 
 
@@ -206,161 +167,3 @@ class TestSharing:
 
 def storage_has(storage: FileStorage, number: int) -> bool:
     return storage.batch_exists(SPACE, [hash_of(number)]) == [True]
-
-
-_FORK = """
-import os, sys
-from hicache_backends.file import FileStorage
-from pages import blank, hash_of, page, space
-sp = space()
-storage = FileStorage.from_config({"path": sys.argv[1], "capacity_nbytes": "1MiB"})
-assert storage.batch_set(sp, [hash_of(0)], [page()]) == [True]
-child = os.fork()
-if child == 0:
-    ok = storage.batch_get(sp, [hash_of(0)], [blank()]) == [True]
-    ok &= storage.batch_set(sp, [hash_of(1)], [page(seed=1)]) == [True]
-    ok &= len(os.listdir(sys.argv[1] + "/writers")) == 2
-    storage.close()
-    os._exit(0 if ok else 1)
-assert os.waitpid(child, 0)[1] == 0
-idle = os.fork()
-if idle == 0:
-    storage.close()
-    os._exit(0)
-assert os.waitpid(idle, 0)[1] == 0
-assert len(os.listdir(sys.argv[1] + "/writers")) == 1
-assert storage.batch_get(sp, [hash_of(1)], [blank()]) == [True]
-assert storage.batch_set(sp, [hash_of(2)], [page(seed=2)]) == [True]
-assert storage.stats().nbytes == 3 * 4160
-storage.close()
-print("fine")
-"""
-
-
-def test_a_forked_child_has_files_of_its_own(root: Path) -> None:
-    child = run_python(_FORK, root)
-    output, _ = child.communicate()
-    assert ("fine\n", 0) == (output, child.returncode)
-
-
-class TestPower:
-    def test_data_is_synced_before_the_name_and_the_name_before_the_verdict(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls = list[str]()
-        names: dict[int, str] = {}
-        real_open = os.open
-
-        def opening(path: str, *args: Any, **kwargs: Any) -> int:
-            fd = real_open(path, *args, **kwargs)
-            names[fd] = str(path)
-            return fd
-
-        def noting(name: str, real: Any) -> Any:
-            def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-                calls.append(f"{name} {names.get(first, first)}")
-                return real(first, *args, **kwargs)
-
-            return call
-
-        with opened(root, durability="power") as storage:
-            monkeypatch.setattr(os, "open", opening)
-            for name in ("fdatasync", "fsync", "rename"):
-                monkeypatch.setattr(os, name, noting(name, getattr(os, name)))
-            assert [True] == storage.batch_set(SPACE, HASHES[:1], [page()])
-            monkeypatch.undo()
-
-        directory = f"{root}/spaces/{SPACE.id}"
-        fan = f"{directory}/{HASHES[0][:2]}"
-        steps = [call.split(" ")[0] for call in calls]
-        assert steps[0] == "fdatasync"
-        assert "rename" in steps
-        assert steps.index("rename") < steps.index("fsync")
-        assert {f"fsync {fan}", f"fsync {directory}"} <= set(calls)
-
-    @pytest.mark.parametrize(
-        ("nbytes", "shift", "segments"),
-        [
-            (2 << 20, 0, 1),
-            (2 << 20, 0, 8),
-            (2 << 20, 1, 1),
-            ((2 << 20) + 1, 0, 1),
-            (4096, 0, 1),
-            (100, 0, 1),
-        ],
-        ids=["direct", "direct-segments", "odd-address", "odd-size", "small", "tiny"],
-    )
-    def test_pages_read_back_however_they_were_written(
-        self, root: Path, nbytes: int, shift: int, segments: int
-    ) -> None:
-        import mmap
-
-        key_space = space(page_nbytes=nbytes)
-        with mmap.mmap(-1, nbytes + 2 * DIRECT_ALIGNMENT) as memory, memoryview(memory) as view:
-            view[shift : shift + nbytes] = page(nbytes).segments[0]
-            step = nbytes // segments
-            source = Page(
-                *(view[shift + n * step : shift + (n + 1) * step] for n in range(segments))
-            )
-            with opened(root, durability="power") as storage:
-                assert [True] == storage.batch_set(key_space, HASHES[:1], [source])
-            for segment in source.segments:
-                segment.release()
-            del source
-        target = blank(nbytes)
-        with opened(root) as storage:
-            assert [True] == storage.batch_get(key_space, HASHES[:1], [target])
-            assert page(nbytes).tobytes() == target.tobytes()
-            assert nbytes + TRAILER_NBYTES == used_nbytes(root)
-
-    def test_a_refused_direct_write_falls_back(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        import mmap
-
-        nbytes = 2 << 20
-        real = os.open
-        flags = list[int]()
-
-        def refusing(path: str, flag: int, *args: Any, **kwargs: Any) -> int:
-            if flag & os.O_DIRECT:
-                flags.append(flag)
-                raise OSError(22, "Invalid argument")
-            return real(path, flag, *args, **kwargs)
-
-        key_space = space(page_nbytes=nbytes)
-        with mmap.mmap(-1, nbytes) as memory:
-            monkeypatch.setattr(os, "open", refusing)
-            with opened(root, durability="power") as storage:
-                assert 1 == storage.capabilities.alignment
-                view = memoryview(memory)
-                assert [True] == storage.batch_set(key_space, HASHES[:1], [Page(view)])
-                assert [True] == storage.batch_get(key_space, HASHES[:1], [blank(nbytes)])
-                view.release()
-        assert 2 == len(flags)
-
-    def test_a_page_that_was_not_synced_is_written_again(self, root: Path) -> None:
-        with opened(root) as storage:
-            assert [True] == storage.batch_set(SPACE, HASHES[:1], [page()])
-        (path,) = root.glob("spaces/*/??/*")
-        before = path.read_bytes()
-        with opened(root, durability="power") as storage:
-            for _ in range(2):
-                assert [True] == storage.batch_set(SPACE, HASHES[:1], [page()])
-            assert FILE_NBYTES == storage.stats().nbytes
-            after = path.read_bytes()
-        assert before != after
-        assert before[:4096] == after[:4096]
-
-    def test_a_name_that_cannot_be_synced_is_refused_and_gone(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def failing(fd: int) -> None:
-            raise OSError(5, "Input/output error")
-
-        with opened(root, durability="power") as storage:
-            monkeypatch.setattr(os, "fsync", failing)
-            assert [False] == storage.batch_set(SPACE, HASHES[:1], [page()])
-            monkeypatch.undo()
-            assert [False] == storage.batch_exists(SPACE, HASHES[:1])
-            assert 0 == storage.stats().nbytes

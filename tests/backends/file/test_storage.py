@@ -1,34 +1,32 @@
-"""The `file` backend: what is on the disk, what is believed of it, and what a batch answers."""
+"""The `file` backend as a storage: files, batches, damage, scope and settings."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_backends.file import FileStorage
 from hicache_backends.file.page_file import TRAILER_NBYTES
 from pages import blank, hash_of, page, space
+from servers import wait_until
 
-from hicache_storage import (
-    ConfigError,
-    Durability,
-    Retention,
-    StorageUnavailable,
-)
+from hicache_storage import ConfigError, Durability, Retention, StorageUnavailable
 from hicache_storage.keys import KeySpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import TypeAlias
 
     Damage: TypeAlias = Callable[[bytes], bytes]
 
+
 SPACE = space()
+
+
 HASHES = [hash_of(number) for number in range(8)]
 
 
@@ -50,18 +48,6 @@ def stored(storage: FileStorage, numbers: range) -> None:
 
 def file_of(root: Path, key_space: KeySpace, page_hash: str) -> Path:
     return root / "spaces" / key_space.id / page_hash[:2] / page_hash
-
-
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what must become true."""
-    give_up_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.001)
 
 
 def got(storage: FileStorage, page_hash: str) -> bytes | None:
@@ -286,7 +272,7 @@ class TestLifecycle:
             else:
                 (root / "usage").write_bytes(content)
             with opened(root) as again:
-                until(lambda: again.stats().nbytes == 3 * (4096 + TRAILER_NBYTES))
+                wait_until(lambda: again.stats().nbytes == 3 * (4096 + TRAILER_NBYTES))
 
 
 class TestSettings:

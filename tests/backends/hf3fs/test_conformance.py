@@ -1,4 +1,4 @@
-"""The kit's verdict on `hf3fs`, by both indexes, with back doors to the slots."""
+"""The kit's checks of `hf3fs` with both indexes, with direct access to the slots."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class _InSlots(StorageConformance):
-    """Back doors to the slots of a store."""
+    """The kit with direct access to the slots of a store."""
 
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.settings: dict[str, Any] = {"path": str(scratch.path), **self.further(scratch)}
         return self.settings
 
     def further(self, scratch: Scratch) -> dict[str, Any]:
-        """Further fields of the config."""
+        """Return further fields of the config."""
         return {}
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
@@ -40,9 +40,9 @@ class _InSlots(StorageConformance):
             return file.read(space.stored_nbytes)
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
-        """As a file system does it that loses the end of a file, or an editor that adds to it.
+        """Replace the bytes of a page in its slot.
 
-        What is shorter than the page is followed by zeros to the end of the slot.
+        Shorter data are followed by zeros up to the end of the slot.
         """
         with self._slot(space, page_hash) as slot:
             if slot is None:
@@ -56,7 +56,7 @@ class _InSlots(StorageConformance):
     def _slot(
         self, space: KeySpace, page_hash: str
     ) -> Generator[tuple[BinaryIO, int] | None, None, None]:
-        """The file where a page begins, and how much of its slot is left from there."""
+        """Yield the file at the begin of a page, and the bytes up to the end of its slot."""
         with Hf3fsStorage.from_config(self.settings) as storage:
             files = storage._files_of(space)
             with storage._mount.get().index.view(files, Deadline(30)) as view:

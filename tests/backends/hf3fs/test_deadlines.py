@@ -1,4 +1,4 @@
-"""The time that calls of `hf3fs` take where an index, a resolver or a file system says nothing."""
+"""The deadlines of `hf3fs` calls while an index, a name server or a file system does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, hits, opened, stored
 from hicache_backends.hf3fs import Hf3fsStorage, mount
 from hicache_backends.hf3fs.index import redis_client
-from hicache_backends.hf3fs.index.base import Rebuild
 from hicache_backends.hf3fs.slots import SlotFiles
 from pages import page
 from redis.connection import SSLConnection
@@ -45,7 +44,7 @@ def ends_in(limit_s: float) -> Generator[None, None, None]:
 
 @contextmanager
 def index_held(root: Path) -> Generator[None, None, None]:
-    """Hold SQLite's write lock, as another process may."""
+    """Hold SQLite's write lock as another process would."""
     with closing(sqlite3.connect((root / "index.sqlite").resolve(), isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -53,7 +52,7 @@ def index_held(root: Path) -> Generator[None, None, None]:
 
 
 def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let whoever makes an index anew wait at the first slot, until the event."""
+    """Make every rebuild wait at the first slot until the event is set."""
     go_on, real = threading.Event(), SlotFiles._marks
 
     def waiting(*arguments: Any) -> Any:
@@ -71,7 +70,7 @@ def damage_first_page(root: Path) -> None:
 
 class TestSqliteIndex:
     def test_all_steps_of_a_set_share_one_deadline(self, root: Path) -> None:
-        """It has to heal a page, to tell of what was used, and to reserve slots."""
+        """The set heals a page, flushes access times and reserves slots."""
         with opened(root, timeout_s=TIMEOUT_S, capacity_nbytes="100MiB") as storage:
             stored(storage, range(2))
             hits(storage, range(1))
@@ -202,7 +201,7 @@ sys.stdin.read()
 
 
 class Talker:
-    """A server on loopback that answers with one byte now and then, and never with a whole line."""
+    """A server on loopback that sends one byte now and then, and never a whole line."""
 
     def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0))
@@ -270,7 +269,7 @@ class TestRedisIndex:
     def test_calls_that_need_one_name_look_it_up_once_at_a_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """While the name server is silent they use the address that it gave before."""
+        """While the name server is silent the calls use its last answer."""
         hangs, looked_up = threading.Event(), list[object]()
         monkeypatch.setattr(redis_client, "RESOLVER", Resolver())
         with RedisServer(tmp_path / "redis") as server:
@@ -294,7 +293,7 @@ class TestRedisIndex:
     def test_addresses_that_do_not_answer_share_the_deadline(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A full backlog is what a host looks like that drops packets."""
+        """A full backlog behaves like a host that drops packets."""
         with closing(socket.socket()) as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(0)
@@ -366,32 +365,11 @@ class TestRedisIndex:
                 assert [True] * 2 == hits(storage, range(2))
 
 
-class TestRebuild:
-    def test_work_without_a_thread_is_begun_by_the_next_call(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done = list[int]()
-        rebuild = Rebuild(lambda: done.append(1))
-
-        def refused(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refused)
-            with pytest.raises(StorageUnavailable, match="no thread"):
-                rebuild.run(Deadline(0.1))
-        assert not done
-        rebuild.run(Deadline(30))
-        rebuild.close()
-
-        assert [1] == done
-
-
 class TestTls:
     def test_a_certificate_of_another_host_is_sent_no_password(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Releases 5 of redis-py do not verify the name unless they are told."""
+        """Releases 5 of redis-py do not verify the name without an option."""
         tls: Any = SSLConnection
         real: Any = tls.__init__
 
@@ -421,7 +399,7 @@ class TestTls:
 
 
 def saying(found: list[Any]) -> Callable[..., list[Any]]:
-    """Return a resolver that finds this."""
+    """Return a resolver function with the result `found`."""
 
     def resolved(*_: Any, **__: Any) -> list[Any]:
         return found
@@ -430,7 +408,7 @@ def saying(found: list[Any]) -> Callable[..., list[Any]]:
 
 
 def _becomes(wanted: object, call: Callable[[], object]) -> bool:
-    """Return True when `call` gives what is wanted, within a while."""
+    """Return True when `call` returns `wanted` within a limit."""
     ends_s = time.monotonic() + 30
     while time.monotonic() < ends_s:
         with suppress(HiCacheError):

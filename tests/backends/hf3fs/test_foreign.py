@@ -1,4 +1,4 @@
-"""What is not `hf3fs`'s, and what a file system does not tell: neither is taken for ours or lost."""
+"""Files of other programs under a root of `hf3fs`, and file systems that do not answer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TestIndex:
     def test_one_that_the_file_system_does_not_tell_of_is_not_lost(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """To make it anew would bring deleted pages back, and lose what the slots do not say."""
+        """A rebuild would bring deleted pages back, and lose access times."""
         real = os.stat
 
         def failing(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
@@ -153,7 +153,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("content", [b"", b"not an id", b"\xff" * 16])
     def test_a_root_id_that_is_none_is_refused(self, tmp_path: Path, content: bytes) -> None:
-        """Roots with one id would share slots that they do not share."""
+        """Two roots with one id would use one index for different slots."""
         with RedisServer(tmp_path / "redis") as server:
             root = tmp_path / "root"
             root.mkdir()
@@ -174,7 +174,7 @@ class TestFailedOpens:
     def test_they_leave_nothing_behind(self, tmp_path: Path, config: dict[str, Any]) -> None:
         root = tmp_path / "root"
         root.mkdir()
-        a_file(root)  # a SQLite index cannot be opened, nor made
+        a_file(root)  # a SQLite index can be neither opened nor made
 
         def fail() -> None:
             with pytest.raises((HiCacheError, ImportError)):

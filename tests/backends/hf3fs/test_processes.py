@@ -1,4 +1,4 @@
-"""The `hf3fs` backend among processes: killed writers, lost indexes, forks, full file systems."""
+"""The `hf3fs` backend in several processes: killed writers, lost indexes, forks, full file systems."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestKilledWriter:
     ) -> None:
         with opened(root) as storage:
             stored(storage, range(8))
-            if reused:  # slots that hold other pages, by their marks
+            if reused:  # the marks of the slots name other pages
                 stored(storage, range(8, 20))
                 storage.batch_delete(SPACE, HASHES[8:20])
         with child(_STOP_IN_PHASE, root, phase, NBYTES) as (pid, output):
@@ -84,7 +84,7 @@ class TestKilledWriter:
         with opened(root) as storage:
             assert [True] * 8 == hits(storage, range(8))
             assert [done] * 4 == hits(storage, range(8, 12))
-            stored(storage, range(8, 64))  # more than are free: the dead writer's slots, too
+            stored(storage, range(8, 64))  # the set needs the dead writer's slots, too
             assert [True] * 64 == hits(storage, range(64))
 
         assert (0, 64, 0) == counted(root)
@@ -212,7 +212,7 @@ class TestSharing:
     def test_a_child_that_was_forked_during_a_call_gives_back_what_it_opened(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The parent's call never ends in the child, and must not be waited for there."""
+        """The call of the parent never ends in the child, and the child must not wait for it."""
         writing, go_on, pwritev = threading.Event(), threading.Event(), os.pwritev
 
         def held(*arguments: Any) -> int:
@@ -255,7 +255,7 @@ def _use_and_close(storage: Hf3fsStorage, root: Path) -> None:
 
 
 def _open_below(root: Path) -> int:
-    """Descriptors of this process to files of the store."""
+    """Return the descriptors of this process below `root`."""
     names = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     return sum(name.startswith(str(root)) for name in names)
 
@@ -295,7 +295,7 @@ print("refused", 40 - len(taken))
 
 class TestFullFileSystem:
     def test_it_refuses_stays_readable_and_recovers(self, tmp_path: Path) -> None:
-        """On a tmpfs of 24 MiB, in a user namespace."""
+        """The process has a user namespace of its own with a tmpfs of 24 MiB."""
         if shutil.which("unshare") is None:
             pytest.skip("no unshare here")
         command = f'mount -t tmpfs -o size=24m none "{tmp_path}" && exec "$@"'

@@ -1,4 +1,4 @@
-"""The `hf3fs` backend: what is in the slots, what is believed of it, and what a batch answers."""
+"""The `hf3fs` backend as a storage: slots, batches, eviction, lost indexes, damage and settings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def got(storage: Hf3fsStorage, page_hash: str) -> bytes | None:
 
 
 def aligned(nbytes: int, seed: int = 0) -> Page:
-    """A page whose memory begins a block."""
+    """Return a page whose memory begins at a multiple of the block size."""
     memory = memoryview(mmap.mmap(-1, nbytes))
     memory[:] = random.Random(seed).randbytes(nbytes)
     return Page(memory)
@@ -156,7 +156,7 @@ class TestSlots:
             return real(descriptor, buffers, offset)
 
         monkeypatch.setattr(os, "pwritev", counting)
-        # By chance a page may begin a block, and then travels apart from its neighbours.
+        # A page may begin a block by chance, and is then moved apart from its neighbours.
         pages = [Page(memoryview(bytearray(4097))[1:]) for _ in range(8)]
         assert [True] * 8 == storage.batch_set(SPACE, HASHES[:8], pages)
 
@@ -227,7 +227,7 @@ class TestReuse:
     def test_a_reader_whose_slot_was_reused_misses(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The slot gets another page, and the first one back, between the read and the second look."""
+        """Between read and second look-up the slot gets another page, and the first one again."""
         stored(storage, range(1))
         real = os.preadv
 
@@ -325,7 +325,7 @@ class TestReuse:
 
 
 class TestWritesInDoubt:
-    """A stand-in for a mount over a network: an error comes back, and the write is carried out later."""
+    """A mount over a network may report an error and carry the write out later."""
 
     @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
     def test_what_a_mount_carries_out_late_lands_in_no_other_page(
@@ -533,7 +533,7 @@ class TestLostIndex:
             assert page(seed=0).tobytes() == got(again, HASHES[0])
 
     def test_half_a_page_is_not_found_again(self, storage: Hf3fsStorage, root: Path) -> None:
-        """As a writer leaves it that was killed while it wrote over another page."""
+        """A writer that is killed while it overwrites a page leaves such a slot."""
         stored(storage, range(2))
         slot = place_of(storage, HASHES[1]).slot
         storage.close()
@@ -673,7 +673,7 @@ class TestLifecycle:
 
 
 def _too_late(move: Any) -> Any:
-    """Give a transfer no time."""
+    """Return `move` with a deadline that has passed."""
 
     def moving(files: SlotFiles, items: Any, _: Deadline) -> Any:
         return move(files, items, Deadline(0))

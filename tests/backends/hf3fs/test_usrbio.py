@@ -1,6 +1,6 @@
-"""The way through 3FS's own client, against a stand-in of its documented interface.
+"""Transfers through 3FS's own client, against a stand-in of its documented interface.
 
-There is no 3FS without its cluster and RDMA hardware: this shows that the calls fit together, no more.
+A real 3FS needs a cluster with RDMA hardware. These tests prove only that the calls fit the interface.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HASHES = [hash_of(number) for number in range(20)]
 
 
 class Ring:
-    """Does what was prepared when it is waited for; what times out is done later, as the client says."""
+    """A ring that moves bytes when a caller waits; after a timeout later, as the client does."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class _Result(SimpleNamespace):
 
 
 class Client(ModuleType):
-    """As much of `hf3fs_fuse.io` as is used."""
+    """The part of `hf3fs_fuse.io` that the backend uses."""
 
     def __init__(self) -> None:
         super().__init__("hf3fs_fuse.io")
@@ -149,7 +149,7 @@ def test_a_write_that_lands_late_lands_in_no_other_page(
     client.fails = errno.ETIMEDOUT
     assert [False] == storage.batch_set(SPACE, HASHES[:1], [page(65536, seed=1)])
     client.fails = 0
-    # The next call takes back what has ended meanwhile: that is when the stand-in writes.
+    # The stand-in writes when the next call looks for transfers that have ended.
     assert [True] == storage.batch_set(SPACE, HASHES[1:3], [page(65536, n) for n in (2, 3)])[:1]
     target = blank(65536)
 

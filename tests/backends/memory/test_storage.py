@@ -214,7 +214,7 @@ def test_a_closed_storage_refuses_calls_and_holds_nothing(storage: MemoryStorage
 
 
 def test_readers_see_whole_pages_while_writers_change_them(storage: MemoryStorage) -> None:
-    """Bytes of a page are those of one of the sets, never of two; the ledger is right in the end."""
+    """A hit has the bytes of one set, and the count of bytes is right at the end."""
     versions = {page(seed=seed).tobytes() for seed in range(4)}
     seen: Counter[str] = Counter()
     stop = threading.Event()

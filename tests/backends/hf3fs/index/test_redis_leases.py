@@ -60,7 +60,7 @@ def stored(storage: Hf3fsStorage, numbers: range) -> None:
 
 
 def hits(storage: Hf3fsStorage, numbers: range) -> int:
-    """Count the hits; each of them must have the right bytes."""
+    """Return the number of hits. A hit must have the right bytes."""
     targets = [blank() for _ in numbers]
     verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
     for number, hit, target in zip(numbers, verdicts, targets, strict=True):
@@ -73,7 +73,7 @@ def index_of(storage: Hf3fsStorage) -> Any:
 
 
 def perform(act: str, storage: Hf3fsStorage) -> None:
-    """Clear, delete or list what the tests have stored."""
+    """Clear, delete or list the stored pages."""
     if act == "clear":
         storage.clear(SPACE)
     elif act == "delete":
@@ -84,13 +84,13 @@ def perform(act: str, storage: Hf3fsStorage) -> None:
 
 @contextmanager
 def client_of(server: RedisServer) -> Generator[Any, None, None]:
-    """Lend a client of the test's own; much of redis-py is untyped."""
+    """Lend a client of the test's own. Much of redis-py is untyped."""
     with redis.Redis(port=server.port) as client:
         yield client
 
 
 def lost_keys(server: RedisServer, storage: Hf3fsStorage) -> None:
-    """Lose the index, and have it made anew at once."""
+    """Remove the keys of the index, and allow its rebuild at once."""
     with client_of(server) as client:
         prefix = index_of(storage)._prefix
         names = [name for name in client.scan_iter(f"{prefix}*") if not name.endswith(b":state")]
@@ -107,7 +107,7 @@ class TestLeases:
         monkeypatch: pytest.MonkeyPatch,
         act: str,
     ) -> None:
-        """Whoever clears was held up before it could touch the slots; another host has them by then."""
+        """The clearing process is delayed until another host has the slots."""
         stored(storage, range(32))
         taken = {place.slot for place in _places(storage, range(32)).values()}
         name = "deallocate" if act == "clear" else "invalidate"
@@ -278,7 +278,7 @@ class TestLostData:
         monkeypatch: pytest.MonkeyPatch,
         act: str,
     ) -> None:
-        """Half of it would be left, and come back, and the answer would be that all of it is done."""
+        """Otherwise half of the pages would stay, and the call would report that all are gone."""
         stored(storage, range(32))
         epoch = index_of(storage)._epoch
         real, calls = epoch.require, list[object]()
@@ -286,7 +286,7 @@ class TestLostData:
         def lost_afterwards(deadline: Deadline) -> Any:
             trusted = real(deadline)
             calls.append(trusted)
-            if len(calls) == 2:  # the call has begun, and relies on what it was told
+            if len(calls) == 2:  # the call has begun, and has an identity of the index
                 lost_keys(server, storage)
                 hits(other, range(1))
             return trusted
@@ -318,7 +318,7 @@ class TestLostData:
         def overtaken(*arguments: Any, **options: Any) -> Any:
             monkeypatch.setattr(owner, step, real)
             with client_of(server) as client:
-                client.delete(f"{prefix}:maker")  # as if it had been silent for too long
+                client.delete(f"{prefix}:maker")  # as if the maker had been silent for too long
             assert 8 == hits(other, range(8))
             stored(other, range(8, 16))
             return real(*arguments, **options)

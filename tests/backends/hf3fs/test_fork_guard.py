@@ -40,7 +40,7 @@ def succeeds(process: BaseProcess) -> bool:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """A way to hold one set of `storage` in the middle of its transaction."""
+    """Return a context manager that holds one set of a storage in its transaction."""
     real = sqlite_tables.insert
 
     @contextmanager
@@ -68,7 +68,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 class TestSqliteIndex:
     def test_parent_child_and_strangers_share_one_index(self, root: Path) -> None:
-        """The last connection of another process, when it closes, takes no log from under the child."""
+        """Another process that closes its last connection does not remove the log of the child."""
         ours, theirs = FORK.Pipe()
         storage = opened(root)
         stored(storage, range(8))
@@ -115,7 +115,7 @@ class TestSqliteIndex:
     def test_a_fork_while_a_transaction_looks_for_dead_writers_is_no_harm(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Their locks are tried in steps of their own, which must not wait for the fork."""
+        """The locks are tried in steps of their own, which must not wait for the fork."""
         real, inside = writer.tokens, threading.Event()
 
         def tokens(directory: str) -> set[str]:
@@ -198,7 +198,7 @@ class TestLocks:
     def test_a_child_that_never_uses_the_storage_keeps_no_lock_of_its_dead_parent(
         self, root: Path
     ) -> None:
-        """Its parent was killed while it wrote a page."""
+        """The parent was killed while it wrote a page."""
         with opened(root) as storage:
             stored(storage, range(8, 16))
         with child(_FORKS_IN_A_WRITE, root, NBYTES) as (parent, output):
@@ -218,7 +218,7 @@ class TestLocks:
 
 class TestForksInAStep:
     def test_nobody_waits_for_a_step_of_the_thread_that_forks(self) -> None:
-        """A signal handler may fork. Neither that fork nor one of its child waits for the step's end."""
+        """A signal handler may fork. Neither this fork nor one of the child waits for the step."""
         assert succeeds(FORK.Process(target=_fork_twice, daemon=True))
 
     def test_a_descriptor_that_the_child_has_closed_is_not_closed_again(

@@ -54,7 +54,7 @@ def stored(storage: Hf3fsStorage, numbers: range, key_space: KeySpace = SPACE) -
 
 
 def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
-    """Which of the pages are hits; each of them must have the right bytes."""
+    """Return for each page whether it is a hit. A hit must have the right bytes."""
     targets = [blank() for _ in numbers]
     verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
     for number, hit, target in zip(numbers, verdicts, targets, strict=True):
@@ -69,7 +69,7 @@ def shorten_leases(storage: Hf3fsStorage, lease_ms: int) -> None:
 
 @contextmanager
 def client_of(server: RedisServer) -> Generator[Any, None, None]:
-    """A client of the test's own; much of redis-py is untyped."""
+    """Lend a client of the test's own. Much of redis-py is untyped."""
     with redis.Redis(port=server.port) as client:
         yield client
 
@@ -200,7 +200,7 @@ class TestLeases:
         def slow(*arguments: Any) -> list[Outcome]:
             done = real(*arguments)
             time.sleep(0.01)
-            # Somebody else's set takes what has come back.
+            # Another storage's set takes the freed slots.
             assert _reserved(storage, 1)
             return done
 
