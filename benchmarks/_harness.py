@@ -7,7 +7,9 @@ the ratios within each round, and never compares figures of different times.
 
 from __future__ import annotations
 
+import argparse
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -111,8 +113,11 @@ class Report:
             mark = "met    " if aim.met else "NOT MET"
             console.print(f"{mark}  {aim.reached:6.2f} (aim {aim.least:.2f})  {aim.text}")
 
-    def write(self, path: Path) -> None:
-        """Write everything as JSON, with every single time."""
+    def finish(self, path: Path | None) -> None:
+        """Print the aims; write everything as JSON to `path`, with every single time."""
+        self.print_aims()
+        if path is None:
+            return
         whole = asdict(self)
         for aim, plain in zip(self.aims, whole["aims"], strict=True):
             plain["met"] = aim.met
@@ -137,6 +142,21 @@ def interleave(candidates: Sequence[Candidate], rounds: int) -> dict[str, list[f
     finally:
         gc.enable()
     return seconds
+
+
+def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
+    """Return page hashes of one batch, which differ for every candidate and turn."""
+    return [
+        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
+    ]
+
+
+def argument_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of every benchmark. `doc` is the module's docstring."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, help="rounds of each table (default: by page size)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    return parser
 
 
 def size_text(nbytes: int) -> str:

@@ -65,11 +65,12 @@ class OurPageStore(Store):
         *,
         checksum: Literal["xxh3", "none"] = "xxh3",
         detail: str = "",
+        parallelism: int | None = None,
     ) -> None:
         super().__init__(source, destination)
         self.name = f"ours: page store, {checksum}{detail}"
         self._storage = storage
-        chosen = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S)
+        chosen = PageStoreSettings(checksum=checksum, timeout_s=TIMEOUT_S, parallelism=parallelism)
         self._store = PageStore(self._storage, chosen)
         self._space = key_space(source.page_nbytes)
         self._store.open_space(self._space)

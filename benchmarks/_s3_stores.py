@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import _sglang
+from _our_stores import TIMEOUT_S, OurPageStore, OurStorage, key_space
 from _s3_servers import BUCKET
 from _store import Memory, Store
 from hicache_backends.s3 import S3Storage
 
-from hicache_storage.keys import KeySpace, Shard
 from hicache_storage.page import Page
-from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.page_store.frame import FramedPage
-from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.page_store.frame import FRAME_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's documentation's own
-TIMEOUT_S = 600.0
 
 
 class S3Store(Store):
@@ -205,78 +202,58 @@ class _HostPool:
 class Ours(S3Store):
     """`S3Storage`, called directly on this thread. A page is one segment without a frame."""
 
+    name = "ours: S3Storage"
+
     def __init__(self, port: int, source: Memory, destination: Memory) -> None:
-        self.name = "ours: S3Storage"
         super().__init__(port, source, destination)
-        self._storage = _storage(self)
-        self._space = _key_space(source.page_nbytes)
-        self._sources = [Page(view) for view in source.views]
-        self._targets = [Page(view) for view in destination.views]
+        self._store = self.opened()
+        self._space = key_space(source.page_nbytes)
+
+    def opened(self) -> Store:
+        return OurStorage(_storage(self), self.source, self.destination)
+
+    def prepare_set(self, hashes: Sequence[str]) -> None:
+        super().prepare_set(hashes)
+        self._store.prepare_set(hashes)
 
     def set(self) -> None:
-        if not all(self._storage.batch_set(self._space, self.hashes, self._sources)):
-            raise RuntimeError(f"S3Storage refused a page: {self._storage.stats()}")
+        self._store.set()
+
+    def prepare_get(self, hashes: Sequence[str]) -> None:
+        super().prepare_get(hashes)
+        self._store.prepare_get(hashes)
 
     def get(self) -> None:
-        if not all(self._storage.batch_get(self._space, self.hashes, self._targets)):
-            raise RuntimeError(f"S3Storage lost a page: {self._storage.stats()}")
+        self._store.get()
 
     def object_names(self) -> list[str]:
-        return _our_names(self.prefix, self._space, self.hashes)
+        root = f"{_storage_prefix(self)}/{self._space.id}"
+        return [f"{root}/{page_hash[:2]}/{page_hash}" for page_hash in self.hashes]
 
     def close(self) -> None:
-        self._storage.close()
+        self._store.close()
 
 
-class OurPageStore(S3Store):
+class OurPagesOnS3(Ours):
     """The page store over `S3Storage`: frames, checksums, verdicts, on its own threads."""
 
     def __init__(self, port: int, source: Memory, destination: Memory, *, threads: int) -> None:
         self.name = f"ours: page store, {threads} threads"
+        self._threads = threads
         super().__init__(port, source, destination)
-        self._storage = _storage(self)
-        settings = PageStoreSettings(timeout_s=TIMEOUT_S, parallelism=threads)
-        self._store = PageStore(self._storage, settings)
-        self._space = _key_space(source.page_nbytes)
-        self._store.open_space(self._space)
-        frame_nbytes = self._store.frame_nbytes
-        self._framed = _key_space(source.page_nbytes, frame_nbytes)
-        self._sources, self._targets = (
-            [
-                FramedPage(header, Page(view))
-                for header, view in zip(
-                    Memory(memory.pages, frame_nbytes).views, memory.views, strict=True
-                )
-            ]
-            for memory in (source, destination)
+        self._space = replace(self._space, frame_nbytes=FRAME_NBYTES)
+
+    def opened(self) -> Store:
+        return OurPageStore(
+            _storage(self), self.source, self.destination, parallelism=self._threads
         )
-
-    def set(self) -> None:
-        transfers = [Transfer(self._space, self.hashes, self._sources)]
-        self._expect_ok(self._store.save(transfers).verdicts[0])
-
-    def get(self) -> None:
-        transfers = [Transfer(self._space, self.hashes, self._targets)]
-        self._expect_ok(self._store.load(transfers).verdicts[0])
-
-    def object_names(self) -> list[str]:
-        return _our_names(self.prefix, self._framed, self.hashes)
-
-    def close(self) -> None:
-        self._store.close()
-        self._storage.close()
-
-    def _expect_ok(self, verdicts: Sequence[Verdict]) -> None:
-        wrong = list(itertools.filterfalse(Verdict.OK.__eq__, verdicts))
-        if wrong:
-            raise RuntimeError(f"the page store returned {wrong[0].value}: {self._storage.stats()}")
 
 
 def _storage(store: S3Store) -> S3Storage:
     return S3Storage.from_config(
         {
             "bucket": BUCKET,
-            "prefix": store.prefix.replace("--", "-"),
+            "prefix": _storage_prefix(store),
             "endpoint_url": store.url,
             "access_key_id": ACCESS_KEY,
             "secret_access_key": SECRET_KEY,
@@ -285,21 +262,8 @@ def _storage(store: S3Store) -> S3Storage:
     )
 
 
-def _our_names(prefix: str, space: KeySpace, hashes: Sequence[str]) -> list[str]:
-    root = f"{prefix.replace('--', '-')}/{space.id}"
-    return [f"{root}/{page_hash[:2]}/{page_hash}" for page_hash in hashes]
-
-
-def _key_space(page_nbytes: int, frame_nbytes: int = 0) -> KeySpace:
-    return KeySpace(
-        model="benchmarks/model",
-        dtype="bfloat16",
-        layout="page_first",
-        page_tokens=64,
-        page_nbytes=page_nbytes,
-        shard=Shard(layers=(0, 32), heads=(0, 8)),
-        frame_nbytes=frame_nbytes,
-    )
+def _storage_prefix(store: S3Store) -> str:
+    return store.prefix.replace("--", "-")
 
 
 def _boto3_client(url: str, threads: int, *, tuned: bool) -> Any:

@@ -5,7 +5,6 @@ python benchmarks/controller.py [--sizes 64,4096] [--rounds N] [--profile] [--js
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import statistics
 import sys
@@ -23,6 +22,7 @@ from _harness import (
     Aim,
     Report,
     Section,
+    argument_parser,
     console,
     interleave,
     machine_facts,
@@ -32,6 +32,7 @@ from _harness import (
 from rich.table import Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Generator, Sequence
 
     from _controller_candidates import TransferMethod
@@ -220,7 +221,7 @@ def profile_controller(workload: Workload, direction: str) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--sizes",
         type=sizes,
@@ -228,9 +229,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KIB,KIB",
         help="sizes of a target page in KiB, multiples of 8 (default: 64,4096)",
     )
-    parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
     parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args(arguments)
     if any(size <= 0 or size % (8 * KIB) for size in options.sizes):
         parser.error("--sizes: a page has a multiple of 8 KiB")
@@ -257,9 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             for method in compared:
                 method.close()
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

@@ -9,20 +9,26 @@ It runs on CUDA if torch finds it, else on the CPU, where the "device" is host m
 from __future__ import annotations
 
 import abc
-import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from _harness import Report, Section, console, interleave, machine_facts
+from _harness import (
+    Report,
+    Section,
+    argument_parser,
+    console,
+    interleave,
+    machine_facts,
+)
 
 from hicache_storage.device_pool import LayerCopier, LayeredPool
 from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
 PAGE_TOKENS, HEADS, HEAD_DIM = 64, 8, 128
@@ -213,17 +219,16 @@ def measure(report: Report, workload: Workload, layout: str, rounds: int, *, loa
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pages", type=int, default=16, help="of 8 MiB (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="of each table")
+    parser.set_defaults(rounds=7)
     parser.add_argument(
         "--layouts",
         type=lambda text: text.split(","),
         default=list(LAYOUTS),
         help="of L2 (default: all)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     return parser.parse_args(arguments)
 
 
@@ -238,8 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workload = Workload(layout, options.pages, device)
         for loads in (True, False):
             measure(report, workload, layout, options.rounds, loads=loads)
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import shutil
 import sys
 import tempfile
@@ -26,9 +24,11 @@ from _harness import (
     Aim,
     Report,
     Section,
+    argument_parser,
     console,
     interleave,
     machine_facts,
+    page_hashes_of,
     size_text,
     sizes,
 )
@@ -46,6 +46,7 @@ from _sglang_file_store import HiCacheFileStore
 from _store import Memory
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
@@ -118,7 +119,7 @@ class Get:
         self.store = bench.open(factory, self._directory)
         self.name = self.store.name
         self._source = bench.source
-        self._hashes = page_hashes_of(self.name, 0)
+        self._hashes = page_hashes_of(self.name, 0, BATCH_PAGES)
         self.store.prepare_set(self._hashes)
         self.store.set()
 
@@ -144,11 +145,11 @@ class SetInEmpty:
         self._bench = bench
         self._open()
         self.name = self.store.name
-        self._hashes = page_hashes_of(self.name, 0)
+        self._hashes = page_hashes_of(self.name, 0, BATCH_PAGES)
         self._retire()
 
     def prepare(self, turn: int) -> None:
-        self._hashes = page_hashes_of(self.name, turn)
+        self._hashes = page_hashes_of(self.name, turn, BATCH_PAGES)
         self._bench.source.stamp(turn)
         self._open()
         self.store.prepare_set(self._hashes)
@@ -185,7 +186,7 @@ class SetMore:
             self._make_room()
 
     def prepare(self, turn: int) -> None:
-        self._hashes = page_hashes_of(self.name, turn)
+        self._hashes = page_hashes_of(self.name, turn, BATCH_PAGES)
         self._bench.source.stamp(turn)
         self.store.prepare_set(self._hashes)
 
@@ -204,9 +205,13 @@ class SetMore:
         """Return batches that fill the store, or create each fan-out directory that a store may have."""
         if self._full:
             batches = self._bench.capacity_pages // BATCH_PAGES + 1
-            return [page_hashes_of(self.name, -number) for number in range(1, batches + 1)]
+            return [
+                page_hashes_of(self.name, -number, BATCH_PAGES) for number in range(1, batches + 1)
+            ]
         heads = [f"{byte:02x}" for byte in range(256)]
-        tails = page_hashes_of(self.name, -1) + page_hashes_of(self.name, -2)
+        tails = page_hashes_of(self.name, -1, BATCH_PAGES) + page_hashes_of(
+            self.name, -2, BATCH_PAGES
+        )
         hashes = [head + tail[2:] for head, tail in zip(heads, tails, strict=True)]
         return [hashes[:BATCH_PAGES], hashes[BATCH_PAGES:]]
 
@@ -312,14 +317,6 @@ def aim(bench: Bench, section: Section, name: str, baseline: str, least: float) 
         bench.report.aims.append(Aim(text, least, section.ratio(name, baseline)))
 
 
-def page_hashes_of(name: str, turn: int) -> list[str]:
-    """Return page hashes of one batch, which differ for every candidate and turn."""
-    return [
-        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest()
-        for number in range(BATCH_PAGES)
-    ]
-
-
 def read_back(store: Store, hashes: Sequence[str], source: Memory) -> None:
     store.prepare_get(hashes)
     store.get()
@@ -332,7 +329,7 @@ def compare(store: Store, source: Memory) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--sizes",
         type=sizes,
@@ -340,13 +337,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KIB,KIB",
         help="page sizes in KiB, multiples of 32 (default: 64,1024,4096)",
     )
-    parser.add_argument("--rounds", type=int, help="rounds of each section (default: by page size)")
     parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
     parser.add_argument("--power", action="store_true", help="also measure synced writes")
     parser.add_argument(
         "--path", type=Path, help="where to put the files (default: a new directory)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args(arguments)
     if options.quick:
         options.sizes = [size for size in options.sizes if size < 4 * MIB]
@@ -374,9 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(report, root, page_nbytes, options)
     finally:
         shutil.rmtree(root)
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

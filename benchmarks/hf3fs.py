@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _sglang
-from _harness import MIB, Report, console, machine_facts
+from _harness import (
+    MIB,
+    Report,
+    console,
+    machine_facts,
+    page_hashes_of,
+)
 from _hf3fs_stores import PlainSlots, SGLangHf3fsStore
 from _our_stores import in_directory, pages_in_directory
 from _store import Memory
-from file import BATCH_PAGES, ROUNDS, Bench, Get, aim, page_hashes_of, parse, read_back
+from file import BATCH_PAGES, ROUNDS, Bench, Get, aim, parse, read_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +47,11 @@ class SetFull:
         self.name = self.store.name
         self._hashes: list[str] = []
         for number in range(1, bench.capacity_pages // BATCH_PAGES + 2):
-            self.store.prepare_set(page_hashes_of(self.name, -number))
+            self.store.prepare_set(page_hashes_of(self.name, -number, BATCH_PAGES))
             self.store.set()
 
     def prepare(self, turn: int) -> None:
-        self._hashes = page_hashes_of(self.name, turn)
+        self._hashes = page_hashes_of(self.name, turn, BATCH_PAGES)
         self._bench.source.stamp(turn)
         self.store.prepare_set(self._hashes)
 
@@ -122,9 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 bench_slots(bench, direct=direct)
     finally:
         shutil.rmtree(root)
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

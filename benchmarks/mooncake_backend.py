@@ -8,8 +8,6 @@ The name is not `mooncake.py`, because Python would import that file instead of 
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import os
 import sys
 from contextlib import ExitStack
@@ -19,7 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import _sglang
 import numpy as np
-from _harness import KIB, MIB, Aim, Report, Section, console, interleave, machine_facts, size_text
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    argument_parser,
+    console,
+    interleave,
+    machine_facts,
+    page_hashes_of,
+    size_text,
+)
 from _mooncake_cluster import master, node
 from _mooncake_stores import (
     Cluster,
@@ -32,6 +42,7 @@ from _plain_files import Memcpy
 from _store import Memory
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from _store import Store
@@ -73,13 +84,6 @@ class BatchRun:
             self.store.get()
         if not np.array_equal(self.store.received(), self.store.source.rows):
             raise RuntimeError(f"{self.name} did not bring back what was set")
-
-
-def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
-    """Return page hashes of one batch, which differ for every candidate and turn."""
-    return [
-        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
-    ]
 
 
 def stores(cluster: Cluster, source: Memory, destination: Memory) -> list[Store]:
@@ -153,10 +157,8 @@ def bench(report: Report, options: argparse.Namespace, *, own_segment: bool) -> 
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="5 rounds, and no pages of 4 MiB")
-    parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     return parser.parse_args(arguments)
 
 
@@ -171,9 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"SGLang {_sglang.WHEEL_VERSION} is not here: `make bench-mooncake` has it")
     for own_segment in (True, False):
         bench(report, options, own_segment=own_segment)
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

@@ -5,16 +5,21 @@ python benchmarks/page_hashes.py [--rounds N] [--json FILE]
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from _harness import Aim, Report, Section, interleave, machine_facts
+from _harness import (
+    Aim,
+    Report,
+    Section,
+    argument_parser,
+    interleave,
+    machine_facts,
+)
 
 from hicache_storage.keys import page_hashes
 
@@ -92,9 +97,8 @@ def bench(report: Report, rounds: int, *, bigram: bool) -> Section:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=101)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    parser = argument_parser(__doc__)
+    parser.set_defaults(rounds=101)
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
@@ -104,9 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bench(report, options.rounds, bigram=True)
     text = "page_hashes of an int32 array / hashlib alone, at most 1.3 times its time"
     report.aims.append(Aim(text, 1 / 1.3, single.ratio("int32 array", LIMIT)))
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

@@ -8,18 +8,27 @@ The name is not `redis.py`, because Python would import that file instead of red
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import statistics
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import redis
-from _harness import KIB, MIB, Aim, Report, Section, console, interleave, machine_facts, size_text
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    argument_parser,
+    console,
+    interleave,
+    machine_facts,
+    page_hashes_of,
+    size_text,
+)
 from _our_stores import TIMEOUT_S, OurPageStore, OurStorage
 from _redis_server import redis_server, sink
 from _redis_stores import (
@@ -33,6 +42,7 @@ from hicache_backends.redis import RedisStorage
 from rich.table import Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from _store import Store
@@ -82,13 +92,6 @@ class BatchRun:
 
     def close(self) -> None:
         self._client.close()
-
-
-def page_hashes_of(name: str, turn: int, pages: int) -> list[str]:
-    """Return page hashes of one batch, which differ for every candidate and turn."""
-    return [
-        hashlib.sha256(f"{name} {turn} {number}".encode()).hexdigest() for number in range(pages)
-    ]
 
 
 def stores(port: int, sink_port: int, source: Memory, destination: Memory) -> list[Store]:
@@ -146,13 +149,11 @@ def print_cpu(turns: Sequence[BatchRun], work: float) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--server", default="redis-server", help="the program (default: %(default)s)"
     )
     parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
-    parser.add_argument("--rounds", type=int, help="of each table (default: by page size)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     return parser.parse_args(arguments)
 
 
@@ -173,9 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measure(report, direction, rounds, port, all_stores)
             for store in all_stores:
                 store.close()
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

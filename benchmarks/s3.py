@@ -8,15 +8,12 @@ null server only moves bytes, so its tables show the cost of the clients.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import importlib.util
 import resource
 import statistics
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import _sglang
@@ -27,18 +24,21 @@ from _harness import (
     Aim,
     Report,
     Section,
+    argument_parser,
     console,
     interleave,
     machine_facts,
+    page_hashes_of,
     size_text,
     sizes,
 )
 from _s3_servers import BUCKET, ministack, null_server, remove
-from _s3_stores import Boto3, Loopback, Obstore, OurPageStore, Ours, SeaweedFS
+from _s3_stores import Boto3, Loopback, Obstore, OurPagesOnS3, Ours, SeaweedFS
 from _store import Memory
 from rich.table import Table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
@@ -69,7 +69,7 @@ class BatchRun:
         return self.store.name
 
     def prepare(self, turn: int) -> None:
-        hashes = hashes_of(self.store, turn if self.sets else 0)
+        hashes = page_hashes_of(self.name, turn if self.sets else 0, self.store.source.pages)
         if self.sets:
             self.store.source.stamp(turn)
             self.store.prepare_set(hashes)
@@ -107,8 +107,8 @@ def factories(server: str) -> list[StoreFactory]:
     return [
         *found,
         Ours,
-        partial(OurPageStore, threads=2),
-        partial(OurPageStore, threads=8),
+        partial(OurPagesOnS3, threads=2),
+        partial(OurPagesOnS3, threads=8),
     ]
 
 
@@ -120,7 +120,7 @@ def bench(report: Report, server: str, port: int, page_nbytes: int, rounds: int)
     stores = [factory(port, source, destination) for factory in factories(server)]
     title = f"{pages} pages of {size_text(page_nbytes)}, {server}"
     for store in stores:
-        store.prepare_set(hashes_of(store, 0))
+        store.prepare_set(page_hashes_of(store.name, 0, store.source.pages))
         store.set()
     measure(report, f"get, {title}", stores, rounds, sets=False)
     for store in stores:
@@ -162,18 +162,13 @@ def clear(store: S3Store) -> None:
     remove(store.port, [f"/{BUCKET}/{name}" for name in store.object_names()])
 
 
-def hashes_of(store: S3Store, turn: int) -> list[str]:
-    texts = (f"{store.name} {turn} {number}" for number in range(store.source.pages))
-    return [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-
-
 def used_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument(
         "--sizes",
         type=sizes,
@@ -188,9 +183,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME,NAME",
         help="null, ministack (default: both)",
     )
-    parser.add_argument("--rounds", type=int, help="rounds of each section (default: by page size)")
     parser.add_argument("--quick", action="store_true", help="3 rounds, and no pages of 4 MiB")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args(arguments)
     if options.quick:
         options.sizes = [size for size in options.sizes if size < 4 * MIB]
@@ -210,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with SERVERS[server]() as port:
                 rounds = options.rounds or ROUNDS.get(page_nbytes, 5)
                 bench(report, server, port, page_nbytes, rounds)
-    report.print_aims()
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

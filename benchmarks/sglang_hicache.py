@@ -10,7 +10,6 @@ store with slots is full from the beginning instead, so every backup takes the s
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -23,12 +22,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _harness import Report, Section, interleave, machine_facts
+from _harness import (
+    Report,
+    Section,
+    argument_parser,
+    interleave,
+    machine_facts,
+)
 from _hf3fs_metadata import Hf3fsMetadata
 from servers import MooncakeMaster, Rclone, load_mooncake
 from sglang_engine import Engine, PoolName, PoolPlan, engine_world
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
@@ -225,12 +231,11 @@ def fill_up(engines: dict[str, Engine], pages: int, operations: int) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = argument_parser(__doc__)
+    parser.set_defaults(rounds=5)
     parser.add_argument("--pages", type=int, default=16, help="pages of an operation")
     parser.add_argument("--only", default=",".join(PAIRS), help="kinds of stores")
     parser.add_argument("--path", type=Path, help="where files are put (default: a new directory)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     return parser.parse_args(arguments)
 
 
@@ -242,8 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind in options.only.split(","):
             for model in PLANS:
                 measure(report, kind, model, options)
-    if options.json:
-        report.write(options.json)
+    report.finish(options.json)
     return 0
 
 

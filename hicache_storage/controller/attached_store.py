@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.admission import InFlightReads
+from hicache_storage.controller.settings import MIN_END_WAIT_S
 from hicache_storage.controller.writeback import Writeback
 from hicache_storage.errors import HiCacheError
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
-
-# A call that is about to return needs a moment, also where the whole timeout was spent on writing.
-_IDLE_TIMEOUT_S = 0.1
 
 
 class AttachedStore:
@@ -127,7 +125,7 @@ class AttachedStore:
     def wait_idle(self, deadline: Deadline) -> bool:
         """Wait until no call runs; return False where one still runs at the deadline."""
         with self._changed:
-            left_s = max(_IDLE_TIMEOUT_S, deadline.remaining_s())
+            left_s = max(MIN_END_WAIT_S, deadline.remaining_s())
             return self._changed.wait_for(lambda: not self._calls, left_s)
 
     def _end_call(self) -> None:

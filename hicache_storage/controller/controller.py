@@ -17,7 +17,12 @@ from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
 from hicache_storage.controller.prefetch_worker import PrefetchWorker
 from hicache_storage.controller.ranks import SingleRank
-from hicache_storage.controller.settings import ControllerSettings, PartialHits, WritePolicy
+from hicache_storage.controller.settings import (
+    MIN_END_WAIT_S,
+    ControllerSettings,
+    PartialHits,
+    WritePolicy,
+)
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import StorageClosed
 from hicache_storage.keys import check_page_hashes
@@ -30,9 +35,6 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import CachePool
     from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
-
-# An idle thread needs a moment to end, also where the whole timeout was spent on writing.
-_JOIN_TIMEOUT_S = 0.1
 
 
 class CacheController:
@@ -71,22 +73,9 @@ class CacheController:
         self.cache = HostCache(pools, write_back=self._enqueue if self._writes_back else None)
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
-        pool_set = self.cache.pool_set
-        shorten = self.settings.partial_hits is PartialHits.SHORTEN
-        hit_pools = pool_set.all_pools if shorten else pool_set.required
-        self.consensus = Consensus(ranks, self._counters, pool_set, hit_pools)
+        self._context = self._make_context(ranks)
+        self.consensus = self._context.consensus
         """The agreement with the other ranks on this engine's requests."""
-        self._context = PrefetchContext(
-            cache=self.cache,
-            settings=self.settings,
-            counters=self._counters,
-            consensus=self.consensus,
-            explanations=self._explanations,
-            quota=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
-            attached=lambda: self._attached,
-            offer=self._offer,
-            hit_pools=hit_pools,
-        )
         self._prefetch_worker = PrefetchWorker(self._context)
         self._attached: AttachedStore | None = None
         self._busy_detached: list[AttachedStore] = []
@@ -267,7 +256,7 @@ class CacheController:
                 self._prefetch_worker.stop()
                 self._detach(deadline, drain=drain)
             idle = self._wait_calls(deadline)
-        joined = self._prefetch_worker.join(max(_JOIN_TIMEOUT_S, deadline.remaining_s()))
+        joined = self._prefetch_worker.join(max(MIN_END_WAIT_S, deadline.remaining_s()))
         return self._all_written and idle and joined
 
     def __enter__(self) -> Self:
@@ -276,6 +265,22 @@ class CacheController:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _make_context(self, ranks: Ranks) -> PrefetchContext:
+        pool_set = self.cache.pool_set
+        shorten = self.settings.partial_hits is PartialHits.SHORTEN
+        hit_pools = pool_set.all_pools if shorten else pool_set.required
+        return PrefetchContext(
+            cache=self.cache,
+            settings=self.settings,
+            counters=self._counters,
+            consensus=Consensus(ranks, self._counters, pool_set, hit_pools),
+            explanations=self._explanations,
+            quota=PrefetchQuota(self.settings.prefetch_capacity * pool_set.capacity_pages),
+            attached=lambda: self._attached,
+            offer=self._offer,
+            hit_pools=hit_pools,
+        )
 
     def _open(self, store: PageStore) -> AttachedStore:
         return AttachedStore(store, self.cache, self.settings, self._counters)

@@ -51,7 +51,7 @@ class PrefixLoader:
         self._attached = attached
         self._job = job
         self._diagnostics = job.diagnostics
-        self._every_page = context.hit_pools & context.cache.pool_set.all_pages
+        self._essential_pools = context.hit_pools & context.cache.pool_set.all_pages
         """The pools without which a page ends every prefix."""
         writes_back = context.settings.write_policy is WritePolicy.WRITE_BACK
         self._slots_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
@@ -89,7 +89,7 @@ class PrefixLoader:
             used += self._publish(row, ok, outcome.settled)
         self._context.counters.add("loaded_pages", loaded)
         self._context.counters.add("loaded_unused_pages", loaded - used)
-        return not any(self._every_page & bits & ~arrived[page] for page, bits in wanted.items())
+        return not any(self._essential_pools & bits & ~arrived[page] for page, bits in wanted.items())
 
     def _read(self, rows: list[_Row], batch: TransferBatch) -> Outcome | None:
         """Make one call to the store, within the store's timeout, the wait for its turn included.
@@ -165,7 +165,7 @@ class PrefixLoader:
             cache.fill(entry, ok, stored=ok, epoch=self._attached.epoch)
             settled.add_done_callback(lambda _: self._unclaim(entry, row.bits & ~ok))
             return bool(ok) and self._job.mark_loaded(row.page)
-        if self._every_page & ~ok:
+        if self._essential_pools & ~ok:
             settled.add_done_callback(lambda _: cache.free([row.slots]))
             return False
         return self._insert(row, ok, settled)

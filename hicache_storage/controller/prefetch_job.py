@@ -59,7 +59,7 @@ class PrefetchDiagnostics:
 
     def __init__(self) -> None:
         self.present: list[PoolBits] = []
-        """For each page the pools that L2 has, or L3 reported; empty before the lookup."""
+        """The pools of each page that L2 has, or that L3 reported; empty before the lookup."""
         self.lookup_failures: dict[int, Verdict] = {}
         """Pools that the store could not look up."""
         self.failures: dict[tuple[int, int], Reason] = {}

@@ -122,7 +122,7 @@ class PrefetchWorker:
         """Load a prefix of `length` pages. Where pages have vanished, load the longest one without them.
 
         The shorter prefix may have a window that was not fetched yet. Several ranks would have to agree
-        on it again: they take what has arrived.
+        on it again: they take the pages that have arrived.
         """
         pool_set = self._context.cache.pool_set
         while any(wanted := self._pools_to_load(job, length)):

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from hicache_storage.durations import check_seconds
 
+MIN_END_WAIT_S = 0.1
+"""Minimum wait for a call or a thread to end: it needs a moment also where the timeout has passed."""
+
 
 class PrefetchPolicy(enum.Enum):
     """The time that a request waits for its pages. It uses the pages that have arrived by then."""

@@ -8,6 +8,7 @@ carries the number of values.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from hicache_storage.controller.ranks import Channel, RanksLost
 from hicache_storage.host_pool.memory import load_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from torch.distributed import ProcessGroup
 
@@ -62,16 +63,12 @@ class TorchRanks:
         distributed = load_torch().distributed
         timeout = timedelta(seconds=timeout_s)
         groups: dict[Channel, Any] = {}
-        try:
+        with _connecting(rank, size, timeout_s):
             store, _, _ = next(distributed.rendezvous(url, rank, size, timeout=timeout))
             store.set_timeout(timeout)
             for channel in Channel:
                 prefixed = distributed.PrefixStore(f"hicache-{channel.value}", store)
                 groups[channel] = distributed.ProcessGroupGloo(prefixed, rank, size, timeout)
-        except RuntimeError as error:
-            raise RanksLost(
-                f"rank {rank} did not meet all {size} ranks within {timeout_s} s: {_gloo_message(error)}"
-            ) from error
         return cls(groups, rank=rank, size=size)
 
     @classmethod
@@ -90,7 +87,7 @@ class TorchRanks:
         members = distributed.get_process_group_ranks(group)
         rank = distributed.get_rank(group)
         groups: dict[Channel, Any] = {}
-        try:
+        with _connecting(rank, len(members), timeout_s):
             for channel in Channel:
                 groups[channel] = distributed.new_group(
                     members,
@@ -99,11 +96,6 @@ class TorchRanks:
                     use_local_synchronization=True,
                     group_desc=f"hicache-{channel.value}",
                 )
-        except RuntimeError as error:
-            raise RanksLost(
-                f"rank {rank} did not meet all {len(members)} ranks within {timeout_s} s:"
-                f" {_gloo_message(error)}"
-            ) from error
 
         def leave(channel_group: Any) -> None:
             if distributed.is_initialized():  # else the engine has destroyed all groups before
@@ -170,6 +162,17 @@ class TorchRanks:
         groups, self._groups = self._groups, {}
         for group in groups.values():
             self._leave(group)
+
+
+@contextmanager
+def _connecting(rank: int, size: int, timeout_s: float) -> Generator[None]:
+    """Raise RanksLost for an error of the connections in the `with` block."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RanksLost(
+            f"rank {rank} did not meet all {size} ranks within {timeout_s} s: {_gloo_message(error)}"
+        ) from error
 
 
 def _gloo_message(error: Exception) -> str:

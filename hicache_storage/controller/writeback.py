@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.settings import DropPolicy
+from hicache_storage.controller.settings import MIN_END_WAIT_S, DropPolicy
 from hicache_storage.controller.transfer_batch import TransferBatch
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from hicache_storage.page_store import PageStore
 
 logger = logging.getLogger(__name__)
-
-# An idle thread needs a moment to end, also where the whole timeout was spent on writing.
-_JOIN_TIMEOUT_S = 0.1
 
 
 class Writeback:
@@ -117,7 +114,7 @@ class Writeback:
             self._changed.notify_all()
         self._drop(dropped)
         if self._thread.ident is not None:
-            self._thread.join(max(_JOIN_TIMEOUT_S, deadline.remaining_s()))
+            self._thread.join(max(MIN_END_WAIT_S, deadline.remaining_s()))
         return drained
 
     def _is_idle(self) -> bool:

@@ -30,10 +30,11 @@ _BACKOFF = 1.5
 
 
 class HandoffReceiver:
-    """The receiver of one rank of a decode engine. Thread-safe. A failing store never raises or blocks.
+    """The receiver of one rank of a decode engine. Thread-safe.
 
-    A rank waits for one completion of each shard that it reads: the key spaces of its own pools. The
-    number and names of the ranks that write them are irrelevant.
+    No method raises or blocks because of a failing store. A rank waits for one completion of each shard
+    that it reads: the key spaces of its own pools. It needs neither the number nor the names of the
+    writers.
     """
 
     def __init__(
@@ -96,9 +97,7 @@ class HandoffReceiver:
             self._expected_count += 1
             closed = self._closed
             self._changed.notify_all()
-        if (
-            closed
-        ):  # the receiver was closed meanwhile, and its completions are not looked up any more
+        if closed:  # `close` has not seen this request
             request.expire()
         return request
 

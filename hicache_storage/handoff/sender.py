@@ -35,10 +35,11 @@ _RETRY_S = 0.1
 
 
 class HandoffSender:
-    """The sender of one rank of a prefill engine. Thread-safe. A failing store never raises or blocks.
+    """The sender of one rank of a prefill engine. Thread-safe.
 
-    A rank posts completions of the pools that it writes (`CachePool.writes`). A replicated pool has one
-    writer, and so one completion. A sharded pool has a completion of each writer.
+    No method raises or blocks because of a failing store. A rank posts completions of the pools that it
+    writes (`CachePool.writes`). A replicated pool has one writer, and so one completion. A sharded pool
+    has a completion of each writer.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class HostPool:
         self._pages = map_memory(slots * shape.nbytes, huge_pages)
         self._headers = map_memory(slots * len(self.tiles) * frame_nbytes, "none")
         self._allocation = Slots(slots)
-        self._end_slot = slots  # 0 once closed
+        self._end_slot = slots  # `close` sets it to 0
         self._framed: dict[int, FramedPage] = {}
         self._views = 0
         self._pinning = None

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import ConfigError, did_you_mean
 from hicache_storage.replay.models import parse_number
+from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hicache_storage.storage import HiCacheStorage
-    from hicache_storage.testing import FaultyStorage, Odds, Strike
 
 _OPERATIONS = ("exists", "get", "set", "delete")
 _MAX_FAULT_S = 600.0
@@ -59,8 +59,6 @@ class FaultPlan:
 
     def wrap(self, storage: HiCacheStorage) -> FaultyStorage:
         """Return `storage` with these faults. The returned storage closes it."""
-        from hicache_storage.testing import FaultyStorage  # noqa: PLC0415 - only --faults needs it
-
         return FaultyStorage(storage, self.plan, **self.settings)
 
 
@@ -86,7 +84,6 @@ def _fault(item: str) -> Odds | Strike:
     name, at, when = rest.partition("@")
     if not (rest and at):
         raise ConfigError(f"--faults: {item}: must be OPERATION:FAULT@SHARE, as in get:raise@5%")
-    from hicache_storage.testing import Fault, Odds, Strike  # noqa: PLC0415 - as above
 
     faults = {fault.value: fault for fault in Fault}
     if operation not in _OPERATIONS:

@@ -64,7 +64,7 @@ def run_job(
         }
 
 
-# Backends whose stores evict by a clock of seconds (redis.io: maxmemory_clock).
+# These backends evict by a clock of seconds (redis.io: maxmemory_clock).
 _SECONDS_CLOCK = ("redis",)
 _TOO_FAST = (
     "Redis tracks uses of a page by the second (allkeys-lru), and this run was as fast as possible:"

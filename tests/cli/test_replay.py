@@ -82,7 +82,7 @@ def _signalled(tmp_path: Path, number: int) -> tuple[int, str, str, dict[str, An
     return process.returncode, out, err, json.loads(file.read_text())
 
 
-def test_the_table_is_printed_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_table_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(_SHORT) == 0
 
     printed = capfd.readouterr()

@@ -14,9 +14,11 @@ from engines import (
     ThreadRanks,
     cache_pools,
     compute,
+    delete_pages,
     engine_on,
     is_right,
     leaked,
+    on_each_rank,
     windowed,
 )
 from pages import hash_of
@@ -58,17 +60,9 @@ class Fleet:
 
     def on_each_rank(self, act: Callable[[int, CacheController], int]) -> list[int]:
         """Run `act` in a thread of each rank; return the results."""
-        got = [-1] * len(self.engines)
-
-        def run(rank: int) -> None:
-            got[rank] = act(rank, self.engines[rank])
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(got))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return got
+        return on_each_rank(
+            lambda rank: act(rank, self.engines[rank]), len(self.engines), timeout_s=60
+        )
 
     def fetch(self, request_id: str, hashes: Sequence[str]) -> list[int]:
         """Return the usable pages on each rank, after checking their content."""
@@ -102,8 +96,7 @@ def fleet() -> Iterator[Callable[..., Fleet]]:
 
 
 def lose(storage: HookedStorage, page: int, pool: str = "kv") -> None:
-    (space,) = (space for space in storage.inner.spaces() if space.pool == pool)
-    storage.inner.batch_delete(space, PROMPT[page : page + 1])
+    delete_pages(storage, pool, PROMPT[page : page + 1])
 
 
 def test_the_rank_with_the_shortest_prefix_is_named(fleet: Callable[..., Fleet]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from engines import (
     PROMPT,
     compute,
+    delete_pages,
     engine_on,
     free_slots,
     is_right,
@@ -36,11 +37,6 @@ def storage() -> HookedStorage:
         assert first.drain(20)
     delete_pages(storage, "draft", PROMPT[5:7])
     return storage
-
-
-def delete_pages(storage: HookedStorage, pool: str, hashes: list[str]) -> None:
-    (known,) = (known for known in storage.inner.spaces() if known.pool == pool)
-    storage.inner.batch_delete(known, hashes)
 
 
 def stored(storage: HookedStorage, pool: str, hashes: Iterable[str]) -> list[bool]:

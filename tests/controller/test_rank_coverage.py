@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,11 @@ from engines import (
     cache_pools,
     compute,
     content,
+    delete_pages,
     engine_on,
     is_right,
     leaked,
+    on_each_rank,
     optional_draft,
     windowed,
 )
@@ -45,21 +46,6 @@ class CountingRanks(ThreadRanks):
         return super().all_reduce_min(channel, values)
 
 
-def on_each_rank(act: Callable[[int], Any], size: int) -> list[Any]:
-    """Run `act` in a thread of each rank; return the results."""
-    got: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        got[rank] = act(rank)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(500)
-    return got
-
-
 class Pair:
     """Two ranks with their own stores and L2. The second rank has lost pages of its draft."""
 
@@ -73,11 +59,10 @@ class Pair:
 
     def lose(self, rank: int, pages: Sequence[int], pool: str = "draft") -> None:
         """Delete some pages of a pool on one rank, in L2 and in L3."""
-        engine, inner = self.engines[rank], self.storages[rank].inner
+        engine = self.engines[rank]
         assert engine.drain(20)
         assert engine.cache.clear() == 0
-        (space,) = (space for space in inner.spaces() if space.pool == pool)
-        inner.batch_delete(space, [PROMPT[page] for page in pages])
+        delete_pages(self.storages[rank], pool, [PROMPT[page] for page in pages])
 
     def both(self, act: Callable[[Lease, CacheController], Any], pages: int = 6) -> list[Any]:
         """Return the facts of a request's lease on each rank."""
@@ -87,7 +72,7 @@ class Pair:
                 assert is_right(lease)
                 return act(lease, self.engines[rank])
 
-        return on_each_rank(run, 2)
+        return on_each_rank(run, 2, timeout_s=500)
 
 
 @pytest.fixture
@@ -219,7 +204,7 @@ def test_a_rank_without_the_draft_takes_part_in_its_claims() -> None:
                 return lease.coverage, lease.missing("draft"), len(claimed)
 
         coverage = [Coverage.TARGET_ONLY] * 2 + [Coverage.BOTH] * 2
-        assert [(coverage, [0, 1], 0), (coverage, [0, 1], 2)] == on_each_rank(act, 2)
+        assert [(coverage, [0, 1], 0), (coverage, [0, 1], 2)] == on_each_rank(act, 2, timeout_s=500)
 
 
 def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
@@ -237,7 +222,7 @@ def test_ranks_with_windows_of_different_lengths_are_lost() -> None:
             with engines[rank].prefetch("r", PROMPT[:4]).result() as lease:
                 return lease.pages
 
-        assert [0, 0] == on_each_rank(act, 2)
+        assert [0, 0] == on_each_rank(act, 2, timeout_s=500)
         assert [1, 1] == [engine.stats()["ranks_lost"] for engine in engines]
 
 
@@ -262,7 +247,9 @@ def test_a_request_takes_two_agreements_and_a_claim_one(
 def test_four_ranks_that_lose_drafts_get_equal_leases_of_a_thousand_requests() -> None:
     ranks = ThreadRanks.of(4, timeout_s=120)
 
-    facts = on_each_rank(lambda rank: rank_losses.serve_with_losses(rank, ranks[rank], 1000), 4)
+    facts = on_each_rank(
+        lambda rank: rank_losses.serve_with_losses(rank, ranks[rank], 1000), 4, timeout_s=500
+    )
 
     assert facts[0]
     assert [facts[0]] * 4 == facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engines import PROMPT, compute, engine_on, free_slots, is_right, leaked, windowed
+from engines import PROMPT, compute, delete_pages, engine_on, free_slots, is_right, leaked, windowed
 from pages import hash_of
 from stores import HookedStorage, failing
 
@@ -25,11 +25,6 @@ def storage() -> HookedStorage:
 
 def stored(storage: HookedStorage) -> dict[str, int]:
     return {space.pool: len(list(storage.inner.scan(space))) for space in storage.inner.spaces()}
-
-
-def delete_page(storage: HookedStorage, pool: str, page: int) -> None:
-    (known,) = (known for known in storage.inner.spaces() if known.pool == pool)
-    storage.inner.batch_delete(known, PROMPT[page : page + 1])
 
 
 def test_only_windows_are_written(storage: HookedStorage) -> None:
@@ -66,7 +61,7 @@ def test_a_prefix_is_usable_where_a_window_is_whole_and_not_between(
 def test_a_window_that_is_not_whole_shortens_to_one_that_is(
     storage: HookedStorage, lost: int
 ) -> None:
-    delete_page(storage, "swa", lost)
+    delete_pages(storage, "swa", [PROMPT[lost]])
     with engine_on(storage, windowed()) as engine:
         with engine.prefetch("r", PROMPT).result() as lease:
             assert lease.pages == 8
@@ -87,7 +82,7 @@ def test_a_window_that_vanishes_after_the_match_leaves_what_l2_can_use(
         engine.prefetch("head", PROMPT[:8]).result().release()
 
         def vanish(answer: Any) -> Any:
-            delete_page(storage, "swa", 15)
+            delete_pages(storage, "swa", PROMPT[15:16])
             return answer()
 
         storage.hooks["batch_get"] = vanish
@@ -110,7 +105,7 @@ def test_a_window_is_fetched_for_the_prefix_that_is_left_when_pages_vanish(
     storage: HookedStorage, pool: str, page: int, why: tuple[int, str, Reason]
 ) -> None:
     def vanish(answer: Any) -> Any:
-        delete_page(storage, pool, page)
+        delete_pages(storage, pool, [PROMPT[page]])
         return answer()
 
     storage.hooks["batch_get"] = vanish

@@ -8,7 +8,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines import PROMPT, ThreadRanks, cache_pools, compute, engine_on, leaked, page_store, until
+from engines import (
+    PROMPT,
+    ThreadRanks,
+    cache_pools,
+    compute,
+    engine_on,
+    leaked,
+    on_each_rank,
+    page_store,
+    until,
+)
 from hicache_backends.memory import MemoryStorage
 from pages import hash_of
 from stores import Gate, HookedStorage
@@ -54,20 +64,14 @@ class Decode:
 
     def on_each_rank(self, act: Callable[[int, HandoffReceiver], Any]) -> list[Any]:
         """Run `act` in a thread of each rank; return the results and errors."""
-        got: list[Any] = [None] * len(self.receivers)
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> Any:
             try:
-                got[rank] = act(rank, self.receivers[rank])
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                got[rank] = error
+                return act(rank, self.receivers[rank])
+            except Exception as error:  # noqa: BLE001 - the test checks the error
+                return error
 
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(got))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-        return got
+        return on_each_rank(run, len(self.receivers), timeout_s=100)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def _content() -> PageContent:
     return PageContent(space(page_nbytes=_NBYTES))
 
 
-def test_what_was_written_matches() -> None:
+def test_written_content_matches() -> None:
     assert _content().matches(hash_of(1), Page(_written()))
 
 
@@ -42,7 +42,7 @@ def test_a_page_matches_no_other_key_space() -> None:
     assert not _content().matches(hash_of(1), Page(_written(pool="draft")))
 
 
-def test_it_is_the_same_in_every_segmentation() -> None:
+def test_the_content_is_the_same_in_every_segmentation() -> None:
     contiguous = _written()
     parts = [bytearray(length) for length in (1, 7, 8, 300, 684)]
 

@@ -111,7 +111,7 @@ class TestHits:
 
         assert report["verified_nbytes"] == hits(report) * _settings().page_nbytes
 
-    def test_another_run_finds_what_the_first_one_stored(self) -> None:
+    def test_another_run_finds_the_pages_of_the_first(self) -> None:
         requests, storage = synthetic_trace(0, conversations=20), MemoryStorage()
         _replayed(requests, storage)
 

@@ -19,7 +19,7 @@ def _text(report: dict[str, Any]) -> str:
     return captured.get()
 
 
-def test_they_show_what_the_figures_say() -> None:
+def test_tables_show_the_figures() -> None:
     counts = RequestCounts(
         requests=3,
         blocks=TierCounts(l2=1, l3=2, miss=1),
@@ -48,7 +48,7 @@ def test_they_show_what_the_figures_say() -> None:
         assert shown in text
 
 
-def test_the_ideal_stands_below_what_was_found() -> None:
+def test_the_ideal_is_below_the_hits() -> None:
     counts = RequestCounts(blocks=TierCounts(l2=1, l3=2, miss=1), ideal_block_hits=4)
 
     lines = [line.split() for line in _text(report_of(counts)).splitlines()]
@@ -57,11 +57,11 @@ def test_the_ideal_stands_below_what_was_found() -> None:
     assert ["infinite", "cache", "4", "100.0", "%"] in lines
 
 
-def test_counters_of_nothing_are_left_out() -> None:
+def test_zero_counters_are_left_out() -> None:
     assert "load_miss" not in _text(report_of(RequestCounts()))
 
 
-def test_pages_that_were_not_stored_are_told_by_reason() -> None:
+def test_pages_that_were_not_stored_are_shown_by_reason() -> None:
     report = figures(
         RequestCounts(),
         page_tokens=64,
@@ -81,7 +81,7 @@ def test_pages_that_were_not_stored_are_told_by_reason() -> None:
     )
 
 
-def test_writes_that_did_not_end_in_time_are_told() -> None:
+def test_unfinished_writes_are_shown() -> None:
     assert "writes unfinished" in _text(report_of(RequestCounts()) | {"drained": False})
     assert "writes unfinished" not in _text(report_of(RequestCounts()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +25,10 @@ from hicache_storage.page_store.lookup import HitPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
 
+    from stores import HookedStorage
+
     from hicache_storage.controller import Channel, Lease
+    from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage
 
 PAGE_TOKENS = 16
@@ -103,10 +107,15 @@ def page_store(storage: HiCacheStorage, timeout_s: float = 20) -> PageStore:
     return PageStore(storage, PageStoreSettings(timeout_s=timeout_s, breaker_failures=1000))
 
 
-def content(pool: CachePool, page_hash: str) -> bytes:
+def content_in(key_space: KeySpace, page_hash: str) -> bytes:
     """Return the bytes of a page: a function of its key space and hash alone."""
-    seed = hashlib.sha256(f"{pool.space.id}{page_hash}".encode()).digest()
-    return (seed * (pool.space.page_nbytes // len(seed) + 1))[: pool.space.page_nbytes]
+    seed = hashlib.sha256(f"{key_space.id}{page_hash}".encode()).digest()
+    return (seed * (key_space.page_nbytes // len(seed) + 1))[: key_space.page_nbytes]
+
+
+def content(pool: CachePool, page_hash: str) -> bytes:
+    """Return the bytes of a page of a pool whose pages are not cut."""
+    return content_in(pool.space, page_hash)
 
 
 def compute(
@@ -175,6 +184,23 @@ def reports_losses(controller: CacheController, end: Callable[[], bool]) -> bool
     """Return True where `end`, a drain or a close, returns True exactly if it loses no page."""
     before = lost_pages(controller)
     return end() == (lost_pages(controller) == before)
+
+
+def delete_pages(storage: HookedStorage, pool: str, hashes: Sequence[str]) -> None:
+    """Delete pages of a pool from a storage, behind its hooks."""
+    (key_space,) = (each for each in storage.inner.spaces() if each.pool == pool)
+    storage.inner.batch_delete(key_space, hashes)
+
+
+def on_each_rank(act: Callable[[int], Any], size: int, *, timeout_s: float) -> list[Any]:
+    """Run `act` in a thread of each rank; return the results."""
+    executor = ThreadPoolExecutor(size)
+    try:
+        futures = [executor.submit(act, rank) for rank in range(size)]
+        wait(futures, timeout_s)
+        return [future.result(0) for future in futures]
+    finally:
+        executor.shutdown(wait=False)
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines import content_in
 from pages import hash_of, space
 from rank_workers import connect
 
@@ -163,12 +163,6 @@ def receiving(
         yield receiver
 
 
-def content(key_space: KeySpace, page_hash: str) -> bytes:
-    """Return the bytes of a stored page: a function of its key space and hash alone."""
-    seed = hashlib.sha256(f"{key_space.id}{page_hash}".encode()).digest()
-    return (seed * (key_space.page_nbytes // len(seed) + 1))[: key_space.page_nbytes]
-
-
 def compute(
     controller: CacheController, hashes: Sequence[str], *, without: Sequence[str] = ()
 ) -> None:
@@ -177,14 +171,14 @@ def compute(
     assert fresh.pages == len(hashes)
     for page_hash, key_space, page in _parts(controller.cache.pools, hashes, fresh):
         if key_space.pool not in without:
-            page.copy_from(content(key_space, page_hash))
+            page.copy_from(content_in(key_space, page_hash))
     controller.commit(fresh, without=without)
 
 
 def is_right(lease: Lease, hashes: Sequence[str] = PROMPT) -> bool:
     """Return True where every page of every pool has the content of its key."""
     return all(
-        page.tobytes() == content(key_space, page_hash)
+        page.tobytes() == content_in(key_space, page_hash)
         for page_hash, key_space, page in _parts(lease.cache.pools, hashes, lease)
     )
 

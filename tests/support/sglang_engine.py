@@ -354,3 +354,23 @@ def pools_of(plan: PoolPlan, tokens: int, page_tokens: int = PAGE_TOKENS) -> tup
     if plan.kind == "mla":
         return MLATokenToKVPoolHost(info, **options, target_layer_num=device.layer_num), device
     return get_mha_host_pool_cls(info)(info, **options), device
+
+
+TOKENS = list(range(1000, 1000 + 8 * PAGE_TOKENS))
+MORE = [*TOKENS, *[7] * PAGE_TOKENS]
+DRAFT = PoolPlan(name=PoolName.DRAFT, layers=1, heads=1)
+WINDOW = PoolPlan(name=PoolName.SWA, layers=2, slots_of_its_own=True)
+
+
+def write_and_read(writer: Engine, reader: Engine) -> None:
+    """Back up pages by one engine, and prefetch them by another one, byte for byte."""
+    writer.fill(1)
+    written = writer.write(TOKENS)
+    assert written.pages == 8
+
+    reader.wipe()
+    read = reader.read(MORE)
+    assert (read.hits, read.pages) == (8, 8)
+    assert {
+        name: pages[-len(read.held[name]) :] for name, pages in written.held.items()
+    } == read.held

@@ -59,11 +59,11 @@ class Router:
         """Return the replies to commands that carry no page and may be sent twice, one for each key."""
         batch = _Batch(self, keys, deadline)
 
-        def work(connection: Connection, indices: Sequence[int]) -> None:
+        def work(connection: Connection, positions: Sequence[int]) -> None:
             batch.send_asking(connection)
-            replies = connection.execute([commands[index] for index in indices])
-            for index, reply in zip(indices, replies, strict=True):
-                batch.replies[index] = reply
+            replies = connection.execute([commands[position] for position in positions])
+            for position, reply in zip(positions, replies, strict=True):
+                batch.replies[position] = reply
 
         return batch.run(work)
 
@@ -71,14 +71,18 @@ class Router:
         """Read pages. Each reply is True, False, an error or `UNANSWERED`."""
         batch = _Batch(self, keys, deadline)
 
-        def work(connection: Connection, indices: Sequence[int]) -> None:
+        def work(connection: Connection, positions: Sequence[int]) -> None:
             batch.send_asking(connection)
-            targets = [pages[index] for index in indices]
+            targets = [pages[position] for position in positions]
             # The server buffers replies that wait behind others, at a high cost.
             window = window_of(max(1, self._depth // 2), targets[0].nbytes)
-            settle = partial(_note, batch.replies, indices)
+            settle = partial(_note, batch.replies, positions)
             get_pages(
-                connection.socket, [keys[index] for index in indices], targets, window, settle
+                connection.socket,
+                [keys[position] for position in positions],
+                targets,
+                window,
+                settle,
             )
 
         return batch.run(work)
@@ -95,24 +99,28 @@ class Router:
         """
         batch = _SetBatch(self, requests, deadline)
 
-        def work(connection: Connection, indices: Sequence[int]) -> None:
-            window = window_of(self._depth, pages[indices[0]].nbytes)
-            sources = [pages[index] for index in indices]
+        def work(connection: Connection, positions: Sequence[int]) -> None:
+            window = window_of(self._depth, pages[positions[0]].nbytes)
+            sources = [pages[position] for position in positions]
             try:
-                sent = batch.requests_for(connection, indices)
-                settle = partial(batch.note, indices, sent)
+                sent = batch.requests_for(connection, positions)
+                settle = partial(batch.note, positions, sent)
                 set_pages(connection.socket, sent, sources, window, settle)
             except FAILURES as error:
                 raise WritesInDoubt(connection.identity) from error
 
         replies = batch.run(work)
-        self._list_again([requests[index] for index in batch.unlisted], deadline)
+        self._list_again([requests[position] for position in batch.unlisted], deadline)
         return replies
 
     def _list_again(self, requests: Sequence[PageRequest], deadline: Deadline) -> None:
         """List the pages that may not have been listed since they were set."""
-        listed = [request for request in requests if request.listing]
-        self.execute([one.listing[1] for one in listed], [one.listing for one in listed], deadline)
+        listed = [request for request in requests if request.index_command]
+        self.execute(
+            [one.index_command[1] for one in listed],
+            [one.index_command for one in listed],
+            deadline,
+        )
 
 
 class _Batch:
@@ -125,11 +133,11 @@ class _Batch:
         self._keys = keys
         self._is_asking = False
         self._refused_by: dict[int, ServerPool] = {}
-        """The server that has answered an index with an error in this round."""
+        """The server that has answered a position with an error in this round."""
         self._failure: Exception | None = None
 
     def run(self, work: Work) -> list[Reply]:
-        """Do `work` for every index, on the server that has its key. Return the replies.
+        """Do `work` for every position, on the server that has its key. Return the replies.
 
         Raises:
             OSError, RedisError: No server has done any of it.
@@ -143,7 +151,7 @@ class _Batch:
             self._refused_by.clear()
             self._run_round(todo, work)
             self._follow_redirections(work)
-            todo = [index for index, reply in enumerate(self.replies) if _is_open(reply)]
+            todo = [position for position, reply in enumerate(self.replies) if _is_open(reply)]
             failed_rounds = 0 if len(todo) < before else failed_rounds + 1
         self._conclude()
         return self.replies
@@ -153,10 +161,10 @@ class _Batch:
         if self._is_asking:
             connection.execute([("ASKING",)])
 
-    def resolve(self, server: ServerPool, doubt: WritesInDoubt, indices: Sequence[int]) -> None:
+    def resolve(self, server: ServerPool, doubt: WritesInDoubt, positions: Sequence[int]) -> None:
         """Find out the result of commands that may not be sent twice."""
         raise NotImplementedError(
-            f"{server.address}: all of {indices} may be sent twice"
+            f"{server.address}: all of {positions} may be sent twice"
         ) from doubt
 
     # --- parts -----------------------------------------------------------------------------------
@@ -165,34 +173,34 @@ class _Batch:
         return isinstance(self._failure, TIMEOUTS)
 
     def _run_round(self, todo: Sequence[int], work: Work) -> None:
-        for index in todo:
-            self.replies[index] = UNANSWERED
+        for position in todo:
+            self.replies[position] = UNANSWERED
         try:
             groups = self._group_by_server(todo)
         except FAILURES as error:
             self._note_failure(error)
             return
-        for server, indices in groups.items():
-            self._run_on(server, indices, work)
+        for server, positions in groups.items():
+            self._run_on(server, positions, work)
 
-    def _run_on(self, server: ServerPool, indices: Sequence[int], work: Work) -> None:
+    def _run_on(self, server: ServerPool, positions: Sequence[int], work: Work) -> None:
         try:
             with server.acquire(self.deadline) as connection:
-                work(connection, indices)
-                self._note_errors(server, connection, indices)
+                work(connection, positions)
+                self._note_errors(server, connection, positions)
         except WritesInDoubt as doubt:
             self._note_failure(doubt)
-            self.resolve(server, doubt, indices)
+            self.resolve(server, doubt, positions)
         except FAILURES as error:
             self._note_failure(error)
 
     def _note_errors(
-        self, server: ServerPool, connection: Connection, indices: Sequence[int]
+        self, server: ServerPool, connection: Connection, positions: Sequence[int]
     ) -> None:
-        for index in indices:
-            reply = self.replies[index]
+        for position in positions:
+            reply = self.replies[position]
             if isinstance(reply, ErrorReply):
-                self._refused_by[index] = server
+                self._refused_by[position] = server
                 if reply.is_stale:
                     connection.is_stale = True
                     self.router.deployment.invalidate()
@@ -205,32 +213,32 @@ class _Batch:
 
     def _group_by_server(self, todo: Sequence[int]) -> dict[ServerPool, list[int]]:
         groups: dict[ServerPool, list[int]] = defaultdict(list)
-        for index in todo:
-            server = self.router.deployment.server_of(self._keys[index], self.deadline)
+        for position in todo:
+            server = self.router.deployment.server_of(self._keys[position], self.deadline)
             if server is None:
                 self._failure = exceptions.ClusterDownError("no server has the slot")
             else:
-                groups[server].append(index)
+                groups[server].append(position)
         return groups
 
     def _follow_redirections(self, work: Work) -> None:
         """Send commands where ASK points to. Invalidate the deployment after MOVED."""
-        for index, server in list(self._refused_by.items()):
-            reply = self.replies[index]
+        for position, server in list(self._refused_by.items()):
+            reply = self.replies[position]
             if not isinstance(reply, ErrorReply) or not reply.is_redirection:
                 continue
             self.router.counters.add("redirected")
             if reply.code != "ASK":
                 self.router.deployment.invalidate()
                 continue
-            self.replies[index] = UNANSWERED
+            self.replies[position] = UNANSWERED
             try:
                 target = reply.target(server.address.host)
             except ValueError:
                 self._note_failure(WrongReply("a redirection names no server"))
                 continue
             self._is_asking = True
-            self._run_on(self.router.pools.at(target), [index], work)
+            self._run_on(self.router.pools.at(target), [position], work)
             self._is_asking = False
 
     def _conclude(self) -> None:
@@ -255,41 +263,44 @@ class _SetBatch(_Batch):
         self.unlisted: list[int] = []
         """Pages that are set, but may have been unlisted by a remover since then."""
 
-    def requests_for(self, connection: Connection, indices: Sequence[int]) -> list[PageRequest]:
-        """Return the requests for a server. ASKING is for one command, so they omit the listing."""
-        requests = [self._requests[index] for index in indices]
+    def requests_for(self, connection: Connection, positions: Sequence[int]) -> list[PageRequest]:
+        """Return the requests for a server, without the index command behind ASKING.
+
+        ASKING is for one command only.
+        """
+        requests = [self._requests[position] for position in positions]
         if not self._is_asking:
             return requests
         (request,) = requests
-        if self._index_moved.intersection(indices):
-            connection.execute([("ASKING",), request.listing])
+        if self._index_moved.intersection(positions):
+            connection.execute([("ASKING",), request.index_command])
         self.send_asking(connection)
         return [PageRequest(request.key, request.nbytes, request.options)]
 
     def note(
-        self, indices: Sequence[int], sent: Sequence[PageRequest], at: int, replies: Reply
+        self, positions: Sequence[int], sent: Sequence[PageRequest], at: int, replies: Reply
     ) -> None:
         """Note the replies to one request."""
-        self.replies[indices[at]] = replies[sent[at].verdict_at]
-        is_listed = bool(sent[at].listing) and isinstance(replies[-1], int)
-        if self.replies[indices[at]] is True and not is_listed:
-            self.unlisted.append(indices[at])
+        self.replies[positions[at]] = replies[sent[at].verdict_at]
+        is_listed = bool(sent[at].index_command) and isinstance(replies[-1], int)
+        if self.replies[positions[at]] is True and not is_listed:
+            self.unlisted.append(positions[at])
         if any(isinstance(reply, ErrorReply) and reply.code == "ASK" for reply in replies[:1]):
-            self._index_moved.add(indices[at])
+            self._index_moved.add(positions[at])
 
-    def resolve(self, server: ServerPool, doubt: WritesInDoubt, indices: Sequence[int]) -> None:
-        still_open = [index for index in indices if self.replies[index] is UNANSWERED]
-        requests = [self._requests[index] for index in still_open]
+    def resolve(self, server: ServerPool, doubt: WritesInDoubt, positions: Sequence[int]) -> None:
+        still_open = [position for position in positions if self.replies[position] is UNANSWERED]
+        requests = [self._requests[position] for position in still_open]
         verdicts = resolve_writes(server, doubt, requests, self.deadline)
-        for index, verdict in zip(still_open, verdicts, strict=True):
-            self.replies[index] = verdict
+        for position, verdict in zip(still_open, verdicts, strict=True):
+            self.replies[position] = verdict
             if verdict:
-                self.unlisted.append(index)
+                self.unlisted.append(position)
         self.router.counters.add("settled_afterwards", len(still_open))
 
 
-def _note(replies: list[Reply], indices: Sequence[int], at: int, reply: Reply) -> None:
-    replies[indices[at]] = reply
+def _note(replies: list[Reply], positions: Sequence[int], at: int, reply: Reply) -> None:
+    replies[positions[at]] = reply
 
 
 def _is_open(reply: Reply) -> bool:

@@ -1,8 +1,7 @@
 """The index of pages and key spaces: listing, deleting, and removing members without a page.
 
-Pages are found by the indices of their buckets, however many other keys the database has. Where indices
-may have been evicted, they are found by walking the database. Either way a page is listed after it was
-seen.
+The indices of buckets find the pages, however many other keys the database has. A walk over the database
+finds them if indices may have been evicted. Either way a page is listed only after it was seen.
 
 Pages leave their indices while others set the same pages:
 

@@ -43,12 +43,12 @@ class PageRequest:
     nbytes: int
     options: tuple[bytes, ...] = ()
     """The options of SET, which follow the page."""
-    listing: tuple[bytes, ...] = ()
+    index_command: tuple[bytes, ...] = ()
     """The command that lists the page. Empty: the page is listed already."""
 
     def framing(self) -> tuple[bytes, bytes]:
         """Return the bytes before the page and the bytes after it."""
-        listed = _pack(self.listing)
+        listed = _pack(self.index_command)
         before = b"%b*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
             *(listed, 3 + len(self.options), len(self.key), self.key, self.nbytes),
         )
@@ -57,11 +57,11 @@ class PageRequest:
     @property
     def verdict_at(self) -> int:
         """The position of the page's reply among the replies."""
-        return 1 if self.listing else 0
+        return 1 if self.index_command else 0
 
     @property
     def reply_count(self) -> int:
-        return 3 if self.listing else 1
+        return 3 if self.index_command else 1
 
 
 def _pack(command: tuple[bytes, ...]) -> bytes:
@@ -95,12 +95,12 @@ def get_pages(
     requests = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]
     reader = _PageReader(sock)
     sent = 0
-    for index, page in enumerate(pages):
-        if sent < len(keys) and sent - index <= window // 2:
-            until = min(len(keys), index + window)
+    for position, page in enumerate(pages):
+        if sent < len(keys) and sent - position <= window // 2:
+            until = min(len(keys), position + window)
             sock.send_buffers([memoryview(b"".join(requests[sent:until]))])
             sent = until
-        settle(index, reader.read(page, index, settle, more=index + 1 < sent))
+        settle(position, reader.read(page, position, settle, more=position + 1 < sent))
 
 
 class _PageReader:
@@ -113,7 +113,7 @@ class _PageReader:
         self._missing = [self._head]
         """The part of the next reply's head that has not arrived yet."""
 
-    def read(self, page: Page, index: int, settle: Settle, *, more: bool) -> Reply:
+    def read(self, page: Page, position: int, settle: Settle, *, more: bool) -> Reply:
         """Read the next reply. `more`: another reply will follow, and its head may be read along."""
         self._socket.receive_into(self._missing)
         head = bytes(self._head)
@@ -134,7 +134,7 @@ class _PageReader:
                 if bytes(self._end) == _END:
                     return True
         if head[:1] == b"$":
-            settle(index, False)
+            settle(position, False)
         raise WrongReply("a page has another length, or its reply another form")
 
     def _miss(self, *, more: bool) -> bool:
@@ -180,12 +180,12 @@ def set_pages(
     """
     lines = _LineReader(sock)
     sent = 0
-    for index, request in enumerate(requests):
-        if sent < len(requests) and sent - index <= window // 2:
-            until = min(len(requests), index + window)
+    for position, request in enumerate(requests):
+        if sent < len(requests) and sent - position <= window // 2:
+            until = min(len(requests), position + window)
             sock.send_buffers(_buffers(requests[sent:until], pages[sent:until]))
             sent = until
-        settle(index, [_parse_reply(lines.read()) for _ in range(request.reply_count)])
+        settle(position, [_parse_reply(lines.read()) for _ in range(request.reply_count)])
     lines.check_done()
 
 

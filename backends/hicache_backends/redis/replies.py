@@ -83,7 +83,7 @@ class ErrorReply:
         Raises:
             ValueError: The reply names no server.
         """
-        parsed = exceptions.AskError(self.text)
+        parsed: Any = exceptions.AskError(self.text)
         return Address.parse(f"{parsed.host}:{parsed.port}", default_host=host)
 
 

@@ -108,7 +108,8 @@ class _SentinelClient(redis.Redis):
     """
 
     def __init__(self, pool: ServerPool, budget: Deadline, *, sharers: int) -> None:
-        super().__init__(protocol=2)
+        client: Any = super()  # partially untyped
+        client.__init__(protocol=2)
         self.failure: Exception | None = None
         self.pool = pool
         self._budget = budget
@@ -126,7 +127,8 @@ class _SentinelClient(redis.Redis):
                 (reply,) = connection.execute([args])
             if isinstance(reply, ErrorReply):
                 raise Refused(reply)
-            return self.response_callbacks[args[0]](reply)
+            parsers: Any = self.response_callbacks
+            return parsers[args[0]](reply)
         except FAILURES as error:
             self.failure = error
         except MALFORMED:

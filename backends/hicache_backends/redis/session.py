@@ -107,22 +107,22 @@ class Session:
         """Send the missing pages. A page of another writer stays; a damaged one is overwritten."""
         nbytes = keys.space.stored_nbytes
         verdicts = [False] * len(hashes)
-        todo = [index for index, page in enumerate(pages) if page.nbytes == nbytes]
+        todo = [position for position, page in enumerate(pages) if page.nbytes == nbytes]
         for keep in (True, False):
-            lengths = self._lengths(keys.pages([hashes[index] for index in todo]), deadline)
+            lengths = self._lengths(keys.pages([hashes[position] for position in todo]), deadline)
             requests: dict[int, PageRequest] = {}
-            for index, length in zip(todo, lengths, strict=True):
-                verdicts[index] = length == nbytes
-                if not verdicts[index] and length is not UNANSWERED:
+            for position, length in zip(todo, lengths, strict=True):
+                verdicts[position] = length == nbytes
+                if not verdicts[position] and length is not UNANSWERED:
                     kept = keep and length == 0
-                    requests[index] = self._request(keys, hashes[index], keep=kept)
-            sent = [pages[index] for index in requests]
+                    requests[position] = self._request(keys, hashes[position], keep=kept)
+            sent = [pages[position] for position in requests]
             replies = self._router.set([*requests.values()], sent, deadline)
             todo.clear()
-            for index, reply in zip(requests, replies, strict=True):
-                verdicts[index] = reply is True
+            for position, reply in zip(requests, replies, strict=True):
+                verdicts[position] = reply is True
                 if reply is None:
-                    todo.append(index)
+                    todo.append(position)
                 elif isinstance(reply, ErrorReply) and reply.is_full:
                     self._counters.add("refused_no_space")
             if not todo:
@@ -130,7 +130,7 @@ class Session:
         return verdicts
 
     def _request(self, keys: SpaceKeys, page_hash: str, *, keep: bool) -> PageRequest:
-        ttl_s = self._settings.ttl_s
+        index, ttl_s = keys.index(page_hash[:2]), self._settings.ttl_s
         expires_s = b"+inf" if ttl_s is None else b"%.3f" % (time.time() + ttl_s)
         expiry = () if ttl_s is None else (b"PX", b"%d" % (ttl_s * _MS))
         return PageRequest(
@@ -138,7 +138,7 @@ class Session:
             nbytes=keys.space.stored_nbytes,
             options=(*((b"NX",) if keep else ()), *expiry),
             # GT: another process may have set the page with a later expiry.
-            listing=(b"ZADD", keys.index(page_hash[:2]), b"GT", expires_s, page_hash.encode()),
+            index_command=(b"ZADD", index, b"GT", expires_s, page_hash.encode()),
         )
 
     def _lengths(self, page_keys: Sequence[bytes], deadline: Deadline) -> list[Reply]:

@@ -53,7 +53,6 @@ _MODULES = (
     "concurrency.linearizability",
     "concurrency.parallel_calls",
     "concurrency.processes",
-    "basics.model",
     "declarations.declarations",
     "declarations.bounded",
     "declarations.limits",

@@ -144,7 +144,7 @@ def _json(value: Any, depth: int, indent: str = "") -> str:
         ]
         left, right = "{}"
     else:
-        elements: list[Any] = value
+        elements = cast("list[object]", value)
         items = [_json(one, depth - 1, inner) for one in elements]
         left, right = "[]"
     lines = ",\n".join(f"{inner}{item}" for item in items)

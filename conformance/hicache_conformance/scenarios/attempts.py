@@ -131,9 +131,7 @@ class Caller:
         return self._attempt("batch_get", hashes, call)
 
     def set(self, contents: Mapping[str, bytes]) -> Attempt:
-        """Attempt `batch_set`. The answer is a list of bool. The trace counts the pages as stored
-        in any case.
-        """
+        """Attempt `batch_set`. The answer is a list of bool. The trace counts the pages as stored."""
         hashes = list(contents)
         memory = self.probe.memory(self.space, len(hashes)).filled_with(list(contents.values()))
         self.probe.trace.stored[self.space].update(hashes)

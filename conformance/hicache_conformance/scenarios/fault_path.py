@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 1.0
 """The value of `timeout_s`, where the store has that field."""
 GRACE_S = 1.75
-"""The time that a call may take beyond its timeout: the contract's second, and more on a busy
-machine.
-"""
+"""The time that a call may take beyond its timeout: the contract's second, and a busy machine's."""
 RECOVERY_LIMIT_S = 12.0
 """The longest time that a store may have a breaker open, or be late on a busy machine."""
 _HANGS_AFTER_S = 4.0
@@ -155,9 +153,8 @@ def must_end_in_time(
 def open_fault_path(
     case: Case, page_nbytes: int = 64 << 10, *, short_timeout: bool = True
 ) -> Generator[FaultPath, None, None]:
-    """Open the case's store behind proxies that pass everything at first.
-
-    With `short_timeout`, the store has a short `timeout_s`.
+    """Open the case's store behind proxies that pass everything. `short_timeout` sets a short
+    `timeout_s`.
 
     Raises:
         NotVerified: The config names no address, or the store does not connect to a proxy

@@ -45,9 +45,7 @@ class _ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class _ChildExit:
-    """The exit of a process, with its code (negative for a signal). It stays a zombie until it is
-    reaped.
-    """
+    """The exit of a process, with its code (negative for a signal). It is not reaped yet."""
 
     code: int
 
@@ -69,9 +67,8 @@ class ForkServer:
         return self._latest
 
     def end(self) -> None:
-        """Kill the last process.
-
-        Otherwise it would outlive the server for a moment and write where the case has just cleaned up.
+        """Kill the last process, which might outlive the server and write where the case has
+        cleaned up.
         """
         if self._latest is not None:
             self._latest.end()
@@ -113,9 +110,7 @@ class ForkedChild:
         return self.remaining_messages()
 
     def end(self) -> None:
-        """Send SIGKILL and wait for the death. The fork server is not asked, since it may be dead
-        or hang.
-        """
+        """Send SIGKILL and wait for the death, without the fork server, which may be dead or hang."""
         if self._code is not None:
             return
         with suppress(ProcessLookupError):

@@ -114,9 +114,7 @@ class _HandleUser:
                 raise NotVerified(f"the store takes no page before the fork: {attempt.text}")
 
     def use(self, limit_s: float) -> None:
-        """Set, read and look up pages for `limit_s` and some rounds at least. Stop at the first
-        fault.
-        """
+        """Set, read and look up pages for `limit_s`, and some rounds at least, up to the first fault."""
         began_s = time.monotonic()
         elapsed_s, turn = 0.0, 0
         while not self.report.problem and (

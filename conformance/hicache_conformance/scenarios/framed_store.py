@@ -58,9 +58,7 @@ class FramedStore:
         """The key space with the frame, as the storage knows it."""
 
     def save(self, payloads: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Save pages, none of which may be refused. Return the bytes that the storage received of
-        each.
-        """
+        """Save pages, none of which may be refused. Return the stored bytes of each."""
         pages = self._pages(len(payloads))
         for page, payload in zip(pages, payloads.values(), strict=True):
             page.payload.copy_from(payload)

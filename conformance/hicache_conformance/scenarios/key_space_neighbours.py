@@ -159,9 +159,7 @@ def similar_ids(space: KeySpace, digits: int) -> Iterator[tuple[str, KeySpace, K
 
 
 def known_similar_ids() -> Iterator[tuple[str, KeySpace, KeySpace]]:
-    """Yield such pairs with twelve equal digits. The search took long, so they are the same in
-    every run.
-    """
+    """Yield such pairs with twelve equal digits. They are the same in every run."""
     space = KeySpace(
         model="conformance/look-alike",
         dtype="bfloat16",

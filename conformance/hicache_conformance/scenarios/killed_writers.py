@@ -165,9 +165,8 @@ def kill_lengths(case: Case, space: KeySpace) -> list[int]:
 def must_accept(
     case: Case, store: Probe, space: KeySpace, pages: Mapping[str, Sequence[bytes]]
 ) -> None:
-    """Set the last of the contents of each page, and read one of them back.
-
-    The lock of a dead process may delay this, but not for ever.
+    """Set the last of the contents of each page, and read one back. A dead owner's lock may delay
+    this.
     """
     latest = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     until_s = time.monotonic() + _LEASE_LIMIT_S

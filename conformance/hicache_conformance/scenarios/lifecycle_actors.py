@@ -41,9 +41,7 @@ _CLOSE_LIMIT_S = 20.0
 _ANSWER_LIMIT_S = 240.0
 _USERS = 3
 _WARM_UP_ROUNDS = 2
-"""The rounds before the count: libraries keep an epoll descriptor or an event loop of their first
-use.
-"""
+"""The rounds before the count: libraries keep a descriptor or an event loop of their first use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from hicache_storage.keys import KeySpace
 
 _FIELDS = ("capacity_nbytes", "max_nbytes", "map_nbytes", "size_nbytes", "capacity", "map_size")
-"""Names of a capacity in configs. The first is the contract's, and is tried where the config has
-none.
-"""
+"""Names of a capacity in configs. The first, the contract's, is tried where the config has none."""
 _PAGE_NBYTES = 64 << 10
 _PAGES = 16
 """The number of pages that have room in the small store."""

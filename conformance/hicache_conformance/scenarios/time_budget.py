@@ -24,7 +24,7 @@ class TimeBudget:
             ...
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float = 4.0) -> None:
         self._until_s = time.monotonic() + limit_s
         self._cost_s = 0.0
 

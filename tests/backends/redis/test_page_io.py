@@ -197,10 +197,10 @@ class TestGet:
         assert data == memory
 
 
-def put(peer: Peer, count: int, *, listing: tuple[bytes, ...] = ()) -> list[Reply]:
+def put(peer: Peer, count: int, *, index_command: tuple[bytes, ...] = ()) -> list[Reply]:
     """Set `count` pages. Return their replies."""
     settled: list[Reply] = []
-    requests = [PageRequest(b"key", _NBYTES, listing=listing)] * count
+    requests = [PageRequest(b"key", _NBYTES, index_command=index_command)] * count
     pages = [page(_NBYTES, seed) for seed in range(count)]
     set_pages(peer.socket, requests, pages, 4, lambda _, replies: settled.append(replies))
     return settled
@@ -211,12 +211,12 @@ class TestSet:
         peer.send(b":1\r\n+OK\r\n:0\r\n", b":0\r\n$-1\r\n:0\r\n", b"-OOM no\r\n" * 3)
 
         assert [[1, True, 0], [0, None, 0], [ErrorReply("OOM", "no")] * 3] == put(
-            peer, 3, listing=(b"ZADD", b"index", b"+inf", b"hash")
+            peer, 3, index_command=(b"ZADD", b"index", b"+inf", b"hash")
         )
 
     def test_what_is_sent_is_listed_set_and_listed_again(self, peer: Peer) -> None:
         peer.send(b":1\r\n+OK\r\n:0\r\n")
-        put(peer, 1, listing=(b"ZADD", b"i", b"1", b"h"))
+        put(peer, 1, index_command=(b"ZADD", b"i", b"1", b"h"))
         zadd = b"*4\r\n$4\r\nZADD\r\n$1\r\ni\r\n$1\r\n1\r\n$1\r\nh\r\n"
         command = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$100\r\n" + page(_NBYTES).tobytes() + b"\r\n"
 

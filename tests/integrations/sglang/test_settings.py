@@ -69,7 +69,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:
         split_config({**FACTORY, **fields})
 
 
-def test_nothing_configured_names_what_is_missing() -> None:
+def test_a_missing_config_names_the_missing_field() -> None:
     with pytest.raises(ConfigError, match="backend_name"):
         split_config(None)
 

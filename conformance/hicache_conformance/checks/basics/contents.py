@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from hicache_conformance.case.case import Case
     from hicache_storage.keys import KeySpace
 
-_LIMIT_S = 4.0
-"""The time after which a slow store is asked for less."""
-
 
 @check("KV-003")
 def any_bytes_are_read_back(case: Case) -> None:
@@ -54,7 +51,7 @@ def pages_that_are_nearly_equal_are_apart(case: Case) -> None:
 def hashes_that_are_alike_are_apart(case: Case) -> None:
     """Page hashes that share digits, a number or a start are different pages."""
     store, space = open_store(case, 64)
-    budget = TimeBudget(_LIMIT_S)
+    budget = TimeBudget()
     for description, similar in similar_hashes(case.random).items():
         hashes = budget.shortened(similar)
         pages = case.contents(space, hashes)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hicache_conformance.case.probe import Probe
     from hicache_storage.keys import KeySpace
 
-_LIMIT_S = 4.0
-"""The time after which a slow store is asked for less."""
 _SETTLED_AFTER_S = 0.3
 
 
@@ -97,7 +95,7 @@ def a_page_with_the_same_bytes_stays(case: Case) -> None:
 def deleting_spares_hashes_that_are_alike(case: Case) -> None:
     """Deleting a page leaves those whose hashes share its digits."""
     store, space = open_store(case, 64)
-    budget = TimeBudget(_LIMIT_S)
+    budget = TimeBudget()
     for description, similar in similar_hashes(case.random).items():
         hashes = budget.shortened(similar)
         with budget.measured(len(hashes)):
@@ -153,7 +151,7 @@ def deleting_many_spares_the_rest(case: Case) -> None:
     """After many deletes, in batches and one by one, what is left is as it was."""
     store, space = open_store(case, 100)
     pages = case.stored(store, space, 8)
-    budget = TimeBudget(_LIMIT_S / 4)
+    budget = TimeBudget(1.0)
     for count in (32,) if case.quick else (32, 64, 196):
         if budget.allows(count):
             with budget.measured(count):

@@ -1,6 +1,4 @@
-"""KV-001, KV-002, KV-004, KV-005: pages that were never set are not there, and pages that were set
-are.
-"""
+"""KV-001, KV-002, KV-004, KV-005: pages are there if, and only if, they were set."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
-from hicache_conformance.run.outcomes import NotDeclared
+from hicache_conformance.run.outcomes import NotDeclared, NotVerified
 from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_store
 from hicache_conformance.scenarios.time_budget import TimeBudget
 from hicache_storage.keys import KeySpace
@@ -28,8 +26,6 @@ _MANY = (32, 60, 200, 300, 500)
 _MANY_QUICK = (32, 110)
 _ABSENT = 1000
 _ABSENT_QUICK = 300
-_LIMIT_S = 4.0
-"""The time after which a slow store is asked for less."""
 _TOUCHED = "a page that was not in the batch was written into"
 
 
@@ -204,7 +200,7 @@ def many_pages_are_all_there(case: Case) -> None:
     """However many pages have been set since, the first are there as well."""
     store, space = open_store(case, 48)
     pages = case.stored(store, space, 8)
-    budget = TimeBudget(_LIMIT_S)
+    budget = TimeBudget()
     for count in _MANY_QUICK if case.quick else _MANY:
         if budget.allows(count):
             with budget.measured(count):
@@ -244,7 +240,7 @@ def a_miss_is_false(case: Case) -> None:
     """Pages that were never set are False, however many there are and whatever else is there."""
     store, space = open_store(case)
     case.stored(store, space, 20)
-    budget = TimeBudget(_LIMIT_S)
+    budget = TimeBudget()
     for count in (1, 2, 100, _ABSENT_QUICK if case.quick else _ABSENT):
         if not budget.allows(count):
             break
@@ -363,3 +359,17 @@ def _must_list(case: Case, store: Probe, space: KeySpace, hashes: Sequence[str])
             expected=f"{len(hashes)} pages",
             got=f"{len(listed)}: {', '.join(one[:8] for one in listed[:3])}",
         )
+
+
+@check("KV-002")
+def any_sequence_of_calls_agrees_with_a_dict(case: Case) -> None:
+    """After any short sequence of calls, on any handle, the store holds what a dict would hold."""
+    try:
+        from hicache_conformance.scenarios.sequence_search import SequenceSearch  # noqa: PLC0415 - the kit works without hypothesis
+    except ImportError as error:
+        if error.name != "hypothesis":
+            raise
+        raise NotVerified("needs hypothesis: pip install 'hicache-storage[conformance]'") from None
+    search = SequenceSearch(case, limit_s=1.5 if case.quick else 10.0)
+    search.run(20 if case.quick else 80)
+    case.evidence["sequences"] = str(search.sequences)

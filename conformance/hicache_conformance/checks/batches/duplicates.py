@@ -63,9 +63,7 @@ def duplicates_with_other_bytes_leave_a_whole_page(case: Case) -> None:
 
 @check("KV-203")
 def duplicates_are_each_deleted(case: Case) -> None:
-    """A delete in which a page occurs twice is True for both, and leaves the pages that are not in
-    it.
-    """
+    """A delete in which a page occurs twice is True for both, and leaves other pages."""
     store, space = _open_for_batches(case)
     for order in ("aa", "aba", "baab"):
         pages = case.stored(store, space, 3)

@@ -250,9 +250,7 @@ class _HoldPoint:
 
 
 def _hold_points(case: Case) -> Iterator[tuple[Probe, Probe, KeySpace, _HoldPoint]]:
-    """Yield the store, the handle of the other calls, a key space, and the point at which to hold a
-    call.
-    """
+    """Yield the store, the handle of the other calls, a key space, and where to hold a call."""
     store, space = open_store(case, _PAGE_NBYTES)
     other, wait_limit = store, WaitLimit()
     numbers = _HOLD_BEFORE if case.claims.scatter_gather and not case.quick else _HOLD_BEFORE[:1]

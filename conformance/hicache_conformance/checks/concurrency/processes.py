@@ -45,8 +45,8 @@ def a_page_set_elsewhere_is_seen_at_once(case: Case) -> None:
 
 @check("KV-502")
 def a_page_deleted_elsewhere_is_gone_at_once(case: Case) -> None:
-    """A page that another process or handle deletes is gone, also for a caller that has just read
-    or set it.
+    """A page that another process or handle deletes is gone, also for one that has just read or set
+    it.
     """
     for description, writer, reader, space in _pairs(case):
         pages = case.stored(writer, space, 2)

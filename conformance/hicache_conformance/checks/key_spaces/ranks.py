@@ -125,8 +125,8 @@ def a_replicated_pool_is_one_for_all_handles(case: Case) -> None:
 
 @check("KV-106", Need.SHARED)
 def a_replicated_pool_is_one_for_all_processes(case: Case) -> None:
-    """Ranks that are processes, each with another environment, find what the others set in a
-    replicated pool.
+    """Ranks that are processes of different environments find what the others set in a replicated
+    pool.
     """
     space = _replicated(case)
     store = case.open()

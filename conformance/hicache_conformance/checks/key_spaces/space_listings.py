@@ -129,9 +129,7 @@ def a_cleared_key_space_is_listed_again(case: Case) -> None:
 
 
 def must_list_spaces(case: Case, store: Probe, spaces: Sequence[KeySpace], page_hash: str) -> None:
-    """Raise where one of `spaces`, which hold this page, is not listed once, or another one is
-    listed.
-    """
+    """Raise where one of `spaces`, which hold this page, is not listed once, or another is listed."""
     _must_agree_on_spaces(case, store, store.spaces(), spaces, page_hash)
 
 

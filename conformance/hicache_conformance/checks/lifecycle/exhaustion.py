@@ -134,9 +134,7 @@ class _Store:
         return self.probe.violation(message, expected=expected, got=attempt.text if attempt else "")
 
     def must_be_intact(self, pages: Mapping[str, bytes], when: str, *, there: bool) -> None:
-        """Raise where a read gives wrong bytes or a foreign exception. With `there`, it must be a
-        hit.
-        """
+        """Raise where a read gives wrong bytes or a foreign exception, or is a miss with `there`."""
         for page_hash, data in pages.items():
             found = self.caller.get([page_hash])
             self.must_not_be_foreign(found, when)
@@ -318,9 +316,7 @@ def _run_out_of_descriptors(link: Link, store: _Store) -> None:
 
 
 def _limits(store: _Store) -> list[int]:
-    """Return file sizes below the need of one more page, for a file a page and for one file of all
-    pages.
-    """
+    """Return file sizes that are too small for one more page, in its own or in a common file."""
     page = store.space.stored_nbytes
     largest = max(files_under(store.directory).values())
     limits = {0, 1, page // 2, page - 1, largest - 1, largest + page // 2}

@@ -24,8 +24,8 @@ _STORM_QUICK_S = 0.5
 
 @check("KV-306")
 def a_forked_child_works_or_is_refused(case: Case) -> None:
-    """A child that was forked while the storage was open works beside its parent, or is refused,
-    and closes.
+    """A child that was forked from an open storage works beside its parent, or is refused, and
+    closes.
     """
     _fork(case, ClosesFirst.CHILD)
 

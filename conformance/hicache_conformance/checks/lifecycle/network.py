@@ -324,9 +324,7 @@ def _call_during(
     fault: Callable[[], object],
     end: Callable[[], object] | None = None,
 ) -> list[Attempt]:
-    """Make the calls at once during a fault. Late calls have a second try, since the machine may be
-    busy.
-    """
+    """Make the calls at once during a fault. Late calls have a second try on a busy machine."""
     end = end or partial(path.on_all, FaultProxy.pass_through)
     # Calls on one handle would wait for each other.
     in_turn = not path.case.claims.shared

@@ -49,9 +49,7 @@ def a_damaged_object_is_a_miss(case: Case) -> None:
 
 @check("KV-403")
 def an_extended_object_is_a_miss(case: Case) -> None:
-    """A page whose object is longer than the page is a miss: nobody knows which of its bytes are
-    meant.
-    """
+    """A page whose object is longer than the page is a miss: no part of it is known to be meant."""
     _must_be_missed(case, {description: _DAMAGES[description] for description in _EXTENDED})
 
 
@@ -193,9 +191,7 @@ def _damages(case: Case) -> dict[str, Damage]:
 def _damaged(
     case: Case, store: Probe, space: KeySpace, damage: Damage
 ) -> tuple[dict[str, bytes], str]:
-    """Store three fresh pages and damage the object of one. Return the pages and the hash of that
-    one.
-    """
+    """Store three fresh pages and damage the object of one. Return the pages and its hash."""
     pages = case.stored(store, space, 3)
     damaged = list(pages)[1]
     _apply_damage(_own_object(case, space, pages, damaged), damage, pages)

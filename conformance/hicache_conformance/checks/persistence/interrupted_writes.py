@@ -200,9 +200,7 @@ def _kill_at_bytes(case: Case, *, versions: int) -> None:
 def _killed_at(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], limit: int
 ) -> bool:
-    """Set pages in a process that is killed when a file exceeds `limit`. Return whether it was
-    killed.
-    """
+    """Set pages in a process that dies when a file exceeds `limit`. Return whether it died."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed at byte {limit} of a file: batch_set"
     number = case.trace.began(line, list(new))
@@ -227,9 +225,7 @@ def _kill_between_segments(case: Case, *, versions: int) -> None:
 def _killed_half_way(
     case: Case, scenario: KilledWriterScenario, pages: Mapping[str, Sequence[bytes]], before: int
 ) -> bool:
-    """Set a page in a process that is killed in front of segment `before`. Return whether it came
-    there.
-    """
+    """Set a page in a process that is killed before a segment. Return whether it came there."""
     new = {page_hash: contents[-1] for page_hash, contents in pages.items()}
     line = f"process killed in front of segment {before} of 8: batch_set"
     number = case.trace.began(line, list(new))

@@ -40,9 +40,7 @@ def diagnose(
 
 
 class PageRegistry:
-    """The pages that a test has set, for a diagnosis of bytes that belong to another page.
-    Thread-safe.
-    """
+    """The pages that a test has set, for a diagnosis of bytes of another page. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -97,9 +97,7 @@ def is_overwritten(page: Page) -> bool:
 
 
 def _lengths(nbytes: int, segments: int, alignment: int) -> list[int]:
-    """Cut `nbytes` into at most `segments` uneven pieces. All but the last are multiples of
-    `alignment`.
-    """
+    """Cut `nbytes` into up to `segments` uneven pieces: all but the last in multiples of `alignment`."""
     if segments == 1 or nbytes < 2 * alignment:
         return [nbytes]
     units, rest = divmod(nbytes, alignment)

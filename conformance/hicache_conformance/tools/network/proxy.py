@@ -115,9 +115,7 @@ class FaultProxy:
 
     @property
     def turns(self) -> int:
-        """The number of round trips: a client sent first, or sent after the server, over all
-        connections.
-        """
+        """The number of round trips: times when a client sent first, or after the server."""
         return self._relay.counts().turns
 
     @property

@@ -54,9 +54,7 @@ class Relay:
         self._thread.start()
 
     def call_in_loop(self, action: Callable[[], T]) -> T:
-        """Run `action` between two steps of the loop and return its result. After the end, run it
-        at once.
-        """
+        """Run `action` between two steps of the loop, or at once after its end. Return the result."""
         future: Future[T] = Future()
         with self._gate:
             running = not self._stopping
@@ -220,9 +218,7 @@ class Relay:
         sock.close()
 
     def _end_broken(self, connection: Connection, sock: socket.socket) -> None:
-        """End a connection with a broken end. While the proxy is silent, its client does not learn
-        of it.
-        """
+        """End a connection with a broken end. While the proxy is silent, its client may not notice."""
         if sock is connection.server and self._is_silent(connection, connection.down):
             self._drop_server(connection)
         else:

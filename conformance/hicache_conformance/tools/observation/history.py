@@ -24,9 +24,7 @@ class Operation:
     invoked: int
     """The time of the call, by any clock that never stands still."""
     returned: int | None
-    """The time of the answer. It is None where none came: a set or delete may then take effect
-    later or never.
-    """
+    """The time of the answer, or None: then a set or delete may take effect later or never."""
     kind: Kind
     value: int | None = None
     """The version that was set or read."""

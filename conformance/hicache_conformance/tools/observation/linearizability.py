@@ -76,18 +76,14 @@ def explain(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The model of a page (None while absent, else its version), and the search for an order that
-    fits.
-    """
+    """The model of a page (None while absent, else its version), and the search for an order."""
 
     keeps_first: bool
     set_may_keep: bool
     max_states: int
 
     def explains(self, history: Sequence[Operation]) -> bool | None:
-        """Return whether an order explains `history`, or None where that is unknown after
-        `max_states`.
-        """
+        """Return whether an order explains `history`, or None where `max_states` do not suffice."""
         table = _Table.of(_relevant(history, keeps_first=self.keeps_first))
         if any(table.is_lost(version, 0, None) for version in table.gets):
             return False
@@ -171,16 +167,12 @@ class _Table:
         return replace(table, must=must)
 
     def is_lost(self, version: int | None, placed: int, state: int | None) -> bool:
-        """Return whether `version` is still to be read, is not the state, and is set by no later
-        operation.
-        """
+        """Return whether `version` is still to be read, but is not there and not set later."""
         to_read = self.gets.get(version, 0) & ~placed
         return bool(to_read) and state != version and not self.sets.get(version, 0) & ~placed
 
     def candidates(self, placed: int) -> list[int]:
-        """Return the operations that may come next: no unplaced operation had returned before they
-        began.
-        """
+        """Return the operations that may come next: they began before any unplaced one had returned."""
         found: list[int] = []
         first_return = float("inf")
         # All operations before `start` are placed.
@@ -196,9 +188,7 @@ class _Table:
         return found
 
     def with_reads(self, placed: int, state: int | None) -> int:
-        """Place every read that may come next and fits the state. A read changes nothing, so this
-        is right.
-        """
+        """Place every read that may come next and fits the state, since reads change nothing."""
         while True:
             fitting = [
                 number
@@ -245,9 +235,7 @@ def _relevant(history: Sequence[Operation], *, keeps_first: bool) -> list[Operat
 
 
 def _minimized(history: Sequence[Operation], search: _Search) -> Counterexample:
-    """Return the shortest beginning that no order explains, without the operations that it does not
-    need.
-    """
+    """Return the shortest beginning that no order explains, without needless operations."""
     culprit, beginning = _shortest_beginning(history, search)
     reduced = _without_needless_answers(beginning, culprit, search)
     for number, each in enumerate(reduced):

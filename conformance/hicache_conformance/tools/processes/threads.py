@@ -124,8 +124,8 @@ class Threads:
         before: int = 4,
         limit_s: float | None = None,
     ) -> HeldCall[T]:
-        """Start `call` with a gated page. Return when the call is held, has ended, or waits for
-        another.
+        """Start `call` with a gated page. Return when it is held, has ended, or waits for another
+        call.
         """
         gate = Gate()
         self._gates.append(gate)

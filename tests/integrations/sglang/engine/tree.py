@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sglang_engine import PAGE_TOKENS, PoolName, PoolPlan
+from sglang_engine import DRAFT, TOKENS
 from sglang_radix import Server, as_flag, server_world
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-TOKENS = list(range(1000, 1000 + 8 * PAGE_TOKENS))
-DRAFT = PoolPlan(name=PoolName.DRAFT, layers=1, heads=1)
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])

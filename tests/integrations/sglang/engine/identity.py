@@ -1,0 +1,156 @@
+"""Servers that differ in the bytes of their pages share none, under SGLang's own cache controller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sglang_engine import (
+    DRAFT,
+    MORE,
+    TOKENS,
+    Engine,
+    PoolPlan,
+    engine_world,
+    get_context,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Generator[None]:
+    with engine_world():
+        yield
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"plan": PoolPlan(layout="page_first_direct")},
+        {"plan": PoolPlan(dtype="float16")},
+        {"plan": PoolPlan(start_layer=3)},
+        {"plan": PoolPlan(layers=2)},
+        {"plan": PoolPlan(kind="mla")},
+        {"model": "org-model"},
+        {"place": {"tp_size": 2, "tp_rank": 1}},
+        {"place": {"pp_size": 2, "pp_rank": 1}},
+        {"place": {"weight_version": "7"}},
+        {"place": {"json_model_override_args": '{"rope_theta": 5}'}},
+        {"adapter": {"tenant": "other"}},
+    ],
+    ids="-".join,
+)
+def test_engines_that_differ_share_no_pages(
+    other: dict[str, Any], file_config: dict[str, Any]
+) -> None:
+    with Engine([PoolPlan()], file_config) as writer:
+        writer.write(TOKENS)
+    config = {**file_config, "adapter": other.get("adapter", {})}
+    plan = other.get("plan", PoolPlan())
+    with (
+        engine_world(**other.get("place", {})),
+        Engine([plan], config, model=other.get("model", "org/model")) as reader,
+    ):
+        assert reader.read(TOKENS).hits == 0
+
+
+def test_heads_of_ranks_that_outnumber_them_are_not_confused(file_config: dict[str, Any]) -> None:
+    plan = PoolPlan(heads=1)
+    with engine_world(tp_rank=2, tp_size=4), Engine([plan], file_config) as writer:
+        writer.write(TOKENS)
+    with engine_world(tp_rank=2, tp_size=8), Engine([plan], file_config) as reader:
+        assert reader.read(TOKENS).hits == 0
+
+
+def test_packed_fp8_has_the_type_of_the_server_arguments(file_config: dict[str, Any]) -> None:
+    plan = PoolPlan(dtype="float8_e4m3fn")
+    with pytest.raises(Exception, match="kv-cache-dtype"):
+        Engine([plan], file_config)
+    with engine_world(kv_cache_dtype="fp8_e4m3"), Engine([plan], file_config) as writer:
+        writer.write(TOKENS)
+    with engine_world(kv_cache_dtype="fp8_e5m2"), Engine([plan], file_config) as reader:
+        assert reader.read(TOKENS).hits == 0
+    stated = {**file_config, "adapter": {"dtype": "float8_e4m3fn"}}
+    with Engine([plan], stated) as reader:
+        assert reader.read(TOKENS).hits == 8
+
+
+def test_a_draft_of_no_known_model_is_refused(file_config: dict[str, Any]) -> None:
+    with Engine([PoolPlan()], file_config) as engine:
+        entry = engine.entry(DRAFT)
+        with pytest.raises(Exception, match="draft_model"):
+            engine.controller.register_host_pool_entry(entry)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"backend_name": "rediss"}, "did you mean"),
+        ({"paht": "/tmp"}, "paht"),
+        ({"adapter": {"tenent": "x"}}, "did you mean 'tenant'"),
+        ({"config": 1}, "must be an object"),
+    ],
+)
+def test_a_wrong_config_fails_the_attach_by_name(
+    fields: dict[str, Any], message: str, file_config: dict[str, Any]
+) -> None:
+    with pytest.raises(Exception, match=message):
+        Engine([PoolPlan()], {**file_config, **fields})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weight_version": "step-2"}, {"model_path": "org/model"}],
+    ids=lambda c: next(iter(c)),
+)
+def test_pages_of_former_weights_are_not_hits_when_weights_change_under_a_server(
+    change: dict[str, str], file_config: dict[str, Any]
+) -> None:
+    plans = [PoolPlan()]
+    with engine_world(), Engine(plans, file_config) as engine:
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+
+        get_context().override("model_runner.update_model_fields", **change)
+
+        assert engine.read(MORE).hits == 0
+        engine.wipe()
+        assert engine.write(TOKENS).pages == 0
+
+
+def test_a_change_that_kv_does_not_depend_on_keeps_the_hits(
+    file_config: dict[str, Any],
+) -> None:
+    with engine_world(), Engine([PoolPlan()], file_config) as engine:
+        engine.write(TOKENS)
+        get_context().override("scheduler", max_running_requests=3)
+        get_context().override(  # an attach by HTTP does so after opening the storage
+            "scheduler.attach_hicache",
+            hicache_storage_backend="dynamic",
+            hicache_storage_backend_extra_config="{}",
+            hicache_storage_prefetch_policy="timeout",
+            hicache_write_policy="write_through",
+        )
+
+        assert engine.read(TOKENS).hits == 8
+
+
+def test_servers_with_other_scale_files_do_not_share(
+    file_config: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "one")),
+        Engine([PoolPlan()], file_config) as engine,
+    ):
+        engine.write(TOKENS)
+        assert engine.read(TOKENS).hits == 8
+    with (
+        engine_world(quantization_param_path=str(tmp_path / "two")),
+        Engine([PoolPlan()], file_config) as engine,
+    ):
+        assert engine.read(TOKENS).hits == 0
