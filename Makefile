@@ -24,7 +24,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   field-lmcache-fs field-lmcache-fs-native field-lmcache-resp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint \
+.PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
@@ -83,8 +83,13 @@ $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
 	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/fsspec/test_over_s3.py
 
-lint: $(VENV)/.all ## ruff, mypy and pyright
+lint: $(VENV)/.all verify-types ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright
+
+# pyright looks for the package in the environment of the first python of PATH.
+verify-types: $(VENV)/.all ## check that every public name of the SDK has a declared type
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes hicache_storage --ignoreexternal | \
+	  { grep -E "error:|completeness score" || true; }
 
 check: lint test ## everything that a change must pass
 

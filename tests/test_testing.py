@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,10 +63,10 @@ class TestWrapper:
     @pytest.mark.parametrize(
         "call",
         [
-            lambda storage: storage.register_buffer(bytearray(8)),
-            lambda storage: storage.unregister_buffer(bytearray(8)),
-            lambda storage: storage.ensure_open(),
-            lambda storage: storage.stats(),
+            methodcaller("register_buffer", bytearray(8)),
+            methodcaller("unregister_buffer", bytearray(8)),
+            methodcaller("ensure_open"),
+            methodcaller("stats"),
         ],
     )
     def test_the_errors_of_the_inner_storage_are_passed_on(

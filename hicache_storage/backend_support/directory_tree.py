@@ -4,8 +4,8 @@ writers/                       the lock of each live writer (`writer_lock`)
 spaces/ID/manifest.json        the key space ID, as JSON
 spaces/ID/...                  its pages, as the backend lays them out
 
-A file of another name belongs to another program. So does everything behind a symbolic link below the
-root; the root itself may be a link. The files of other programs are never touched.
+A file of another name belongs to another program. So does everything behind a symbolic link below
+the root; the root itself may be a link. The files of other programs are never touched.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class DirectoryTree:
     """The name of the backend, for messages."""
 
     def __init__(self, root: str) -> None:
-        self.root = root
-        self.writers = f"{root}/writers"
-        self.spaces = f"{root}/spaces"
+        self.root: str = root
+        self.writers: str = f"{root}/writers"
+        self.spaces: str = f"{root}/spaces"
 
     @classmethod
     def create(cls, path: str) -> Self:
@@ -143,8 +143,8 @@ class DirectoryTree:
     def make_space(self, space: KeySpace, temp_path: str | None = None) -> bool:
         """Make the directory and the manifest of `space`; return False when both were there.
 
-        The manifest is written to `temp_path` and renamed. Without `temp_path` the file lies beside the
-        manifest, and all processes that make the key space at once write the same bytes to it.
+        The manifest is written to `temp_path` and renamed. Without `temp_path` the file lies beside
+        the manifest, and all processes that make the key space at once write the same bytes to it.
 
         Raises:
             StorageUnavailable: The directory is a symbolic link.

@@ -60,10 +60,12 @@ def refuse_link(directory: str) -> None:
 def open_own(path: str, flags: int) -> int:
     """Open a regular file, and return its descriptor.
 
-    A link, a directory or a pipe in the place of the file belongs to another program and is refused.
+    A link, a directory or a pipe in the place of the file belongs to another program and is
+    refused.
 
     Raises:
-        OSError: ELOOP for a symbolic link, EINVAL for another kind of file, and the errors of open(2).
+        OSError: ELOOP for a symbolic link, EINVAL for another kind of file, and the errors of
+        open(2).
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

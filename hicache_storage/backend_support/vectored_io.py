@@ -26,7 +26,8 @@ def move_all(call: Call, fd: int, buffers: Buffers, nbytes: int, offset: int = 0
     """Move all of `buffers`, `nbytes` together, and return how many bytes were moved.
 
     Args:
-        call: os.preadv, os.pwritev, or a function with their arguments. One call may stop early: the
+        call: os.preadv, os.pwritev, or a function with their arguments. One call may stop early:
+        the
             kernel takes 1024 buffers and 2 GiB at a time, and a signal interrupts it.
         fd: The open file.
         buffers: Memory to fill or to write.

@@ -1,8 +1,8 @@
 """Locks by flock(2): of a writer for as long as it lives, and of a file for one change.
 
 Each writer of a directory tree has a random token. A writer keeps a file with the token in its path
-locked as long as it lives. The kernel releases the lock when the process dies, so another process that
-gets the lock has found a dead writer.
+locked as long as it lives. The kernel releases the lock when the process dies, so another process
+that gets the lock has found a dead writer.
 """
 
 from __future__ import annotations

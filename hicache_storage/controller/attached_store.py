@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store import PageStore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class AttachedStore:
@@ -50,9 +50,9 @@ class AttachedStore:
                 deadline.check("opening the key spaces")
                 store.open_space(part.space)
         self.store = store
-        self.epoch = cache.new_epoch()
-        self.in_flight = InFlightReads(settings.inflight_nbytes)
-        self.writeback = Writeback(
+        self.epoch: int = cache.new_epoch()
+        self.in_flight: InFlightReads = InFlightReads(settings.inflight_nbytes)
+        self.writeback: Writeback = Writeback(
             store,
             cache,
             settings,

@@ -31,8 +31,8 @@ class HostCache:
         *,
         write_back: Callable[[list[Entry]], None] | None = None,
     ) -> None:
-        self.pool_set = PoolSet(pools)
-        self.pools = self.pool_set.pools
+        self.pool_set: PoolSet = PoolSet(pools)
+        self.pools: tuple[CachePool, ...] = self.pool_set.pools
         self._write_back = write_back
         self._entries: dict[str, Entry] = {}
         self._allocator = EvictingAllocator(

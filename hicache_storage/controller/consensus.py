@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import CachePool, PoolBits, PoolSet
     from hicache_storage.controller.ranks import Ranks
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _POOLS_TOPIC = Topic.of("the pools of the engine")
 _NO_MORE = 1 << 62
@@ -84,7 +84,7 @@ class EnginePools:
         self._pool_set = pool_set
         self._remote = dict(enumerate(remote, start=len(pool_set)))
         by_code = {code: number for number, code in self._remote.items()} | own
-        self.partial = tuple(by_code[code] for code in codes)
+        self.partial: tuple[int, ...] = tuple(by_code[code] for code in codes)
         """The numbers of the partial pools, in the order of their codes."""
 
     @property

@@ -62,19 +62,22 @@ class CacheController:
                 several prefetch threads.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
-        self.settings = settings or ControllerSettings()
-        self.ranks = ranks = ranks or SingleRank()
+        self.settings: ControllerSettings = settings or ControllerSettings()
+        ranks = ranks or SingleRank()
+        self.ranks: Ranks = ranks
         if ranks.size > 1 and self.settings.prefetch_threads > 1:
             raise ValueError(
                 f"{ranks.size} ranks agree on their requests one after another:"
                 f" prefetch_threads must be 1, not {self.settings.prefetch_threads}"
             )
         self._writes_back = self.settings.write_policy is WritePolicy.WRITE_BACK
-        self.cache = HostCache(pools, write_back=self._enqueue if self._writes_back else None)
+        self.cache: HostCache = HostCache(
+            pools, write_back=self._enqueue if self._writes_back else None
+        )
         self._counters = Counters()
         self._explanations = Explanations(self.settings.explained_requests)
         self._context = self._make_context(ranks)
-        self.consensus = self._context.consensus
+        self.consensus: Consensus = self._context.consensus
         """The agreement with the other ranks on this engine's requests."""
         self._prefetch_worker = PrefetchWorker(self._context)
         self._attached: AttachedStore | None = None

@@ -139,8 +139,8 @@ class EvictingAllocator:
     def __init__(
         self, pool_set: PoolSet, *, writes_back: bool, on_drop: Callable[[Entry], None]
     ) -> None:
-        self.trailing = TrailingSlots(pool_set)
-        self.evicted_pages = 0
+        self.trailing: TrailingSlots = TrailingSlots(pool_set)
+        self.evicted_pages: int = 0
         self._pool_set = pool_set
         self._writes_back = writes_back
         self._on_drop = on_drop

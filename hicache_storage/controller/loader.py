@@ -89,7 +89,9 @@ class PrefixLoader:
             used += self._publish(row, ok, outcome.settled)
         self._context.counters.add("loaded_pages", loaded)
         self._context.counters.add("loaded_unused_pages", loaded - used)
-        return not any(self._essential_pools & bits & ~arrived[page] for page, bits in wanted.items())
+        return not any(
+            self._essential_pools & bits & ~arrived[page] for page, bits in wanted.items()
+        )
 
     def _read(self, rows: list[_Row], batch: TransferBatch) -> Outcome | None:
         """Make one call to the store, within the store's timeout, the wait for its turn included.

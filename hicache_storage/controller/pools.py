@@ -119,14 +119,16 @@ class PoolSet:
             ValueError: There is no pool, no pool is required, or the pools do not fit each other.
         """
         _check(pools)
-        self.pools = tuple(pools)
-        self.all_pools = self._bits_where(lambda _: True)
-        self.all_pages = self._bits_where(lambda pool: pool.hit_policy is HitPolicy.ALL_PAGES)
+        self.pools: tuple[CachePool, ...] = tuple(pools)
+        self.all_pools: PoolBits = self._bits_where(lambda _: True)
+        self.all_pages: PoolBits = self._bits_where(
+            lambda pool: pool.hit_policy is HitPolicy.ALL_PAGES
+        )
         """Pools in which every page has a slot."""
-        self.trailing = self.all_pools & ~self.all_pages
+        self.trailing: int = self.all_pools & ~self.all_pages
         """Pools in which a page has a slot only where some prefix's window needs it."""
-        self.required = self._bits_where(lambda pool: pool.required)
-        self.written = self._bits_where(lambda pool: pool.writes)
+        self.required: PoolBits = self._bits_where(lambda pool: pool.required)
+        self.written: PoolBits = self._bits_where(lambda pool: pool.writes)
         """Pools that this rank writes to L3."""
 
     def __len__(self) -> int:

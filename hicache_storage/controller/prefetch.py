@@ -24,8 +24,8 @@ class Prefetch:
     """A request's prefetch. `result` ends it, or `cancel` where the request needs no pages any more."""
 
     def __init__(self, context: PrefetchContext, job: PrefetchJob) -> None:
-        self.request_id = job.request_id
-        self.hashes = job.hashes
+        self.request_id: str = job.request_id
+        self.hashes: Sequence[str] = job.hashes
         self._context = context
         self._cache = context.cache
         self._job = job

@@ -108,7 +108,7 @@ class PrefetchJob:
     ) -> None:
         self.request_id = request_id
         self.hashes = hashes
-        self.diagnostics = PrefetchDiagnostics()
+        self.diagnostics: PrefetchDiagnostics = PrefetchDiagnostics()
         self.loaded: set[int] = set()
         """Pages that were loaded in time, in any pool."""
         self._cache = context.cache

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import PoolBits
     from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _NOTHING_LOADED = (Reason.BELOW_THRESHOLD, Reason.CAPACITY_LIMIT, Reason.INTERNAL_ERROR)
 

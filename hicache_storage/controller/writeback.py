@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.settings import ControllerSettings
     from hicache_storage.page_store import PageStore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Writeback:

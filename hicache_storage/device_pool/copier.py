@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     torch = load_torch()
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LAYERS_AHEAD = 2
 """Layers of a store that are in flight at a time. They keep a copy engine busy, and each one takes
@@ -79,8 +79,8 @@ class LayerCopier:
             raise ValueError(
                 "all pools of a group are on one device, and have the same page_tokens"
             )
-        self.pools = tuple(pools)
-        self.slots = min(pool.slots for pool in pools)
+        self.pools: tuple[LayeredPool, ...] = tuple(pools)
+        self.slots: int = min(pool.slots for pool in pools)
         load_stream, store_stream = stream_for(pools[0].device), stream_for(pools[0].device)
         self._loading = (DaemonExecutor("hicache-l1-load", 1), load_stream)
         self._storing = (DaemonExecutor("hicache-l1-store", 1), store_stream)

@@ -39,11 +39,13 @@ class LayeredPool:
             ValueError: The tensors do not match each other or the host pool's shape.
         """
         self.host = host
-        self.page_tokens = host.shape.page_tokens
-        self.layers = host.shape.layers
-        self.device = planes[0][0].device if planes and planes[0] else torch.device("cpu")
+        self.page_tokens: int = host.shape.page_tokens
+        self.layers: int = host.shape.layers
+        self.device: torch.device = (
+            planes[0][0].device if planes and planes[0] else torch.device("cpu")
+        )
         _check(host, planes)
-        self.slots = len(planes[0][0]) // self.page_tokens
+        self.slots: int = len(planes[0][0]) // self.page_tokens
         end = self.slots * self.page_tokens
         self._planes = [
             [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.page_store import PageStore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 POOL = "handoff"
 PAGE_NBYTES = 4096
@@ -47,7 +47,7 @@ class CompletionStore:
         """
         self._store = store
         self._stale_after_s = stale_after_s
-        self.space = KeySpace(
+        self.space: KeySpace = KeySpace(
             model=target.model,
             revision=target.revision,
             tenant=target.tenant,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.controller import CacheController
     from hicache_storage.page_store import PageStore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _BACKOFF = 1.5
 
@@ -48,7 +48,7 @@ class HandoffReceiver:
         Raises:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
         """
-        self.settings = settings or HandoffSettings()
+        self.settings: HandoffSettings = settings or HandoffSettings()
         self._controller = controller
         self._store = store
         self._shards = [part.space for pool in controller.cache.pools for part in pool.stored]

@@ -51,7 +51,7 @@ class HandoffRequest:
         self.hashes = hashes
         self.awaited = awaited
         """The key spaces whose completions are awaited, by the completions' keys."""
-        self.topic = Topic.of_request(request_id, hashes)
+        self.topic: Topic = Topic.of_request(request_id, hashes)
         """The request as the ranks' topic."""
         self._controller = controller
         self._settings = settings

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.lookup import PoolSpec
     from hicache_storage.page_store.results import Match
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
 
@@ -53,7 +53,7 @@ class HandoffSender:
         Raises:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key space.
         """
-        self.settings = settings or HandoffSettings()
+        self.settings: HandoffSettings = settings or HandoffSettings()
         self._controller = controller
         self._store = store
         self._pools = [pool for pool in controller.cache.pools if pool.writes]

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from hicache_storage.host_pool.memory_limits import available_memory
 from hicache_storage.page import address_of
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 HugePages = Literal["none", "transparent", "2MiB", "1GiB"]
 

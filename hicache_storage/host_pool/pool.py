@@ -79,7 +79,7 @@ class HostPool:
         check_layout(layout, shape)
         for name, value, least in (("slots", slots, 1), ("frame_nbytes", frame_nbytes, 0)):
             check_integer(name, value, least=least)
-        self.tiles = tuple(tiles) or (whole_page(shape),)
+        self.tiles: tuple[Tile, ...] = tuple(tiles) or (whole_page(shape),)
         check_tiles(layout, shape, slots, self.tiles)
         cuda = cuda_runtime(pin)
         self.shape = shape

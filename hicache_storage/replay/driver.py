@@ -128,7 +128,7 @@ class Replay:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
         self.settings = settings
-        self.counts = RequestCounts()
+        self.counts: RequestCounts = RequestCounts()
         self._storage = storage
         self._ideal = InfiniteCache()
         self._undrained_pages = 0
@@ -138,7 +138,7 @@ class Replay:
         with ExitStack() as opened:
             self._stores = _page_stores(storage, next_storage, settings, opened)
             self._store = self._stores[0]
-            self.pools = cache_pools(settings, self._store.frame_nbytes, opened)
+            self.pools: list[CachePool] = cache_pools(settings, self._store.frame_nbytes, opened)
             self._contents = [
                 [PageContent(part.space) for part in pool.stored] for pool in self.pools
             ]

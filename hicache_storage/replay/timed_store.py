@@ -56,7 +56,7 @@ class TimedPageStore(PageStore):
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
         super().__init__(storage, settings)
-        self.busy = {"load": BusyTime(), "save": BusyTime()}
+        self.busy: dict[str, BusyTime] = {"load": BusyTime(), "save": BusyTime()}
         self._unsaved_lock = threading.Lock()
         self._unsaved_pages: Counter[str] = Counter()
 

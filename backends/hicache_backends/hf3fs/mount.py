@@ -239,36 +239,6 @@ class AccessTimes:
                 self._index.touch(used, deadline)
 
 
-class CallGate:
-    """The calls that run in one process. `close` waits for none of them: the last one closes the mount.
-
-    Thread-safe; belongs to the process that made it, since the threads of a parent are not in its child.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._closed = False
-
-    def begin(self) -> bool:
-        """Return True, and count a call that must `end`; return False after `close`."""
-        with self._lock:
-            self._count += not self._closed
-            return not self._closed
-
-    def end(self) -> bool:
-        """Return True when this was the last call after `close`."""
-        with self._lock:
-            self._count -= 1
-            return self._closed and not self._count
-
-    def close(self) -> bool:
-        """Let no more calls begin; return True when this is the first close, and no call runs."""
-        with self._lock:
-            first, self._closed = not self._closed, True
-            return first and not self._count
-
-
 class WritesInDoubt:
     """Slots whose write failed and may be carried out later all the same. Thread-safe.
 

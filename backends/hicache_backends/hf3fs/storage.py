@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.hf3fs.index.base import Limits
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, Geometry, Layout
-from hicache_backends.hf3fs.mount import CallGate, Mount
+from hicache_backends.hf3fs.mount import Mount
 from hicache_backends.hf3fs.settings import DEFAULT_PARALLELISM, Hf3fsSettings
 from hicache_backends.hf3fs.slots import SlotFiles
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import is_local
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.backend_support.vectored_io import DIRECT, takes_direct_writes
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
 from hicache_storage.storage import (

@@ -132,7 +132,7 @@ class Usrbio:
             OSError: There are too many late channels (EMFILE), or no channel can be made.
         """
         with self._lock:
-            self._reap()
+            self._take_back_ended()
             if self._idle:
                 return self._idle.pop()
             if len(self._late) >= _MOST_LATE:
@@ -140,7 +140,7 @@ class Usrbio:
         with _translate_errors():
             return _Channel(self._client, self._mount)
 
-    def _reap(self) -> None:
+    def _take_back_ended(self) -> None:
         """Make late channels idle again once their transfers have ended."""
         for channel in list(self._late):
             with suppress(OSError), _translate_errors():

@@ -44,7 +44,7 @@ class DeferredCloses:
         self._waiting: list[tuple[Any, MooncakeSettings]] = []
 
     def add(self, native: Any, settings: MooncakeSettings) -> None:
-        """Close `native` when its master answers. Nobody may call `native` any more."""
+        """Close `native` when its master answers. The caller must not call `native` any more."""
         _keep_alive(native)
         with self._lock:
             self._waiting.append((native, settings))

@@ -1,23 +1,26 @@
-"""Open stores and stored pages for checks, and notes on the violations that they meet."""
+"""Open stores, stored pages and time budgets for checks, and notes on their violations."""
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_conformance.run.outcomes import NotDeclared, Violation
 from hicache_storage.storage import Durability
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from hicache_conformance.case.case import Case
     from hicache_conformance.case.probe import Probe
     from hicache_storage.keys import KeySpace
 
+T = TypeVar("T")
+
 _FIRST = 8
 _STEP = 256
+_SOME = 6
 
 
 def fitting(case: Case, nbytes: int) -> int:
@@ -81,3 +84,33 @@ def another_handle(case: Case, store: Probe) -> Probe:
             raise NotDeclared("the store claims neither shared nor durability CRASH or more")
         store.close()
     return case.open()
+
+
+class TimeBudget:
+    """The cost of the pages so far, so that a check stops before more pages take too long.
+
+    for count in (10, 100, 1000):
+        if not budget.allows(count):
+            break
+        with budget.measured(count):
+            ...
+    """
+
+    def __init__(self, limit_s: float = 4.0) -> None:
+        self._until_s = time.monotonic() + limit_s
+        self._cost_s = 0.0
+
+    def allows(self, count: int) -> bool:
+        """Return whether `count` pages end in time at the cost of the last ones."""
+        return time.monotonic() + count * self._cost_s < self._until_s
+
+    @contextmanager
+    def measured(self, count: int) -> Generator[None, None, None]:
+        """Measure the block, which uses `count` pages."""
+        began_s = time.monotonic()
+        yield
+        self._cost_s = (time.monotonic() - began_s) / count
+
+    def shortened(self, items: Sequence[T]) -> Sequence[T]:
+        """Return `items`, or some from all over them where the time is too short for all."""
+        return items if self.allows(len(items)) else items[:: -(-len(items) // _SOME)]

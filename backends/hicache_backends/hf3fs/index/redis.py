@@ -107,7 +107,7 @@ class RedisIndex(Index):
             for page_hash, (slot, stamp), used_ns in entries
             for field in (page_hash, slot, stamp.hex(), used_ns // 1000)
         ]
-        until = self._lease_half()
+        until = self._renewal_deadline()
         try:
             doubles, lost = self._run(
                 deadline, scripts.SETTLE, space_id, self._lease_ms, *arguments
@@ -136,15 +136,15 @@ class RedisIndex(Index):
         index = self._epoch.require(deadline)
         for start in range(0, len(hashes), _STEP):
             part = hashes[start : start + _STEP]
-            self._removed(files, part, files.invalidate, index, deadline)
+            self._remove(files, part, files.invalidate, index, deadline)
 
     def clear(self, files: SlotFiles) -> int:
         index = self._epoch.require(Deadline(self._timeout_s))
         removed = 0
-        for part in self._listed(files):
+        for part in self._page_lists(files):
             for start in range(0, len(part), _STEP):
                 hashes = part[start : start + _STEP]
-                removed += self._removed(files, hashes, files.deallocate, index, None)
+                removed += self._remove(files, hashes, files.deallocate, index, None)
         self._deallocate_free_slots(files)
         if self._epoch.require(Deadline(self._timeout_s)) != index:
             raise _replaced()
@@ -156,7 +156,7 @@ class RedisIndex(Index):
             client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
 
     def pages(self, files: SlotFiles) -> Iterator[str]:
-        for part in self._listed(files):
+        for part in self._page_lists(files):
             yield from part
 
     def close(self) -> None:
@@ -168,11 +168,11 @@ class RedisIndex(Index):
     def _run(self, deadline: Deadline, script: str, *arguments: object) -> Any:
         return self._client.run(deadline, script, self._prefix, *arguments)
 
-    def _lease_half(self) -> Deadline:
+    def _renewal_deadline(self) -> Deadline:
         """Return the deadline by which a lease that is taken now must be renewed or given up."""
         return Deadline(self._lease_ms / 2000)
 
-    def _listed(self, files: SlotFiles) -> Iterator[list[str]]:
+    def _page_lists(self, files: SlotFiles) -> Iterator[list[str]]:
         """Yield every page of the key space once, in one list a step."""
         name = f"{self._prefix}:pages:{files.geometry.space.id}"
         index = self._epoch.require(Deadline(self._timeout_s))
@@ -194,7 +194,7 @@ class RedisIndex(Index):
             if not cursor:
                 return
 
-    def _removed(
+    def _remove(
         self,
         files: SlotFiles,
         hashes: Sequence[str],
@@ -206,7 +206,7 @@ class RedisIndex(Index):
 
         Without `deadline` each step has one of its own.
         """
-        until = self._lease_half()
+        until = self._renewal_deadline()
         arguments = (files.geometry.space.id, self._lease_ms, index.maker, *hashes)
         found = self._run(deadline or Deadline(self._timeout_s), scripts.DETACH, *arguments)
         if found is None:
@@ -237,7 +237,7 @@ class RedisIndex(Index):
             places = places[done:]
             if not places:
                 return
-            until = self._lease_half()
+            until = self._renewal_deadline()
             values = [f"{place.slot} {place.stamp.hex()}" for place in places]
             step = deadline or Deadline(self._timeout_s)
             kept: list[bytes] = self._run(step, scripts.RENEW, space_id, self._lease_ms, *values)
@@ -250,7 +250,7 @@ class RedisIndex(Index):
     def _deallocate_free_slots(self, files: SlotFiles) -> None:
         space_id, last = files.geometry.space.id, -1
         while True:
-            until = self._lease_half()
+            until = self._renewal_deadline()
             stamp = self._writer.stamp()
             arguments = (space_id, self._lease_ms, _STEP, stamp.hex(), last)
             slots: list[int] = self._run(Deadline(self._timeout_s), scripts.LEASE_FREE, *arguments)

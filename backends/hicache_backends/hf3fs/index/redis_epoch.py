@@ -40,7 +40,7 @@ class IndexId(NamedTuple):
 
 
 class Epoch:
-    """The run of a Redis server, and the index in it."""
+    """The identity of a Redis server's run and of the index in it, and the rebuild of a lost index."""
 
     def __init__(
         self, client: RedisClient, prefix: str, layout: Layout, lease_ms: int, timeout_s: float

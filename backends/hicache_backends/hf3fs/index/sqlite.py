@@ -43,7 +43,7 @@ class SqliteIndex(Index):
         self._unsettled_lock = threading.Lock()
         deadline = Deadline(timeout_s)
         self._database = Database(layout, deadline, self._fill)
-        deadline = Deadline(timeout_s)  # the database may have taken long to make
+        deadline = Deadline(timeout_s)  # making the database may have taken long
         try:
             with (
                 suppress(HiCacheError),
@@ -133,7 +133,7 @@ class SqliteIndex(Index):
             self._update_used(db)
 
     def clear(self, files: SlotFiles) -> int:
-        """Remove pages in the order of their hashes, so that every page of the beginning goes."""
+        """Remove pages in the order of their hashes: every page that was there at the beginning goes."""
         space, last, removed = tables.id_of(files), b"", 0
         while True:
             with self._database.transaction(Deadline(self._timeout_s)) as db:

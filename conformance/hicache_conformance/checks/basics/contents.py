@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.scenarios.edge_cases import deceptive_bytes, nearly_equal, similar_hashes
-from hicache_conformance.scenarios.setup import fitting, note, open_and_set, open_store
-from hicache_conformance.scenarios.time_budget import TimeBudget
+from hicache_conformance.scenarios.setup import TimeBudget, fitting, note, open_and_set, open_store
 
 if TYPE_CHECKING:
     from hicache_conformance.case.case import Case

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared
 from hicache_conformance.scenarios.edge_cases import similar_hashes
-from hicache_conformance.scenarios.setup import another_handle, note, open_store
-from hicache_conformance.scenarios.time_budget import TimeBudget
+from hicache_conformance.scenarios.setup import TimeBudget, another_handle, note, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 from hicache_conformance.checks import check
 from hicache_conformance.run.outcomes import NotDeclared, NotVerified
-from hicache_conformance.scenarios.setup import another_handle, fitting, note, open_store
-from hicache_conformance.scenarios.time_budget import TimeBudget
+from hicache_conformance.scenarios.setup import (
+    TimeBudget,
+    another_handle,
+    fitting,
+    note,
+    open_store,
+)
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.storage import Durability

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from hicache_conformance.checks import check
 from hicache_conformance.rules import Need
 from hicache_conformance.scenarios.batch_answers import calls, must_answer
-from hicache_conformance.scenarios.setup import note, open_store
-from hicache_conformance.scenarios.time_budget import TimeBudget
+from hicache_conformance.scenarios.setup import TimeBudget, note, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

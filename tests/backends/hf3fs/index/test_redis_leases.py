@@ -150,7 +150,7 @@ class TestLeases:
             return real(deadline, script, *arguments)
 
         halves = iter([Deadline(0)] * 3)
-        monkeypatch.setattr(index, "_lease_half", lambda: next(halves, Deadline(60)))
+        monkeypatch.setattr(index, "_renewal_deadline", lambda: next(halves, Deadline(60)))
         monkeypatch.setattr(index, "_run", running)
 
         assert 64 == storage.clear(SPACE)
