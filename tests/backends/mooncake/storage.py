@@ -53,7 +53,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]
 
 @pytest.fixture
 def own_master(tmp_path: Path) -> Iterator[MooncakeMaster]:
-    """The master of one test, which the test may kill."""
+    """Run the master of one test, which the test may kill."""
     with MooncakeMaster(tmp_path / "master") as started:
         yield started
 

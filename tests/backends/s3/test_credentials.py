@@ -169,7 +169,7 @@ def without_keys(server: ScriptedS3, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The AWS config file of a machine without any keys."""
+    """Return the path of the AWS config file on a machine without any keys."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -131,7 +131,7 @@ class TestNames:
 
     @pytest.fixture
     def names(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-        """The event that lets `s3.test` be resolved."""
+        """Yield the event that lets `s3.test` be resolved."""
         answers = threading.Event()
         answers.set()
         resolve = socket.getaddrinfo
