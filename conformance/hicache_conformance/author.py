@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from hicache_conformance.checks import Check, all_checks
-from hicache_conformance.plugin import CHECK_PROPERTY, run_options
+from hicache_conformance.run import CHECK_PROPERTY
 from hicache_conformance.run.outcomes import Outcome
-from hicache_conformance.run.runner import run_check
+from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Subject
 from hicache_conformance.run.waivers import Waiver, read_waivers
 from hicache_storage.errors import ConfigError
@@ -92,7 +92,10 @@ def _test_of(check: Check) -> Callable[..., None]:
     """Return a test function for one class. Marks that pytest puts on it stay with that class."""
 
     def test(self: StorageConformance, request: pytest.FixtureRequest) -> None:
-        record = run_check(lambda: copy.copy(self), check, run_options(request.config))
+        options = RunOptions(
+            seed=request.config.option.hicache_seed, quick=request.config.option.hicache_quick
+        )
+        record = run_check(lambda: copy.copy(self), check, options)
         request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
         _conclude(record, check, type(self).known_violations())
 

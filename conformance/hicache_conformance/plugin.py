@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hicache_conformance.run import CHECK_PROPERTY
+
 if TYPE_CHECKING:
     from hicache_conformance.author import StorageConformance
     from hicache_conformance.report.record import Record
-    from hicache_conformance.run.runner import RunOptions
-
-CHECK_PROPERTY = "hicache_check"
-"""The property of a test's report that has the JSON of its `CheckRecord`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,14 +37,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Conformance(config), "hicache-conformance-verdicts")
-
-
-def run_options(config: pytest.Config) -> RunOptions:
-    """Return the options of the checks, from the command line."""
-    from hicache_conformance.run.runner import RunOptions  # noqa: PLC0415 - only where the kit is used
-
-    options = config.option
-    return RunOptions(seed=options.hicache_seed, quick=options.hicache_quick)
 
 
 class _Conformance:

@@ -13,13 +13,13 @@ GUIDE = Path(__file__).parents[2] / "docs" / "backend-author-guide.md"
 
 
 def listings(name: str) -> list[str]:
-    """The versions of a file in the guide, in order."""
+    """Return the versions of a file in the guide, in order."""
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     return [block for block in blocks if block.startswith(f"# {name}\n")]
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The author's pytest, in the author's folder."""
+    """Run the author's pytest in the author's folder."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 

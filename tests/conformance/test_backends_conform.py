@@ -30,7 +30,7 @@ def verdict(
 
 
 def unpassed(record: dict[str, Any]) -> dict[str, str]:
-    """The rules that failed or could not be decided, with the reason."""
+    """Return the rules that failed or could not be decided, with the reason."""
     return {
         check["name"]: check["message"]
         for rule in record["rules"]

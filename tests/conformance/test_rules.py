@@ -12,7 +12,7 @@ CONTRACT = Path(__file__).parents[2] / "docs" / "contract.md"
 
 
 def contract_rules() -> dict[str, str]:
-    """The rules of the contract, by number: their text without line breaks."""
+    """Return the rules of the contract, by number: their text without line breaks."""
     section = CONTRACT.read_text(encoding="utf-8").split("## 5.")[1].split("\n## 6.")[0]
     flat = " ".join(re.sub(r"^\*\*.*\*\*$", "", section, flags=re.MULTILINE).split())
     parts = re.split(r"\*? ?(KV-\d\d\d) ", flat)[1:]

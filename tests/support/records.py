@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 def check_record(
     rule_id: str, outcome: Outcome, name: str = "a_fact", **fields: Any
 ) -> CheckRecord:
-    """A check of `rule_id` that came to `outcome`."""
+    """Return a check of `rule_id` that came to `outcome`."""
     return CheckRecord(name=f"{rule_id}:{name}", title="A fact.", outcome=outcome, **fields)
 
 
 def record(
     *checks: CheckRecord, waivers: Mapping[str, Waiver] | None = None, **facts: Any
 ) -> Record:
-    """The record of a run of those checks, over the rules that they belong to."""
+    """Return the record of a run of those checks, over the rules that they belong to."""
     rules = [RULES[rule_id] for rule_id in dict.fromkeys(one.name[:6] for one in checks)]
     given: dict[str, Any] = {
         "name": "acme",

@@ -24,7 +24,7 @@ COMMAND = (
 
 
 def check_of(rule_id: str, outcome: Outcome = Outcome.PASSED, **fields: Any) -> CheckRecord:
-    """A check of a rule; it is called `a_fact` where `fields` names no other."""
+    """Return a check of a rule; it is called `a_fact` where `fields` names no other."""
     given: dict[str, Any] = {
         "name": f"{rule_id}:a_fact",
         "title": "A fact about the store holds.",
@@ -36,7 +36,7 @@ def check_of(rule_id: str, outcome: Outcome = Outcome.PASSED, **fields: Any) -> 
 def rule_of(
     rule_id: str, outcome: Outcome = Outcome.PASSED, *checks: CheckRecord, **fields: Any
 ) -> RuleRecord:
-    """A rule of the contract that came to `outcome`, with a check of the same where none is given."""
+    """Return a rule that came to `outcome`, with a check of that outcome where none is given."""
     rule = RULES[rule_id]
     given = {
         "id": rule.id,
@@ -59,7 +59,7 @@ def record_of(
     reasons: tuple[str, ...] = (),
     **run: Any,
 ) -> Record:
-    """A run over `rules`, with `run` for its circumstances."""
+    """Return a run over `rules`, with `run` for its circumstances."""
     given: dict[str, Any] = {
         "started_at": dt.datetime(2026, 11, 21, 9, 14, tzinfo=dt.UTC),
         "elapsed_s": 83.4,
@@ -131,7 +131,7 @@ def conformant() -> Record:
 
 
 def failed() -> Record:
-    """One rule that is broken in one of two checks, another that the kit could not test."""
+    """Return a run with a rule that one of two checks fails, and one that the kit could not test."""
     return record_of(
         rule_of("KV-001"),
         rule_of("KV-003", Outcome.FAILED, check_of("KV-003"), TORN),
@@ -142,7 +142,7 @@ def failed() -> Record:
 
 
 def partial() -> Record:
-    """One rule waived."""
+    """Return a run with one rule waived."""
     violation = check_of("KV-005", Outcome.FAILED, message="the second set returned False")
     return record_of(
         rule_of("KV-001"),

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hicache_conformance.case.probe import Probe, Trace
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from hicache_conformance.case.case import Case
+    from hicache_conformance.run.subject import Scratch, Subject
     from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import Capabilities, HiCacheStorage
 
 TENANT = "forgetfulness"
 """The tenant of the key spaces of these pages."""
@@ -31,7 +32,27 @@ _LONGEST_WAIT_S = 3.0
 _LOOKUP = 256
 
 
-def forgets(case: Case, probe: Probe) -> bool:
+class RunningCase(Protocol):
+    """The part of a `Case` that a baseline needs."""
+
+    subject: Subject
+    trace: Trace
+    changed_fields: dict[str, Any]
+
+    @property
+    def absent(self) -> Mapping[str, str]: ...
+    @property
+    def claims(self) -> Capabilities: ...
+    @property
+    def elapsed_s(self) -> float: ...
+    def new_scratch(self) -> Scratch: ...
+    def open_storage(self, config: Mapping[str, Any] | None = None) -> HiCacheStorage: ...
+    def space(self, page_nbytes: int = 1024, **changes: Any) -> KeySpace: ...
+    def hashes(self, count: int) -> list[str]: ...
+    def contents(self, space: KeySpace, hashes: Sequence[str]) -> dict[str, bytes]: ...
+
+
+def forgets(case: RunningCase, probe: Probe) -> bool:
     """Return True if the store forgets pages that it may forget, without a cause.
 
     As many pages as the check has set are set and read one by one, because the store may be full. Where
@@ -48,7 +69,7 @@ def forgets(case: Case, probe: Probe) -> bool:
         pages.delete()
 
 
-def refuses(case: Case, nbytes: int) -> bool:
+def refuses(case: RunningCase, nbytes: int) -> bool:
     """Return True if a fresh store refuses as many pages as the check has set, or some of `nbytes`.
 
     Some stores have little room, and some refuse a set now and then.
@@ -68,7 +89,7 @@ def refuses(case: Case, nbytes: int) -> bool:
 class _Pages:
     """Pages beside those of a check, on the same store or on another."""
 
-    def __init__(self, case: Case, probe: Probe) -> None:
+    def __init__(self, case: RunningCase, probe: Probe) -> None:
         self._case = case
         self._probe = Probe(
             probe.storage, Trace(), probe.label, absent=probe.absent

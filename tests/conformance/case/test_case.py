@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files, an empty one, alone in another."""
+    """Make an empty directory the one for temporary files, alone in another."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))

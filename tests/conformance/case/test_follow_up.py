@@ -33,7 +33,7 @@ class KeepsWhatItRefuses(DictStore):
 
 
 class KeepsItLater(DictStore):
-    """What is refused shows when something else is deleted."""
+    """A refused page shows when something else is deleted."""
 
     _late: tuple[Hashable, Stored] | None = None
     _sets = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Found:
-    """What a listing finds."""
+    """The find of a listing."""
 
     def __repr__(self) -> str:
         return "Found"

@@ -27,7 +27,7 @@ TESTS = Path(__file__).parents[2] / "support"
 
 
 def typed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command, in a process of its own."""
+    """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "hicache_conformance", *arguments],
         cwd=cwd,
@@ -39,7 +39,7 @@ def typed(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProce
 
 
 def judging(class_name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command on one of the odd stores."""
+    """Run the command on one of the odd stores."""
     config = {
         "backend_name": "odd",
         "module_path": "odd_stores",

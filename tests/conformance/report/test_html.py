@@ -27,7 +27,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&$ve
 
 
 class Page(HTMLParser):
-    """What a page holds, and whether its elements are nested rightly."""
+    """The content of a page. It fails unless its elements are nested rightly."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def page(record: Record) -> Page:
 
 
 def hostile(value: Any, name: str = "") -> Any:
-    """A dumped record in which every free text attacks the page."""
+    """Return a dumped record in which every free text attacks the page."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         return {key: hostile(item, key) for key, item in fields.items()}

@@ -23,7 +23,7 @@ def parsed(record: Record) -> ET.Element:
 
 
 def the(record: Record, path: str) -> ET.Element:
-    """The only element at `path`."""
+    """Return the only element at `path`."""
     [found] = parsed(record).findall(path)
     return found
 

@@ -30,7 +30,7 @@ def odd(class_name: str) -> dict[str, str]:
 
 
 def outcomes(class_name: str, *rule_ids: str) -> dict[str, list[Outcome]]:
-    """The outcomes of the quick checks of those rules, by rule."""
+    """Return the outcomes of the quick checks of those rules, by rule."""
     checks = [check for check in all_checks() if check.rule.id in rule_ids and check.quick]
     found: dict[str, list[Outcome]] = {}
     for record in run_isolated("dynamic", odd(class_name), checks, RunOptions(quick=True)):
@@ -84,7 +84,7 @@ def test_a_store_that_cannot_be_opened_is_a_problem_in_words(
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files, an empty one."""
+    """Make the directory for temporary files, an empty one."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
@@ -107,7 +107,7 @@ for number in itertools.count():
 
 
 def _starts_a_writer(link: Link) -> None:
-    """An actor whose process starts another, which does not end with it."""
+    """Start, as an actor, a process that outlives this one."""
     with subprocess.Popen([sys.executable, "-c", WRITES_FOR_EVER]) as writer:
         link.send(writer.pid)
         link.receive()

@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HiCacheSto
 
 @pytest.fixture(params=SHARED, ids=lambda one: one.__name__)
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Where a store lives that several handles share."""
+    """Yield the place of a store that several handles share."""
     with place_of(request.param, tmp_path) as place:
         yield place
 

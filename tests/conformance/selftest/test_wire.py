@@ -72,7 +72,7 @@ def allow(store: WireStore, timeout_s: float) -> None:
 
 
 def outcome(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """A call in a thread of its own, and what will come of it."""
+    """Run a call in a thread of its own, and return a future of its result."""
     results: list[object] = []
 
     def run() -> None:
