@@ -68,8 +68,12 @@ test-kit: $(VENV)/.all ## the conformance kit's own tests
 test-backends: $(VENV)/.all .servers/.done ## the backends' tests, with the kit's quick verdicts
 	@$(BIN)/python -m pytest --hicache-quick --hicache-report artifacts/conformance tests/backends $(BY_LINE)
 
+# In CI the share of the SDK's lines and branches that these tests reach may not fall.
+COVERAGE = $(if $(CI),--cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE_FLOOR))
+COVERAGE_FLOOR := 85
+
 test-sdk: $(VENV)/.all .servers/.done ## the tests of everything else
-	@$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/backends tests $(BY_LINE)
+	@$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/backends $(COVERAGE) tests $(BY_LINE)
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
 	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
