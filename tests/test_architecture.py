@@ -21,6 +21,7 @@ SOURCES = {
 }
 CONTRACT = {f"hicache_storage.{name}" for name in ("errors", "keys", "page", "storage", "settings")}
 SUPPORT = "hicache_storage.backend_support"
+NATIVE = "hicache_storage.native"
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/hicache_backends/*/storage.py"))
 CACHE = ("host_pool", "device_pool", "controller", "handoff")
 ENTRANCES = ("replay", "integrations", "cli")
@@ -31,6 +32,7 @@ FORBIDDEN = [
     *(
         (f"hicache_storage.{package}", tuple(f"hicache_storage.{upper}" for upper in upper_ones))
         for package, upper_ones in {
+            "native": ("backend_support", "registry", "page_store", *CACHE, *ENTRANCES),
             "backend_support": ("registry", "page_store", *CACHE, *ENTRANCES),
             "page_store": ("registry", *CACHE, *ENTRANCES),
             "host_pool": ("registry", "controller", "handoff", *ENTRANCES),
@@ -181,6 +183,7 @@ def test_a_backend_imports_only_the_contract_and_what_backends_share(backend: st
         if within(each.importer, own)
         and each.imported not in CONTRACT
         and not within(each.imported, SUPPORT)
+        and not within(each.imported, NATIVE)
         and not within(each.imported, own)
     ]
 

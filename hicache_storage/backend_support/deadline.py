@@ -15,15 +15,16 @@ class Deadline:
     and thread-safe.
     """
 
-    __slots__ = ("_end_s", "timeout_s")
+    __slots__ = ("end_s", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s: float = timeout_s
-        self._end_s = time.monotonic() + timeout_s
+        self.end_s: float = time.monotonic() + timeout_s
+        """The time of `time.monotonic` at which the call must end."""
 
     def remaining_s(self) -> float:
         """Return the seconds that are left, or 0.0 when the deadline has passed."""
-        return max(0.0, self._end_s - time.monotonic())
+        return max(0.0, self.end_s - time.monotonic())
 
     def passed(self) -> bool:
         """Return True when no time is left."""

@@ -1,0 +1,50 @@
+"""Compiles the data plane in place.
+
+The module imports nothing of this package, because the build of the wheel runs it alone.
+
+python hicache_storage/native/_build.py [--sanitize]
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+SOURCES = ("module.c", "batch.c", "files.c", "sockets.c", "xxh3.c")
+MODULE = "_native.abi3.so"
+_FLAGS = (
+    *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"),
+    "-DPy_LIMITED_API=0x030B0000",  # one build for CPython 3.11 and later
+)
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+
+
+def build(*, sanitize: bool = False) -> str:
+    """Compile the module beside its sources. Return "", or the reason why it could not be done."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        return f"there is no C compiler ({compiler[0]})"
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").exists():
+        return f"there are no Python headers in {include}"
+    extra = _SANITIZERS if sanitize else ()
+    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
+        target = Path(scratch) / MODULE
+        command = [*compiler, *_FLAGS, *extra, f"-I{include}", *SOURCES, "-o", str(target)]
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)  # noqa: S603 - the compiler of this Python
+        if done.returncode:
+            return f"the compiler failed: {done.stderr.strip().splitlines()[0]}"
+        target.replace(FOLDER / MODULE)
+    return ""
+
+
+if __name__ == "__main__":
+    reason = build(sanitize="--sanitize" in sys.argv[1:])
+    print(f"no compiled data plane: {reason}" if reason else f"built {FOLDER / MODULE}")  # noqa: T201 - a command

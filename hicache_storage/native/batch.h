@@ -1,0 +1,44 @@
+/* Buffers of a batch, held for one call. Everything here needs the GIL but `piece`. */
+#ifndef HICACHE_BATCH_H
+#define HICACHE_BATCH_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+typedef struct {
+    size_t pages;
+    size_t views;
+    size_t *first; /* pages + 1 indices into `iov`: page n has first[n] .. first[n + 1] */
+    struct iovec *iov;
+    Py_buffer *held;
+} batch;
+
+/* Hold every buffer of `pages`, a sequence of sequences of buffers. Return 0, or -1 with an exception. */
+int batch_hold(batch *all, PyObject *pages, int writable);
+void batch_release(batch *all);
+
+static inline size_t batch_nbytes(const batch *all, size_t page) {
+    size_t nbytes = 0;
+    for (size_t i = all->first[page]; i < all->first[page + 1]; i++)
+        nbytes += all->iov[i].iov_len;
+    return nbytes;
+}
+
+/* A sequence of bytes objects, held for one call. */
+typedef struct {
+    size_t count;
+    PyObject *owner;
+    const char **data;
+    size_t *nbytes;
+} texts;
+
+int texts_hold(texts *all, PyObject *sequence);
+void texts_release(texts *all);
+
+/* Return a list of integers, or NULL with an exception. */
+PyObject *list_of(const int64_t *values, size_t count);
+PyObject *list_of_unsigned(const uint64_t *values, size_t count);
+
+#endif

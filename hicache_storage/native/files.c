@@ -1,0 +1,271 @@
+#define _GNU_SOURCE
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "xxh3.h"
+
+enum { CHUNK_NBYTES = 256 << 10, PIECES = 64 };
+
+int64_t file_exists(const char *path, uint64_t nbytes) {
+    struct stat status;
+    if (fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT || errno == ENOTDIR ? MISS : -errno;
+    return S_ISREG(status.st_mode) && (uint64_t)status.st_size == nbytes ? HIT : MISS;
+}
+
+/* Read up to `nbytes` at `offset`; return how many the file had, or -errno. */
+static int64_t read_at(int fd, uint8_t *into, size_t nbytes, int64_t offset) {
+    size_t done = 0;
+    while (done < nbytes) {
+        const ssize_t step = pread(fd, into + done, nbytes - done, offset + (int64_t)done);
+        if (step < 0 && errno == EINTR)
+            continue;
+        if (step < 0)
+            return -errno;
+        if (!step)
+            break;
+        done += (size_t)step;
+    }
+    return (int64_t)done;
+}
+
+static int is_named(const uint8_t *trailer, const uint8_t *name) {
+    uint64_t seal;
+    memcpy(&seal, trailer + SEALED_NBYTES, sizeof seal);
+    return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
+}
+
+/* A position in a list of pieces. */
+typedef struct {
+    const struct iovec *piece;
+    size_t left, offset;
+} cursor;
+
+/* Take up to `limit` bytes off the cursor, into `taken`; return how many pieces those are. */
+static size_t take(cursor *at, struct iovec *taken, size_t limit, size_t *nbytes) {
+    size_t count = 0;
+    *nbytes = 0;
+    while (at->left && count < PIECES && *nbytes < limit) {
+        size_t length = at->piece->iov_len - at->offset;
+        if (length > limit - *nbytes)
+            length = limit - *nbytes;
+        taken[count].iov_base = (uint8_t *)at->piece->iov_base + at->offset;
+        taken[count++].iov_len = length;
+        *nbytes += length;
+        at->offset += length;
+        if (at->offset == at->piece->iov_len) {
+            at->piece++;
+            at->left--;
+            at->offset = 0;
+        }
+    }
+    return count;
+}
+
+/* Fill `iov` whole from `offset`; return 1, 0 where the file ends before, or -errno. */
+static int64_t fill(int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset) {
+    while (nbytes) {
+        const ssize_t step = preadv(fd, iov, (int)count, offset);
+        if (step < 0 && errno == EINTR)
+            continue;
+        if (step < 0)
+            return -errno;
+        if (!step)
+            return 0;
+        nbytes -= (size_t)step;
+        offset += step;
+        size_t gone = (size_t)step;
+        while (count && gone >= iov->iov_len) {
+            gone -= iov->iov_len;
+            iov++;
+            count--;
+        }
+        if (count) {
+            iov->iov_base = (uint8_t *)iov->iov_base + gone;
+            iov->iov_len -= gone;
+        }
+    }
+    return 1;
+}
+
+/* Hash each chunk while it is in cache. */
+static void digest_chunk(xxh3_stream *stream, const struct iovec *iov, size_t count, size_t *skip) {
+    for (size_t i = 0; i < count; i++) {
+        const size_t less = *skip < iov[i].iov_len ? *skip : iov[i].iov_len;
+        *skip -= less;
+        xxh3_update(stream, (const uint8_t *)iov[i].iov_base + less, iov[i].iov_len - less);
+    }
+}
+
+static int64_t read_page(int fd, const page_read *wanted) {
+    cursor at = {wanted->iov, wanted->pieces, 0};
+    struct iovec chunk[PIECES], part[PIECES];
+    size_t skip = wanted->skip, nbytes;
+    int64_t offset = 0;
+    xxh3_stream stream;
+    xxh3_begin(&stream);
+    for (size_t count; (count = take(&at, chunk, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX, &nbytes));) {
+        memcpy(part, chunk, count * sizeof *chunk);
+        const int64_t filled = fill(fd, part, count, nbytes, offset);
+        if (filled <= 0)
+            return filled;
+        if (wanted->digest)
+            digest_chunk(&stream, chunk, count, &skip);
+        offset += (int64_t)nbytes;
+    }
+    if (wanted->digest)
+        *wanted->digest = xxh3_digest(&stream);
+    return 1;
+}
+
+static void touch(int fd, int64_t touched_ns, int64_t interval_ns) {
+    struct stat status;
+    if (interval_ns && !fstat(fd, &status) &&
+        touched_ns - (status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec) < interval_ns)
+        return;
+    const struct timespec time = {touched_ns / 1000000000, touched_ns % 1000000000};
+    const struct timespec times[2] = {time, time};
+    (void)!futimens(fd, times);
+}
+
+static int64_t read_open(int fd, const page_read *wanted) {
+    uint8_t before[TRAILER_NBYTES + 1], after[TRAILER_NBYTES];
+    int64_t got = read_at(fd, before, sizeof before, (int64_t)wanted->nbytes);
+    if (got < 0)
+        return got;
+    if (got != TRAILER_NBYTES || !is_named(before, wanted->name))
+        return WRONG;
+    got = read_page(fd, wanted);
+    if (got <= 0)
+        return got ? got : MISS;
+    got = read_at(fd, after, sizeof after, (int64_t)wanted->nbytes);
+    if (got < 0)
+        return got;
+    if (got != TRAILER_NBYTES || memcmp(before, after, TRAILER_NBYTES))
+        return MISS;
+    if (wanted->touched_ns >= 0)
+        touch(fd, wanted->touched_ns, wanted->interval_ns);
+    return HIT;
+}
+
+static int open_again(const char *path, int flags, mode_t mode) {
+    int fd;
+    do
+        fd = open(path, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+int64_t file_read(const page_read *wanted) {
+    const int fd = open_again(wanted->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    if (fd < 0)
+        return errno == ENOENT ? MISS : -errno;
+    const int64_t verdict = read_open(fd, wanted);
+    close(fd);
+    return verdict;
+}
+
+int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64_t touched_ns) {
+    const int fd = open_again(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    if (fd < 0)
+        return errno == ENOENT ? MISS : -errno;
+    uint8_t trailer[TRAILER_NBYTES + 1];
+    int64_t verdict = read_at(fd, trailer, sizeof trailer, (int64_t)nbytes);
+    if (verdict >= 0) {
+        if (verdict != TRAILER_NBYTES || !is_named(trailer, name))
+            verdict = WRONG;
+        else
+            verdict = trailer[NAME_NBYTES] ? HIT : UNSYNCED;
+    }
+    if (touched_ns >= 0 && (verdict == HIT || verdict == UNSYNCED))
+        touch(fd, touched_ns, 0);
+    close(fd);
+    return verdict;
+}
+
+/* Write all of `nbytes` at `offset`; return 0 or -errno. */
+static int64_t write_at(int fd, const uint8_t *from, size_t nbytes, int64_t offset) {
+    while (nbytes) {
+        const ssize_t step = pwrite(fd, from, nbytes, offset);
+        if (step < 0 && errno == EINTR)
+            continue;
+        if (step < 0)
+            return -errno;
+        from += step;
+        nbytes -= (size_t)step;
+        offset += step;
+    }
+    return 0;
+}
+
+static int64_t write_page(int fd, const page_write *wanted) {
+    cursor at = {wanted->iov, wanted->pieces, 0};
+    struct iovec chunk[PIECES + 1];
+    size_t nbytes;
+    int64_t offset = 0;
+    for (size_t count; (count = take(&at, chunk, SSIZE_MAX, &nbytes));) {
+        if (!at.left) { /* the trailer goes with the last pieces, in one call */
+            chunk[count].iov_base = (void *)wanted->trailer;
+            chunk[count++].iov_len = TRAILER_NBYTES;
+            nbytes += TRAILER_NBYTES;
+        }
+        ssize_t step;
+        do
+            step = pwritev(fd, chunk, (int)count, offset);
+        while (step < 0 && errno == EINTR);
+        if (step < 0)
+            return -errno;
+        for (size_t i = 0, gone = (size_t)step; i < count; i++) { /* what one call did not do */
+            const size_t done = gone < chunk[i].iov_len ? gone : chunk[i].iov_len;
+            const int64_t failed = write_at(fd, (const uint8_t *)chunk[i].iov_base + done, chunk[i].iov_len - done,
+                                            offset + (int64_t)done);
+            if (failed)
+                return failed;
+            gone -= done;
+            offset += (int64_t)chunk[i].iov_len;
+        }
+    }
+    const struct timespec time = {wanted->modified_ns / 1000000000, wanted->modified_ns % 1000000000};
+    const struct timespec times[2] = {time, time};
+    return futimens(fd, times) ? -errno : 0;
+}
+
+/* Spoil the old trailer: a reader that is under way finds another one afterwards. */
+static int64_t spoil(int fd, const page_write *wanted) {
+    static const uint8_t spoiled[TRAILER_NBYTES];
+    uint8_t old[TRAILER_NBYTES + 1];
+    const int64_t got = read_at(fd, old, sizeof old, (int64_t)wanted->nbytes);
+    if (got < 0)
+        return got;
+    if (got != TRAILER_NBYTES || old[NAME_NBYTES])
+        return KEPT;
+    return write_at(fd, spoiled, sizeof spoiled, (int64_t)wanted->nbytes);
+}
+
+int64_t file_write(const page_write *wanted) {
+    const int flags = wanted->recycled ? O_RDWR | O_NOFOLLOW : O_WRONLY | O_CREAT | O_EXCL;
+    const int fd = open_again(wanted->path, flags, 0666);
+    if (fd < 0)
+        return wanted->recycled ? KEPT : -errno;
+    int64_t failed = wanted->recycled ? spoil(fd, wanted) : 0;
+    if (failed == KEPT) {
+        close(fd);
+        return KEPT;
+    }
+    if (!failed)
+        failed = write_page(fd, wanted);
+    if (close(fd) && !failed && errno != EINTR) /* NFS reports here that there is no space */
+        failed = -errno;
+    if (!failed && rename(wanted->path, wanted->target))
+        failed = -errno;
+    if (failed)
+        unlink(wanted->path);
+    return failed ? failed : HIT;
+}

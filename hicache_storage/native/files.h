@@ -1,0 +1,49 @@
+/* Many files of one kind in one call: no Python object is touched. */
+#ifndef HICACHE_FILES_H
+#define HICACHE_FILES_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+enum { TRAILER_NBYTES = 64, NAME_NBYTES = 40, SEALED_NBYTES = 56 };
+
+/* The verdict on one file; a negative number is -errno. */
+enum { MISS = 0, HIT = 1, WRONG = 2, LATE = 3, UNSYNCED = 4, KEPT = 5 };
+
+/* HIT where a regular file of `nbytes` is there. */
+int64_t file_exists(const char *path, uint64_t nbytes);
+
+/* HIT or UNSYNCED where the trailer behind `nbytes` has this name; a hit is touched where `touched_ns` is not negative. */
+int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64_t touched_ns);
+
+typedef struct {
+    const char *path;
+    const uint8_t *name; /* the NAME_NBYTES with which the trailer begins */
+    const struct iovec *iov;
+    size_t pieces;
+    uint64_t nbytes;     /* of the page, without its trailer */
+    int64_t touched_ns;  /* the modification time after a hit; negative: leave it */
+    int64_t interval_ns; /* leave it, too, where it is less than this old */
+    uint64_t *digest;    /* where xxh3-64 of the page without its first `skip` bytes goes; may be NULL */
+    size_t skip;
+} page_read;
+
+int64_t file_read(const page_read *wanted);
+
+typedef struct {
+    const char *path;    /* where the page is written: a new file, or one to be overwritten */
+    const char *target;  /* the name that it gets when it is whole */
+    const struct iovec *iov;
+    size_t pieces;
+    uint64_t nbytes;
+    const uint8_t *trailer;
+    int64_t modified_ns;
+    int recycled;        /* overwrite `path`, which has a page of the same size */
+} page_write;
+
+/* HIT where the page has its name; KEPT where `path` may not be overwritten, and nothing was changed. After an error
+ * nothing is left at `path`. */
+int64_t file_write(const page_write *wanted);
+
+#endif

@@ -1,0 +1,295 @@
+"""The compiled data plane and its reference: the same verdicts, the same bytes, the same files."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_storage.native import HIT, KEPT, LATE, MISS, UNSYNCED, WRONG, reference
+
+try:
+    compiled: Any = importlib.import_module("hicache_storage.native._native")
+except ImportError:
+    compiled = None
+
+BOTH = [
+    pytest.param(reference, id="reference"),
+    pytest.param(
+        compiled,
+        id="compiled",
+        marks=pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here"),
+    ),
+]
+SOON_S = 3600.0
+NS = 1_700_000_000_000_000_000
+
+pages = st.lists(st.lists(st.binary(max_size=700), max_size=5), max_size=5)
+states = st.sampled_from(
+    [
+        "whole",
+        "synced",
+        "absent",
+        "short",
+        "long",
+        "renamed",
+        "unsealed",
+        "directory",
+        "link",
+        "empty",
+    ]
+)
+
+
+def trailer_of(name: bytes, nonce: bytes, *, synced: bool = False) -> bytes:
+    body = name + bytes([synced]) + nonce
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def name_of(number: int) -> bytes:
+    return b"HiPg" + bytes([1, 0, 0, 0]) + number.to_bytes(32, "big")
+
+
+def put(path: Path, state: str, page: bytes, name: bytes, nonce: bytes) -> None:
+    """Make what `state` says at `path`."""
+    trailer = trailer_of(name, nonce, synced=state == "synced")
+    content = {
+        "short": page[:-1] + trailer,
+        "long": page + trailer + b"x",
+        "renamed": page + trailer_of(name_of(999), nonce),
+        "unsealed": page + trailer[:-1] + bytes([trailer[-1] ^ 1]),
+        "empty": b"",
+    }.get(state, page + trailer)
+    if state == "directory":
+        path.mkdir()
+    elif state == "link":
+        path.with_suffix(".target").write_bytes(content)
+        path.symlink_to(path.with_suffix(".target"))
+    elif state != "absent":
+        path.write_bytes(content)
+
+
+def cut(page: bytes, at: list[int]) -> list[bytearray]:
+    """Cut `page` into writable pieces, some of them empty."""
+    edges = [0, *sorted(edge % (len(page) + 1) for edge in at), len(page)]
+    return [bytearray(page[start:end]) for start, end in pairwise(edges)]
+
+
+@pytest.mark.parametrize("module", BOTH)
+@given(pages=pages)
+def test_digests_are_those_of_xxhash(module: Any, pages: list[list[bytes]]) -> None:
+    expected = [xxhash.xxh3_64_intdigest(b"".join(page)) for page in pages]
+
+    assert expected == module.digests(pages)
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize("nbytes", [*range(300), 511, 512, 513, 1023, 1024, 1025, 4096, 100_003])
+def test_a_digest_of_any_length_is_that_of_xxhash(module: Any, nbytes: int) -> None:
+    page = bytes(index * 7 % 251 for index in range(nbytes))
+    pieces = [page[: nbytes // 3], page[nbytes // 3 : nbytes // 2], page[nbytes // 2 :]]
+
+    assert [xxhash.xxh3_64_intdigest(page)] * 2 == module.digests([[page], pieces])
+
+
+@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@settings(max_examples=150, deadline=None)
+@given(
+    states=st.lists(states, max_size=6),
+    nbytes=st.integers(1, 3000),
+    at=st.lists(st.integers(0, 3000), max_size=80),
+    skip=st.integers(-1, 200),
+    touched=st.booleans(),
+    interval_ns=st.sampled_from([0, 10**18]),
+)
+def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by name
+    states: list[str],
+    nbytes: int,
+    at: list[int],
+    skip: int,
+    touched: bool,  # noqa: FBT001
+    interval_ns: int,
+) -> None:
+    seen = []
+    for module in (reference, compiled):
+        with TemporaryDirectory() as folder:
+            paths = [Path(folder) / str(number) for number in range(len(states))]
+            for number, (path, state) in enumerate(zip(paths, states, strict=True)):
+                page = bytes((number + index) % 256 for index in range(nbytes))
+                put(path, state, page, name_of(number), bytes(15))
+                if path.is_file():
+                    os.utime(path, ns=(NS, NS))
+            encoded = [os.fsencode(path) for path in paths]
+            names = [name_of(number) for number in range(len(states))]
+            memory = [cut(bytes(nbytes), at) for _ in states]
+            by_s = time.monotonic() + SOON_S
+            when_ns = NS + 5 if touched else -1
+            verdicts, values = module.read_files(
+                encoded, names, memory, nbytes, when_ns, interval_ns, skip, by_s
+            )
+            hits = [
+                b"".join(page) if verdict == HIT else b""
+                for page, verdict in zip(memory, verdicts, strict=True)
+            ]
+            times = [path.stat().st_mtime_ns if path.is_file() else 0 for path in paths]
+            exists = module.exists_files(encoded, nbytes + 64, by_s)
+            checks = module.check_files(encoded, names, nbytes, -1, by_s)
+            seen.append((verdicts, values, hits, times, exists, checks))
+
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@settings(max_examples=100, deadline=None)
+@given(
+    states=st.lists(states, max_size=6),
+    nbytes=st.integers(1, 3000),
+    at=st.lists(st.integers(0, 3000), max_size=80),
+    recycled=st.integers(0, 6),
+    there=st.booleans(),
+)
+def test_writes_of_both_are_equal(
+    states: list[str],
+    nbytes: int,
+    at: list[int],
+    recycled: int,
+    there: bool,  # noqa: FBT001
+) -> None:
+    seen = []
+    for module in (reference, compiled):
+        with TemporaryDirectory() as folder:
+            paths = [Path(folder) / str(number) for number in range(len(states))]
+            for number, (path, state) in enumerate(zip(paths, states, strict=True)):
+                put(path, state, bytes(nbytes), name_of(number), bytes(15))
+            target = Path(folder) / "to"
+            if there:
+                target.mkdir()
+            page = bytes(index % 256 for index in range(nbytes))
+            verdicts = module.write_files(
+                [os.fsencode(path) for path in paths],
+                [os.fsencode(target / path.name) for path in paths],
+                [trailer_of(name_of(number), b"n" * 15) for number in range(len(states))],
+                [cut(page, at)] * len(states),
+                nbytes,
+                NS,
+                recycled,
+                time.monotonic() + SOON_S,
+            )
+            left = sorted(
+                (str(path.relative_to(folder)), path.read_bytes(), path.stat().st_mtime_ns == NS)
+                for path in Path(folder).rglob("*")
+                if path.is_file() and not path.is_symlink()
+            )
+            seen.append((verdicts, [(name, content) for name, content, _ in left]))
+
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_page_that_was_written_is_read(module: Any, tmp_path: Path) -> None:
+    page = [bytearray(b"head"), bytearray(os.urandom(700_000))]
+    nbytes = 700_004
+    path, target = os.fsencode(tmp_path / "new"), os.fsencode(tmp_path / "page")
+    trailer = trailer_of(name_of(1), b"n" * 15)
+    by_s = time.monotonic() + SOON_S
+    into = [bytearray(4), bytearray(700_000)]
+
+    assert [HIT] == module.write_files([path], [target], [trailer], [page], nbytes, NS, 0, by_s)
+    assert [UNSYNCED] == module.check_files([target], [name_of(1)], nbytes, -1, by_s)
+    assert ([HIT], [xxhash.xxh3_64_intdigest(page[1])]) == module.read_files(
+        [target], [name_of(1)], [into], nbytes, NS, 0, 4, by_s
+    )
+    assert page == into
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_after_the_deadline_nothing_is_touched(module: Any, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "new")
+    page = [bytearray(10)]
+    trailer = trailer_of(name_of(1), b"n" * 15)
+
+    assert [LATE] == module.exists_files([path], 10, 0.0)
+    assert [LATE] == module.check_files([path], [name_of(1)], 10, -1, 0.0)
+    assert ([LATE], [0]) == module.read_files([path], [name_of(1)], [page], 10, -1, 0, 0, 0.0)
+    assert [LATE] == module.write_files([path], [path], [trailer], [page], 10, NS, 0, 0.0)
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_an_error_ends_a_batch_of_writes(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "2").write_bytes(b"this file is in the way")
+    paths = [os.fsencode(tmp_path / str(number)) for number in range(1, 4)]
+    targets = [path + b"-" for path in paths]
+    trailers = [trailer_of(name_of(number), b"n" * 15) for number in range(1, 4)]
+    by_s = time.monotonic() + SOON_S
+
+    assert [HIT, -errno.EEXIST, MISS] == module.write_files(
+        paths, targets, trailers, [[bytes(10)]] * 3, 10, NS, 0, by_s
+    )
+    assert not (tmp_path / "3-").exists()
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_synced_page_is_not_overwritten(module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    put(path, "synced", bytes(10), name_of(1), bytes(15))
+    before = path.read_bytes()
+    trailer = trailer_of(name_of(2), b"n" * 15)
+    arguments = ([os.fsencode(path)], [os.fsencode(tmp_path / "new")], [trailer], [[b"0123456789"]])
+
+    assert [KEPT] == module.write_files(*arguments, 10, NS, 1, time.monotonic() + SOON_S)
+    assert before == path.read_bytes()
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    "wrong", [{"nbytes": 11}, {"names": [b"short"]}, {"pages": []}, {"names": [name_of(1)] * 2}]
+)
+def test_batches_that_do_not_fit_are_refused(module: Any, wrong: dict[str, Any]) -> None:
+    given = {
+        "paths": [b"/none"],
+        "names": [name_of(1)],
+        "pages": [[bytearray(10)]],
+        "nbytes": 10,
+        **wrong,
+    }
+
+    with pytest.raises(ValueError, match="do not fit together"):
+        module.read_files(*given.values(), -1, 0, -1, time.monotonic() + SOON_S)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_pages_in_read_only_memory_can_be_written_and_not_read_into(
+    module: Any, tmp_path: Path
+) -> None:
+    path = os.fsencode(tmp_path / "page")
+    trailer = trailer_of(name_of(1), b"n" * 15)
+    by_s = time.monotonic() + SOON_S
+    assert [HIT] == module.write_files(
+        [path + b"-"], [path], [trailer], [[b"0123456789"]], 10, NS, 0, by_s
+    )
+
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        module.read_files([path], [name_of(1)], [[b"0123456789"]], 10, -1, 0, -1, by_s)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_missing_directory_is_a_miss_to_look_for_and_an_error_to_read(
+    module: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    path = os.fsencode(tmp_path / "file" / "page")
+    by_s = time.monotonic() + SOON_S
+
+    assert [MISS] == module.exists_files([path], 10, by_s)
+    assert module.check_files([path], [name_of(1)], 10, -1, by_s) != [WRONG]

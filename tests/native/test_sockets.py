@@ -1,0 +1,221 @@
+"""Sockets of the data plane, compiled and in Python: the same bytes and the same verdicts."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import socket
+import threading
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_storage.native import HIT, MISS, NO_BULK, WRONG, reference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+try:
+    compiled: Any = importlib.import_module("hicache_storage.native._native")
+except ImportError:
+    compiled = None
+
+BOTH = [
+    pytest.param(reference, id="reference"),
+    pytest.param(
+        compiled,
+        id="compiled",
+        marks=pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here"),
+    ),
+]
+SOON_S = 30.0
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def soon() -> float:
+    return time.monotonic() + SOON_S
+
+
+def send_in_parts(connection: socket.socket, data: bytes, cuts: list[int]) -> None:
+    """Send `data` in parts, then end that direction."""
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in pairwise(edges):
+        connection.sendall(data[start:end])
+    connection.shutdown(socket.SHUT_WR)
+
+
+def reply_of(kind: str, page: bytes) -> bytes:
+    whole = b"$%d\r\n%b\r\n" % (len(page), page)
+    return {
+        "hit": whole,
+        "miss": b"$-1\r\n",
+        "error": b"-ERR no\r\n",
+        "integer": b":1\r\n",
+        "longer": b"$%d\r\n%bx\r\n" % (len(page) + 1, page),
+        "unended": whole[:-1] + b"x",
+        "null array": b"*-1\r\n",
+        "cut": whole[: len(whole) // 2],
+    }[kind]
+
+
+kinds = st.sampled_from(
+    ["hit"] * 6 + ["miss"] * 3 + ["error", "integer", "longer", "unended", "null array", "cut"]
+)
+
+
+@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@settings(max_examples=200, deadline=None)
+@given(
+    replies=st.lists(st.tuples(kinds, st.binary(max_size=300)), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 2000), max_size=8),
+    begun=st.integers(0, 4),
+    more=st.booleans(),
+)
+def test_replies_are_read_alike(
+    replies: list[tuple[str, bytes]],
+    cuts: list[int],
+    begun: int,
+    more: bool,  # noqa: FBT001
+) -> None:
+    cut_at = next((at for at, (kind, _) in enumerate(replies) if kind == "cut"), len(replies))
+    # A server sends nothing after a reply that it cut. Another reply could be taken for its page.
+    data = b"".join(reply_of(kind, page) for kind, page in replies[: cut_at + 1])
+    begun = min(begun, len(data))
+    seen = []
+    for module in (reference, compiled):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            feeding = threading.Thread(target=send_in_parts, args=(theirs, data[begun:], cuts))
+            feeding.start()
+            memory = [
+                [bytearray(len(page) // 2), bytearray(len(page) - len(page) // 2)]
+                for _, page in replies
+            ]
+            verdicts, head = module.receive_bulks(ours.fileno(), data[:begun], memory, more, soon())
+            feeding.join()
+            left = ours.recv(1 << 20) if verdicts[-1] >= 0 else b""
+        hits = [
+            b"".join(page)
+            for page, verdict in zip(memory, verdicts, strict=False)
+            if verdict == HIT
+        ]
+        follows = head + left if verdicts[-1] in (HIT, MISS, NO_BULK) else b""
+        seen.append((verdicts, hits, follows))
+
+    assert seen[0] == seen[1]
+    expected = [
+        page for (kind, page), verdict in zip(replies, seen[0][0], strict=False) if kind == "hit"
+    ]
+    assert expected == seen[0][1]
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        ("error", NO_BULK),
+        ("integer", NO_BULK),
+        ("longer", WRONG),
+        ("unended", WRONG),
+        ("cut", -errno.ECONNRESET),
+    ],
+)
+def test_the_first_reply_that_is_no_page_ends_the_call(
+    module: Any, kind: str, verdict: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    page = bytes(range(100))
+    data = (
+        reply_of("hit", page)
+        + reply_of(kind, page)
+        + (b"" if kind == "cut" else reply_of("hit", page))
+    )
+    send_in_parts(theirs, data, [])
+    memory = [[bytearray(100)] for _ in range(3)]
+
+    verdicts, _ = module.receive_bulks(ours.fileno(), b"", memory, False, soon())
+
+    assert [HIT, verdict] == verdicts
+    assert page == bytes(memory[0][0])
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_pieces_arrive_whole(module: Any, pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    pieces = [bytes([number % 256]) * (number * 37 % 5000) for number in range(1500)]
+    target = [bytearray(len(piece)) for piece in pieces]
+    nbytes = sum(map(len, pieces))
+    sending = threading.Thread(target=lambda: module.send_pieces(theirs.fileno(), pieces, soon()))
+    sending.start()
+
+    assert nbytes == module.receive_pieces(ours.fileno(), target, nbytes, soon())
+    sending.join()
+    assert pieces == [bytes(piece) for piece in target]
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_no_more_than_is_wanted_is_awaited(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(b"12345")
+    target = [bytearray(3), bytearray(10)]
+
+    assert 5 == module.receive_pieces(ours.fileno(), target, 2, soon())
+    assert b"12345" == bytes(target[0] + target[1][:2])
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_silent_socket_ends_by_the_deadline(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    began_s = time.monotonic()
+
+    assert -errno.ETIMEDOUT == module.receive_pieces(
+        ours.fileno(), [bytearray(1)], 1, began_s + 0.05
+    )
+    assert ([-errno.ETIMEDOUT], b"") == module.receive_bulks(
+        ours.fileno(), b"", [[bytearray(1)]], False, began_s + 0.1
+    )
+    assert -errno.ETIMEDOUT == module.send_pieces(
+        theirs.fileno(), [bytes(64 << 20)], time.monotonic() + 0.05
+    )
+    assert time.monotonic() - began_s < SOON_S
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_shutdown_ends_a_call_that_waits(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, _ = pair
+    ended: list[int] = []
+    waiting = threading.Thread(
+        target=lambda: ended.append(module.receive_pieces(ours.fileno(), [bytearray(1)], 1, soon()))
+    )
+    waiting.start()
+    ours.shutdown(socket.SHUT_RDWR)
+    waiting.join(SOON_S)
+
+    assert [-errno.ECONNRESET] == ended
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_peer_that_is_gone_is_an_error(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    theirs.close()
+
+    assert -errno.EPIPE == module.send_pieces(ours.fileno(), [b"x"], soon())
+    assert -errno.ECONNRESET == module.receive_pieces(ours.fileno(), [bytearray(1)], 1, soon())
