@@ -28,16 +28,21 @@ class Page:
         ValueError: A buffer is not C-contiguous.
     """
 
-    __slots__ = ("_addresses", "nbytes", "segments")
+    __slots__ = ("_addresses", "digest", "digest_skip", "nbytes", "segments")
 
     segments: tuple[memoryview, ...]
     nbytes: int
+    digest_skip: int | None
+    """The number of leading bytes that `digest` leaves out. None: nobody wants a digest."""
+    digest: int | None
+    """xxh3-64 of the page's bytes. A storage may set it that hashed them while it filled the page."""
 
     def __init__(self, *segments: HostBuffer) -> None:
         views = [_bytes_of(segment) for segment in segments]
         self.segments = tuple(view for view in views if view.nbytes)
         self.nbytes = sum(view.nbytes for view in self.segments)
         self._addresses: tuple[tuple[int, int], ...] | None = None
+        self.digest_skip = self.digest = None
 
     @classmethod
     def of_views(cls, views: tuple[memoryview, ...], nbytes: int) -> Page:
@@ -46,6 +51,7 @@ class Page:
         page.segments = views
         page.nbytes = nbytes
         page._addresses = None  # noqa: SLF001 - a constructor
+        page.digest_skip = page.digest = None
         return page
 
     @property

@@ -22,10 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from hicache_storage import native
 from hicache_storage.errors import CorruptPage
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hicache_storage.keys import KeySpace
 
 FRAME_NBYTES = 128
@@ -67,14 +70,19 @@ class Framing:
         self._checksum = checksum
         self._space_id = bytes.fromhex(space.id)
 
-    def write(self, page: FramedPage, page_hash: str) -> None:
-        """Write the header of `page` in place."""
-        checksum = payload_checksum(page.payload) if self._checksum else 0
+    def write(self, page: FramedPage, page_hash: str, checksum: int | None = None) -> None:
+        """Write the header of `page` in place. `checksum` is that of the payload, where it is known."""
         flags = _CHECKSUMMED if self._checksum else 0
+        if not self._checksum:
+            checksum = 0
+        elif checksum is None:
+            (checksum,) = payload_checksums([page.payload])
         page.header[:] = self._header(page, page_hash, checksum, flags)
 
-    def check(self, page: FramedPage, page_hash: str) -> None:
+    def check(self, page: FramedPage, page_hash: str, checksum: int | None = None) -> None:
         """Check that `page`, which a storage has filled, is the page of `page_hash`.
+
+        `checksum` is that of the payload, where it is known.
 
         Raises:
             CorruptPage: Its reason is `corrupt` (bits differ from the written ones, or a required
@@ -83,7 +91,9 @@ class Framing:
         """
         header = page.header
         if self._checksum:
-            checksum, flags = payload_checksum(page.payload), _CHECKSUMMED
+            flags = _CHECKSUMMED
+            if checksum is None:
+                (checksum,) = payload_checksums([page.payload])
         else:
             flags, _, checksum = _FLAGS_TO_CHECKSUM.unpack_from(header, _FLAGS_OFFSET)
         if bytes(header) != self._header(page, page_hash, checksum, flags):
@@ -122,11 +132,6 @@ class Framing:
         return CorruptPage("corrupt", f"the payload of page {page_hash} is damaged")
 
 
-def payload_checksum(page: Page) -> int:
-    """Return xxh3-64 of the page's bytes. xxhash releases the GIL while it runs."""
-    if len(page.segments) == 1:
-        return xxhash.xxh3_64_intdigest(page.segments[0])
-    state = xxhash.xxh3_64()
-    for segment in page.segments:
-        state.update(segment)
-    return state.intdigest()
+def payload_checksums(pages: Sequence[Page]) -> list[int]:
+    """Return xxh3-64 of each page's bytes, in one call of the data plane."""
+    return native.digests([page.segments for page in pages])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.errors import CorruptPage
 from hicache_storage.page import Page
 from hicache_storage.page_store.call_executor import checked_answers
-from hicache_storage.page_store.frame import Framing
+from hicache_storage.page_store.frame import Framing, payload_checksums
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -34,24 +34,28 @@ class FramedIO:
         """Read pages, and check the frame of each page that the storage claims to have read."""
         stored = [page.stored for page in pages]
         bounced = self._bounce_pages(framed, stored)
+        if self._checksum:
+            for target, page in zip(bounced, pages, strict=True):
+                target.digest_skip = len(page.header)
         hits = checked_answers(self._storage.batch_get(framed, hashes, bounced), len(hashes))
-        framing = Framing(framed, checksum=self._checksum)
-        verdicts: list[Verdict] = []
-        for hit, page_hash, page, target, source in zip(
-            hits, hashes, pages, stored, bounced, strict=True
-        ):
+        for hit, target, source in zip(hits, stored, bounced, strict=True):
             if hit and source is not target:
                 target.copy_from(source.segments[0])
-            verdicts.append(_check_frame(framing, page_hash, page) if hit else Verdict.MISS)
-        return verdicts
+        checksums = self._checksums(pages, bounced, hits)
+        framing = Framing(framed, checksum=self._checksum)
+        return [
+            _check_frame(framing, page_hash, page, checksums.get(index)) if hit else Verdict.MISS
+            for index, (hit, page_hash, page) in enumerate(zip(hits, hashes, pages, strict=True))
+        ]
 
     def save(
         self, framed: KeySpace, hashes: Sequence[str], pages: Sequence[FramedPage]
     ) -> list[Verdict]:
         """Write the frames of pages, and store them."""
         framing = Framing(framed, checksum=self._checksum)
-        for page_hash, page in zip(hashes, pages, strict=True):
-            framing.write(page, page_hash)
+        checksums = self._checksums(pages, [None] * len(pages), [True] * len(pages))
+        for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True)):
+            framing.write(page, page_hash, checksums.get(index))
         stored = [page.stored for page in pages]
         bounced = self._bounce_pages(framed, stored)
         for source, target in zip(stored, bounced, strict=True):
@@ -64,6 +68,21 @@ class FramedIO:
         """Remove pages. Return for each page True if it is certainly gone."""
         return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
 
+    def _checksums(
+        self, pages: Sequence[FramedPage], filled: Sequence[Page | None], wanted: Sequence[bool]
+    ) -> dict[int, int]:
+        """Return checksums by index. A storage that hashed a page has left the digest in `filled`."""
+        if not self._checksum:
+            return {}
+        known = {
+            index: page.digest
+            for index, page in enumerate(filled)
+            if wanted[index] and page is not None and page.digest is not None
+        }
+        unknown = [index for index, want in enumerate(wanted) if want and index not in known]
+        values = payload_checksums([pages[index].payload for index in unknown])
+        return {**known, **dict(zip(unknown, values, strict=True))}
+
     def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
         """Return pages of one segment each. Return `stored` for a storage that scatters and gathers."""
         if self._storage.capabilities.scatter_gather:
@@ -73,9 +92,11 @@ class FramedIO:
         return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
 
 
-def _check_frame(framing: Framing, page_hash: str, page: FramedPage) -> Verdict:
+def _check_frame(
+    framing: Framing, page_hash: str, page: FramedPage, checksum: int | None
+) -> Verdict:
     try:
-        framing.check(page, page_hash)
+        framing.check(page, page_hash, checksum)
     except CorruptPage as error:
         logger.warning("a stored page is wrong and will be deleted: %s", error)
         return Verdict(error.reason)
