@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import ssl
-import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hicache_storage import native
 from hicache_storage.backend_support.resolver import RESOLVER
 from hicache_storage.errors import StorageTimeout
 
@@ -28,12 +30,7 @@ _TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-_MAX_BUFFERS = 1024
-"""The limit of one system call: IOV_MAX."""
 _SMALL_NBYTES = 1 << 14
-_SLACK_S = 0.05
-"""A system call may exceed a deadline by this much, so that limits are not set for every call."""
-_TIMEVAL = struct.Struct("@ll")
 _MS = 1000
 _T = TypeVar("_T")
 
@@ -131,10 +128,8 @@ class DeadlineSocket:
 
     redis-py uses it as its socket. One thread at a time may use it; any thread may call `shut_down`.
 
-    A plain socket is polled with the time that is left; a signal does not prolong a poll. Then one
-    blocking call moves as much as a page. A signal cannot restart this call with its full time, because
-    there is data to move, and the call returns a part of it. The rest of a reply is read without a poll
-    once its head has arrived: mostly the rest is there too.
+    The data plane moves the bytes of a plain socket: one call sends or receives many pieces without the
+    interpreter lock. Python's `ssl` moves those of an encrypted one.
     """
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
@@ -143,13 +138,8 @@ class DeadlineSocket:
         self._is_tls = isinstance(connected, ssl.SSLSocket)
         self._timeout_s: float | None = None
         """The timeout that redis-py has set."""
-        self._kernel_limit_s = 0.0
-        self._readable, self._writable = select.poll(), select.poll()
+        self._readable = select.poll()
         self._readable.register(connected, select.POLLIN)
-        self._writable.register(connected, select.POLLOUT)
-        # The kernel limits a whole call over TCP, but each of the many parts of a call over a unix
-        # socket.
-        self._send_flags = socket.MSG_DONTWAIT if connected.family == socket.AF_UNIX else 0
         if not self._is_tls:
             connected.settimeout(None)
 
@@ -182,44 +172,51 @@ class DeadlineSocket:
             for buffer in _join_small(buffers):
                 self._send_encrypted(buffer)
             return
-        start = 0
-        while start < len(buffers):
-            self._wait(self._writable)
-            with suppress(BlockingIOError):  # the kernel's limit was set for an earlier deadline
-                sent = self._socket.sendmsg(
-                    buffers[start : start + _MAX_BUFFERS], (), self._send_flags
-                )
-                start = _advance(buffers, start, sent)
+        self._checked(native.send_pieces(self._socket.fileno(), buffers, self.deadline.end_s))
 
     def receive_into(
-        self, buffers: list[memoryview], minimum: int | None = None, *, eager: bool = False
+        self, buffers: list[memoryview], minimum: int | None = None
     ) -> list[memoryview]:
         """Fill `buffers` in order, with at least `minimum` bytes or all. Return the unfilled rest.
-
-        `eager`: read the available bytes at once, and return as soon as `minimum` bytes have arrived.
-        Otherwise one system call waits for all of them, but not beyond the deadline.
 
         Raises:
             ConnectionResetError: The server has ended the connection.
         """
         missing = sum(map(len, buffers)) if minimum is None else minimum
-        flags = 0 if eager else socket.MSG_WAITALL
-        start, at_once = 0, eager
+        start = 0
         while missing > 0:
             if self._is_tls:
                 received = int(self._call_tls(self._socket.recv_into, buffers[start]))
+                if received == 0:
+                    raise ConnectionResetError("the server ended the connection")
             else:
-                received = self._receive(
-                    buffers[start : start + _MAX_BUFFERS], flags, at_once=at_once
+                received = self._checked(
+                    native.receive_pieces(
+                        self._socket.fileno(), buffers, missing, self.deadline.end_s
+                    )
                 )
-                at_once = False
-                if received < 0:
-                    continue
-            if received == 0:
-                raise ConnectionResetError("the server ended the connection")
             start = _advance(buffers, start, received)
             missing -= received
         return buffers[start:]
+
+    def receive_bulks(
+        self, head: bytes, pages: Sequence[Sequence[memoryview]], *, more: bool
+    ) -> tuple[list[int], bytes]:
+        """Receive replies that carry a page each; see `native.receive_bulks`. For plain sockets only."""
+        return native.receive_bulks(self._socket.fileno(), head, pages, more, self.deadline.end_s)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the data plane may read and write the socket."""
+        return not self._is_tls
+
+    def error_of(self, code: int) -> OSError:
+        """Return the exception for an errno of the data plane."""
+        if code == errno.ETIMEDOUT:
+            return self._timeout()
+        if code == errno.ECONNRESET:
+            return ConnectionResetError("the server ended the connection")
+        return OSError(code, os.strerror(code))
 
     def shut_down(self) -> None:
         """End the connection for both sides. A thread that waits in it wakes up."""
@@ -241,18 +238,13 @@ class DeadlineSocket:
                 if self._timeout_s is not None:
                     raise
 
-    def _receive(self, buffers: list[memoryview], flags: int, *, at_once: bool) -> int:
-        """Return the number of bytes received, or -1 if there were none and time may be left."""
-        try:
-            if at_once:
-                return self._socket.recvmsg_into(buffers, 0, socket.MSG_DONTWAIT)[0]
-            self._wait(self._readable)
-            return self._socket.recvmsg_into(buffers, 0, flags)[0]
-        except BlockingIOError:
-            return -1
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            raise self.error_of(-result)
+        return result
 
     def _wait(self, ready: select.poll) -> None:
-        """Return when the socket is ready, with a kernel limit set for the next system calls.
+        """Return when the socket is ready.
 
         Raises:
             StorageTimeout: The socket was not ready in time.
@@ -260,14 +252,6 @@ class DeadlineSocket:
         left_s = self.deadline.remaining_s()
         if left_s == 0.0 or not ready.poll(left_s * _MS):
             raise self._timeout()
-        if not left_s / 2 <= self._kernel_limit_s <= left_s + _SLACK_S:
-            self._set_kernel_limit(left_s)
-
-    def _set_kernel_limit(self, limit_s: float) -> None:
-        limit = _TIMEVAL.pack(*divmod(int(limit_s * 1e6) + 1, 10**6))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._kernel_limit_s = limit_s
 
     # --- encrypted -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_backends.redis.replies import ErrorReply, Reply, WrongReply
+from hicache_storage import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,13 +95,18 @@ def get_pages(
     """
     requests = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in keys]
     reader = _PageReader(sock)
-    sent = 0
-    for position, page in enumerate(pages):
-        if sent < len(keys) and sent - position <= window // 2:
-            until = min(len(keys), position + window)
+    sent = done = 0
+    while done < len(keys):
+        if sent < len(keys) and sent - done <= window // 2:
+            until = min(len(keys), done + window)
             sock.send_buffers([memoryview(b"".join(requests[sent:until]))])
             sent = until
-        settle(position, reader.read(page, position, settle, more=position + 1 < sent))
+        due = sent - done if sent == len(keys) else sent - done - window // 2
+        if sock.is_plain:
+            done += reader.read_many(pages[done : done + due], done, settle, more=done + due < sent)
+        else:
+            settle(done, reader.read(pages[done], done, settle, more=done + 1 < sent))
+            done += 1
 
 
 class _PageReader:
@@ -112,6 +118,29 @@ class _PageReader:
         self._end = memoryview(bytearray(len(_END)))
         self._missing = [self._head]
         """The part of the next reply's head that has not arrived yet."""
+
+    def read_many(self, pages: Sequence[Page], start: int, settle: Settle, *, more: bool) -> int:
+        """Settle replies in one call of the data plane, up to one without a page. Return how many."""
+        arrived = bytes(self._head)[: _HEAD_NBYTES - sum(map(len, self._missing))]
+        verdicts, arrived = self._socket.receive_bulks(
+            arrived, [page.segments for page in pages], more=more
+        )
+        last = verdicts[-1]
+        plain = verdicts if last in (native.HIT, native.MISS) else verdicts[:-1]
+        for position, verdict in enumerate(plain, start):
+            settle(position, verdict == native.HIT)
+        position = start + len(plain)
+        if last < 0:
+            raise self._socket.error_of(-last)
+        if last == native.WRONG:
+            settle(position, False)
+            raise WrongReply("a page has another length, or its reply another form")
+        self._head[: len(arrived)] = arrived
+        self._missing = [self._head[len(arrived) :]] if len(arrived) < _HEAD_NBYTES else []
+        if last == native.NO_BULK:
+            follows = more or len(verdicts) < len(pages)
+            settle(position, self.read(pages[position - start], position, settle, more=follows))
+        return len(verdicts)
 
     def read(self, page: Page, position: int, settle: Settle, *, more: bool) -> Reply:
         """Read the next reply. `more`: another reply will follow, and its head may be read along."""
@@ -126,9 +155,7 @@ class _PageReader:
         if header[:_HEAD_NBYTES] == head:
             rest = memoryview(bytearray(len(header) - _HEAD_NBYTES))
             buffers = [*([rest] if rest else []), *page.segments, self._end]
-            left = self._socket.receive_into(
-                [*buffers, *([self._head] if more else [])], len(rest), eager=True
-            )
+            left = self._socket.receive_into([*buffers, *([self._head] if more else [])], len(rest))
             if header[_HEAD_NBYTES:] == bytes(rest):
                 self._finish(left, more=more)
                 if bytes(self._end) == _END:
