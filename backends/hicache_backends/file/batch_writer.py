@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hicache_backends.file.page_file import ReadResult
+from hicache_storage import native
 from hicache_storage.backend_support.filesystem import sync_directory
 from hicache_storage.errors import StorageUnavailable
 
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The threads of a storage look at `closing` and at the deadline between two calls.
+_PAGES_A_CALL = 32
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSALS = _FULL | {errno.EFBIG}
 # No page can be written then: the file system is read-only, or its server or device is gone.
 _WHOLE_STORE = frozenset({errno.EROFS, errno.ENOTCONN, errno.ESHUTDOWN, errno.ENODEV, errno.ENXIO})
+# A directory is missing, or the file to overwrite is another user's: `_store` can help both.
+_REPAIRABLE = frozenset({errno.ENOENT, errno.EPERM, errno.EACCES})
 
 
 class BatchWriter:
@@ -48,21 +52,23 @@ class BatchWriter:
         """The error number by which the file system refused a page."""
         self._replaced = self._recycled = 0
         self._unsynced_dirs: set[str] = set()
+        self._late: set[str] = set()
+        """The pages that were not reached by the deadline."""
 
     def run(self, hashes: Sequence[str], pages: Sequence[Page]) -> list[bool]:
         """Store every page, and return for each whether it is there now."""
-        stored: set[str] = set()
-        absent: dict[str, Page] = {}
-        for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True)):
-            if self._deadline.passed():
-                self._process.counters.add("timeouts", len(hashes) - index)
-                break
-            if page_hash in stored or page_hash in absent or page.nbytes != self._files.nbytes:
-                continue
-            if self._is_present(page_hash):
-                stored.add(page_hash)
-            else:
-                absent[page_hash] = page
+        candidates: dict[str, Page] = {}
+        for page_hash, page in zip(hashes, pages, strict=True):
+            if page.nbytes == self._files.nbytes:
+                candidates.setdefault(page_hash, page)
+        stored = self._present(list(candidates))
+        late = sum(page_hash in self._late for page_hash in hashes)
+        self._process.counters.add("timeouts", late)
+        absent = {
+            page_hash: page
+            for page_hash, page in candidates.items()
+            if page_hash not in stored and page_hash not in self._late
+        }
         if absent:
             stored.update(self._write(absent))
         if self._unsynced_dirs and not self._sync():
@@ -72,37 +78,46 @@ class BatchWriter:
             stored.clear()
         return [page_hash in stored for page_hash in hashes]
 
-    def _is_present(self, page_hash: str) -> bool:
-        try:
-            path = self._files.path(page_hash)
-            touched_ns = self._now_ns if self._renews_recency else None
-            found = self._files.check(path, page_hash, touched_ns)
-            if found is ReadResult.WRONG:
+    def _present(self, hashes: list[str]) -> set[str]:
+        """Return the pages that are there already, and touch them."""
+        touched_ns = self._now_ns if self._renews_recency else None
+        stored: set[str] = set()
+        for page_hash, verdict in zip(
+            hashes, self._files.check(hashes, touched_ns, self._deadline), strict=True
+        ):
+            if verdict == native.LATE:
+                self._late.add(page_hash)
+            elif self._counts_as_stored(page_hash, verdict):
+                stored.add(page_hash)
+        return stored
+
+    def _counts_as_stored(self, page_hash: str, verdict: int) -> bool:
+        if verdict < 0:
+            self._note(OSError(-verdict, os.strerror(-verdict)))
+        elif verdict == native.WRONG:
+            try:
                 self._process.heal(self._files, page_hash, self._deadline)
-        except OSError as error:
-            self._note(error)
-            return False
-        if self._synced and found is ReadResult.UNSYNCED:
+            except OSError as error:
+                self._note(error)
+        elif self._synced and verdict == native.UNSYNCED:
             self._replaced += 1
             return False
-        if self._synced and found is ReadResult.HIT:  # its writer may not have synced the name yet
-            self._unsynced_dirs.add(os.path.dirname(path))
-        return found in (ReadResult.HIT, ReadResult.UNSYNCED)
+        elif self._synced and verdict == native.HIT:  # its writer may not have synced the name yet
+            self._unsynced_dirs.add(os.path.dirname(self._files.path(page_hash)))
+        return verdict in (native.HIT, native.UNSYNCED)
 
     def _write(self, absent: dict[str, Page]) -> list[str]:
         capacity = self._process.capacity
         grant = capacity.reserve(len(absent), self._files.file_nbytes, self._deadline)
         written: list[str] = []
-        todo = iter(absent.items())
+        todo = list(itertools.islice(absent.items(), grant.pages))
         try:
-            for tried, (page_hash, page) in enumerate(itertools.islice(todo, grant.pages)):
-                if self._refusal is not None or self._process.closing:
-                    break
+            done = 0
+            while done < len(todo) and self._may_store():
                 if self._deadline.passed():
-                    self._process.counters.add("timeouts", grant.pages - tried)
+                    self._process.counters.add("timeouts", len(todo) - done)
                     break
-                if self._store(page_hash, page, grant, self._now_ns - tried):
-                    written.append(page_hash)
+                done += self._write_some(todo[done : done + _PAGES_A_CALL], done, grant, written)
         finally:
             replaced = min(self._replaced, len(written))
             capacity.release_replaced(replaced * self._files.file_nbytes, self._deadline)
@@ -114,6 +129,68 @@ class BatchWriter:
         if self._refusal in _FULL:
             capacity.evict(missed * grant.page_nbytes, self._deadline)
         return written
+
+    def _write_some(
+        self, todo: list[tuple[str, Page]], start: int, grant: Grant, written: list[str]
+    ) -> int:
+        """Write pages in one call of the data plane. Return how many pages were tried.
+
+        A page that the data plane cannot write is written by itself: it must be synced, or its file may
+        not be overwritten, or a directory is missing.
+        """
+        verdicts = [] if self._synced else self._try(todo, start, grant)
+        tried = list(zip(todo, verdicts or [native.KEPT], strict=False))
+        written += [page_hash for (page_hash, _), verdict in tried if verdict == native.HIT]
+        for index, ((page_hash, page), verdict) in enumerate(tried):
+            if verdict == native.MISS:
+                return index
+            if verdict == native.HIT:
+                continue
+            if verdict < 0 and -verdict not in _REPAIRABLE:
+                self._note_failure(OSError(-verdict, os.strerror(-verdict)))
+            elif verdict == native.LATE or self._deadline.passed():
+                self._process.counters.add("timeouts")
+            elif self._may_store() and self._store(
+                page_hash, page, grant, self._now_ns - start - index
+            ):
+                written.append(page_hash)
+        return len(tried)
+
+    def _may_store(self) -> bool:
+        return self._refusal is None and not self._process.closing
+
+    def _try(self, todo: list[tuple[str, Page]], start: int, grant: Grant) -> list[int]:
+        """Return the verdicts of the data plane on pages that get no sync.
+
+        They end before a page whose path cannot be used.
+        """
+        files, writer = self._files, self._process.writer
+        targets: list[str] = []
+        with suppress(OSError):
+            for page_hash, _ in todo:
+                targets.append(files.path(page_hash))
+        todo = todo[: len(targets)]
+        for shard in {os.path.dirname(path) for path in targets}:
+            if not files.has_shard(shard):
+                with suppress(OSError):  # the pages of this directory are written one by one
+                    self._make_shard(shard)
+        recycled = [grant.recyclable.pop() for _ in todo[: len(grant.recyclable)]]
+        paths = [*recycled, *(writer.temp_path() for _ in todo[len(recycled) :])]
+        verdicts = native.write_files(
+            [os.fsencode(path) for path in paths],
+            [os.fsencode(path) for path in targets],
+            [files.trailer(page_hash, writer.nonce(), synced=False) for page_hash, _ in todo],
+            [page.segments for _, page in todo],
+            files.nbytes,
+            self._now_ns - start,
+            len(recycled),
+            self._deadline.end_s,
+        )
+        for path, verdict in zip(recycled, verdicts, strict=False):
+            self._recycled += verdict == native.HIT
+            if verdict in (native.KEPT, native.LATE, native.MISS):
+                grant.recyclable.append(path)
+        return verdicts
 
     def _store(self, page_hash: str, page: Page, grant: Grant, modified_ns: int) -> bool:
         """Write one page to a temporary file and publish it. A failure leaves nothing behind."""
@@ -127,9 +204,7 @@ class BatchWriter:
                 self._process.restore_writer(self._deadline)
                 self._attempt(page_hash, page, trailer, None, modified_ns)
         except OSError as error:
-            if isinstance(error, StorageUnavailable) or error.errno in _WHOLE_STORE:
-                raise
-            self._note(error)
+            self._note_failure(error)
             return False
         return True
 
@@ -187,6 +262,12 @@ class BatchWriter:
             self._note(error)
             return False
         return True
+
+    def _note_failure(self, error: OSError) -> None:
+        """Note an error that concerns one page, and raise another one."""
+        if isinstance(error, StorageUnavailable) or error.errno in _WHOLE_STORE:
+            raise error
+        self._note(error)
 
     def _note(self, error: OSError) -> None:
         if error.errno in _REFUSALS:

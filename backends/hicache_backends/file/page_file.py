@@ -17,17 +17,16 @@ Equal trailers prove that nothing was written in between: no write uses a nonce 
 
 from __future__ import annotations
 
-import enum
 import errno
 import mmap
 import os
-import stat
 import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from hicache_storage import native
 from hicache_storage.backend_support.filesystem import refuse_link
 from hicache_storage.backend_support.vectored_io import (
     DIRECT,
@@ -38,7 +37,10 @@ from hicache_storage.backend_support.vectored_io import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from hicache_backends.file.layout import Layout
+    from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
@@ -52,31 +54,17 @@ _PREFIX = struct.Struct("<4sHH16s")
 _MAGIC = b"HiPg"
 _VERSION = 1
 _HEAD_NBYTES = 40
-_BODY_NBYTES = 56
 _INVALID_TRAILER = bytes(TRAILER_NBYTES)
 
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _REWRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-class ReadResult(enum.Enum):
-    """The state of the file under a page's name."""
-
-    HIT = enum.auto()
-    """The whole page. From `check`: the page was synced before it was published."""
-    UNSYNCED = enum.auto()
-    """From `check` only: the page, which may not survive a loss of power."""
-    MISS = enum.auto()
-    """No file, or a file that changed under the reader."""
-    WRONG = enum.auto()
-    """A file that is not this page: it has another size, or another trailer."""
 
 
 class PageFiles:
     """The page files of one key space: names, reads and writes, no policy. Thread-safe.
 
-    Every method raises OSError. A missing file is a MISS.
+    Batches get the verdicts of `hicache_storage.native`, of which a negative one is an errno. The other
+    methods raise OSError.
     """
 
     def __init__(self, layout: Layout, space: KeySpace) -> None:
@@ -100,59 +88,92 @@ class PageFiles:
 
     def trailer(self, page_hash: str, nonce: bytes, *, synced: bool) -> bytes:
         """Return the trailer for one write of a page."""
-        head = self._prefix + xxhash.xxh3_128_digest(page_hash.encode())
-        body = head + (b"\1" if synced else b"\0") + nonce
+        body = self._name(page_hash) + (b"\1" if synced else b"\0") + nonce
         return body + xxhash.xxh3_64_digest(body)
 
-    def exists(self, page_hash: str) -> bool:
-        """Return True when a file of the right name and size is there.
-
-        Raises:
-            OSError: The file system does not answer.
-        """
-        try:
-            status = os.stat(self.path(page_hash), follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return status.st_size == self.file_nbytes and stat.S_ISREG(status.st_mode)
+    def exists(self, hashes: Sequence[str], deadline: Deadline) -> list[int]:
+        """Return HIT for each page of which a file of the right name and size is there."""
+        return self._each(
+            hashes, lambda paths, _: native.exists_files(paths, self.file_nbytes, deadline.end_s)
+        )
 
     def read(
-        self, page_hash: str, page: Page, touched_ns: int | None, interval_s: float = 0.0
-    ) -> ReadResult:
-        """Read a page. A hit is touched, unless it was touched within `interval_s`."""
-        try:
-            fd = os.open(self.path(page_hash), _READ)
-        except FileNotFoundError:
-            return ReadResult.MISS
-        try:
-            before = os.pread(fd, TRAILER_NBYTES + 1, self.nbytes)
-            if not self._names(before, page_hash):
-                return ReadResult.WRONG
-            after = bytearray(TRAILER_NBYTES)
-            done = move_all(os.preadv, fd, [*page.segments, after], self.file_nbytes)
-            if done != self.file_nbytes or bytes(after) != before:
-                return ReadResult.MISS
-            if touched_ns is not None:
-                touch(fd, touched_ns, interval_s)
-            return ReadResult.HIT
-        finally:
-            os.close(fd)
+        self,
+        hashes: Sequence[str],
+        pages: Sequence[Page],
+        touched_ns: int | None,
+        interval_s: float,
+        deadline: Deadline,
+    ) -> list[int]:
+        """Read pages, and return the verdict of the data plane on each. A hit is touched.
 
-    def check(self, path: str, page_hash: str, touched_ns: int | None = None) -> ReadResult:
-        """Read the trailer of the file at `path`, without the page."""
-        try:
-            fd = os.open(path, _READ)
-        except FileNotFoundError:
-            return ReadResult.MISS
-        try:
-            trailer = os.pread(fd, TRAILER_NBYTES + 1, self.nbytes)
-            if not self._names(trailer, page_hash):
-                return ReadResult.WRONG
-            if touched_ns is not None:
-                touch(fd, touched_ns)
-            return ReadResult.HIT if trailer[_HEAD_NBYTES] else ReadResult.UNSYNCED
-        finally:
-            os.close(fd)
+        A page that was touched within `interval_s` is not touched again. Within a batch the first page
+        is the newest. Each page that wants a digest gets one.
+        """
+        skip = pages[0].digest_skip if pages else None
+
+        def read_files(paths: list[bytes], indices: list[int]) -> list[int]:
+            verdicts, digests = native.read_files(
+                paths,
+                [self._name(hashes[index]) for index in indices],
+                [pages[index].segments for index in indices],
+                self.nbytes,
+                -1 if touched_ns is None else touched_ns,
+                int(interval_s * 1e9),
+                -1 if skip is None else skip,
+                deadline.end_s,
+            )
+            for index, verdict, digest in zip(indices, verdicts, digests, strict=True):
+                if skip is not None and verdict == native.HIT:
+                    pages[index].digest = digest
+            return verdicts
+
+        return self._each(hashes, read_files)
+
+    def check(
+        self,
+        hashes: Sequence[str],
+        touched_ns: int | None,
+        deadline: Deadline,
+        paths: Sequence[str] = (),
+    ) -> list[int]:
+        """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG.
+
+        `paths` are the files, where they have other names than their pages.
+        """
+        return self._each(
+            hashes,
+            lambda encoded, indices: native.check_files(
+                encoded,
+                [self._name(hashes[index]) for index in indices],
+                self.nbytes,
+                -1 if touched_ns is None else touched_ns,
+                deadline.end_s,
+            ),
+            paths,
+        )
+
+    def _each(
+        self,
+        hashes: Sequence[str],
+        call: Callable[[list[bytes], list[int]], list[int]],
+        paths: Sequence[str] = (),
+    ) -> list[int]:
+        """Return the verdicts of `call`, which gets the paths that can be used and their indices."""
+        verdicts = [0] * len(hashes)
+        usable: list[bytes] = []
+        indices: list[int] = []
+        for index, page_hash in enumerate(hashes):
+            try:
+                path = paths[index] if paths else self.path(page_hash)
+            except OSError as error:
+                verdicts[index] = -(error.errno or errno.EIO)
+            else:
+                usable.append(os.fsencode(path))
+                indices.append(index)
+        for index, verdict in zip(indices, call(usable, indices), strict=True):
+            verdicts[index] = verdict
+        return verdicts
 
     def create(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> None:
         """Write a page to a new file."""
@@ -193,6 +214,10 @@ class PageFiles:
         finally:
             os.close(fd)
 
+    def has_shard(self, path: str) -> bool:
+        """Return True if a directory of pages was there when it was last looked at."""
+        return os.path.basename(path) in self._checked_shards
+
     def _check_shard(self, shard: str) -> None:
         """Refuse a directory that is a symbolic link. A right directory is checked once."""
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -200,13 +225,9 @@ class PageFiles:
             refuse_link(f"{self.directory}/{shard}")
             self._checked_shards.add(shard)
 
-    def _names(self, trailer: bytes, page_hash: str) -> bool:
-        """Return True when `trailer` is a valid trailer of the page."""
-        return (
-            len(trailer) == TRAILER_NBYTES
-            and trailer.startswith(self._prefix + xxhash.xxh3_128_digest(page_hash.encode()))
-            and trailer.endswith(xxhash.xxh3_64_digest(trailer[:_BODY_NBYTES]))
-        )
+    def _name(self, page_hash: str) -> bytes:
+        """Return the part of the trailer that names the page."""
+        return self._prefix + xxhash.xxh3_128_digest(page_hash.encode())
 
     def _write_direct(self, path: str, page: Page, trailer: bytes) -> bool:
         """Write around the page cache; return False when size, address or file system forbid it."""
@@ -229,18 +250,6 @@ class PageFiles:
         finally:
             os.close(fd)
         return True
-
-
-def touch(fd: int, modified_ns: int, interval_s: float = 0.0) -> None:
-    """Set the modification time, which is a page's recency, where it can be set.
-
-    The time of another user's file, or of a file on a full or read-only file system, stays as it is. The
-    page was read all the same, and is no miss.
-    """
-    with suppress(OSError):
-        if interval_s and modified_ns - os.fstat(fd).st_mtime_ns < interval_s * 1e9:
-            return
-        os.utime(fd, ns=(modified_ns, modified_ns))
 
 
 def takes_direct_files(path: str) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.file.capacity import Capacity, Limits
 from hicache_backends.file.ledger import Ledger
-from hicache_backends.file.page_file import ReadResult
 from hicache_backends.file.writer import Writer, collect_dead
+from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageUnavailable
 
@@ -81,11 +81,14 @@ class ProcessState:
         meanwhile, that page goes back to its place.
         """
         path, aside = files.path(page_hash), self.writer.temp_path()
-        if files.check(path, page_hash) is not ReadResult.WRONG:
+        (verdict,) = files.check([page_hash], None, deadline)
+        if verdict < 0:
+            raise OSError(-verdict, os.strerror(-verdict))
+        if verdict != native.WRONG:
             return
         with suppress(FileNotFoundError):
             os.rename(path, aside)
-            if self._is_wrong(files, aside, page_hash):
+            if files.check([page_hash], None, deadline, [aside]) == [native.WRONG]:
                 self.capacity.remove(aside, files.file_nbytes, deadline)
                 self.counters.add("healed")
             else:
@@ -110,14 +113,6 @@ class ProcessState:
         self.writer.abandon()
         self.ledger.abandon()
         self.capacity.abandon()
-
-    @staticmethod
-    def _is_wrong(files: PageFiles, path: str, page_hash: str) -> bool:
-        """Return True when a file is another page, and False when the file cannot be read."""
-        try:
-            return files.check(path, page_hash) is ReadResult.WRONG
-        except OSError:
-            return False
 
     def _close(self) -> None:
         deadline = Deadline(_CLOSE_LIMIT_S)

@@ -15,11 +15,11 @@ from hicache_backends.file.ledger import NotALedger
 from hicache_backends.file.page_file import (
     TRAILER_NBYTES,
     PageFiles,
-    ReadResult,
     takes_direct_files,
 )
 from hicache_backends.file.process_state import ProcessState
 from hicache_backends.file.settings import DEFAULT_PARALLELISM, FileSettings
+from hicache_storage import native
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.filesystem import is_local, sync_directory
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 logger = logging.getLogger(__name__)
-
-# A check of the deadline costs a third of a check for a page.
-_PAGES_A_CHECK = 16
 
 
 class FileStorage(HiCacheStorage):
@@ -103,12 +100,11 @@ class FileStorage(HiCacheStorage):
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
         files = self._files_of(space)
-        verdicts: list[bool] = []
-        for index, page_hash in enumerate(hashes):
-            if not index % _PAGES_A_CHECK:
-                deadline.check(f"file: looking for {len(hashes)} pages")
-            verdicts.append(self._is_there(files, page_hash))
-        return verdicts
+        found = files.exists(hashes, deadline)
+        if native.LATE in found:
+            deadline.check(f"file: looking for {len(hashes)} pages")
+        self._note_errors(found)
+        return [verdict == native.HIT for verdict in found]
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -116,13 +112,22 @@ class FileStorage(HiCacheStorage):
         self.ensure_open()
         deadline = Deadline(self._settings.timeout_s)
         files = self._files_of(space)
-        now_ns = time.time_ns()
-        verdicts: list[bool] = []
-        for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True)):
-            if deadline.passed():
-                self._counters.add("timeouts", len(hashes) - index)
-                return verdicts + [False] * (len(hashes) - index)
-            verdicts.append(self._get(files, page_hash, page, now_ns - index, deadline))
+        fitting = [index for index, page in enumerate(pages) if page.nbytes == files.nbytes]
+        found = files.read(
+            [hashes[index] for index in fitting],
+            [pages[index] for index in fitting],
+            time.time_ns() if self._limits.evict else None,
+            self._settings.touch_interval_s,
+            deadline,
+        )
+        self._note_errors(found)
+        if late := found.count(native.LATE):
+            self._counters.add("timeouts", late)
+        verdicts = [False] * len(hashes)
+        for index, verdict in zip(fitting, found, strict=True):
+            verdicts[index] = verdict == native.HIT
+            if verdict == native.WRONG:
+                self._heal(files, hashes[index], deadline)
         return verdicts
 
     def batch_set(
@@ -209,26 +214,20 @@ class FileStorage(HiCacheStorage):
         return self._process.get().counters
 
     def _is_there(self, files: PageFiles, page_hash: str) -> bool:
-        try:
-            return files.exists(page_hash)
-        except OSError as error:
-            self._note(error)
-            return False
+        (verdict,) = files.exists([page_hash], Deadline(self._settings.timeout_s))
+        self._note_errors([verdict])
+        return verdict == native.HIT
 
-    def _get(
-        self, files: PageFiles, page_hash: str, page: Page, now_ns: int, deadline: Deadline
-    ) -> bool:
-        if page.nbytes != files.nbytes:
-            return False
+    def _heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
         try:
-            touched_ns = now_ns if self._limits.evict else None
-            found = files.read(page_hash, page, touched_ns, self._settings.touch_interval_s)
-            if found is ReadResult.WRONG:
-                self._process.get().heal(files, page_hash, deadline)
+            self._process.get().heal(files, page_hash, deadline)
         except OSError as error:
             self._note(error)
-            return False
-        return found is ReadResult.HIT
+
+    def _note_errors(self, verdicts: Sequence[int]) -> None:
+        for verdict in verdicts:
+            if verdict < 0:
+                self._note(OSError(-verdict, os.strerror(-verdict)))
 
     def _delete(self, files: PageFiles, page_hash: str, deadline: Deadline) -> OSError | None:
         """Delete a page; return the error after which the page may still be there."""

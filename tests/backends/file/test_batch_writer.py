@@ -51,6 +51,7 @@ class TestFullFileSystem:
             assert [] == [p for p in (tmp_path / "root").glob("writers/*/*") if p.name != "lock"]
             assert [True] * 3 == storage.batch_set(SPACE, HASHES[:3], [page()] * 3)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_the_rest_of_a_refused_batch_is_not_tried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -132,8 +132,8 @@ class TestEviction:
     ) -> None:
         rename = os.rename
 
-        def refusing(source: str, target: str) -> None:
-            if source.endswith((HASHES[0], HASHES[1])):
+        def refusing(source: str | bytes, target: str | bytes) -> None:
+            if os.fsdecode(source).endswith((HASHES[0], HASHES[1])):
                 raise PermissionError(1, "not permitted")
             rename(source, target)
 
@@ -152,8 +152,8 @@ class TestEviction:
             put(storage, 0, 1, 2, 3)
             rename = os.rename
 
-            def refusing(source: str, target: str) -> None:
-                if "/spaces/" in source:
+            def refusing(source: str | bytes, target: str | bytes) -> None:
+                if "/spaces/" in os.fsdecode(source):
                     raise PermissionError(1, "not permitted")
                 rename(source, target)
 

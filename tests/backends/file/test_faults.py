@@ -30,10 +30,9 @@ from file_roots import (
 from hicache_backends.file import FileStorage, process_state
 from hicache_backends.file.capacity import Capacity
 from hicache_backends.file.layout import Layout
-from hicache_backends.file.page_file import PageFiles
 from pages import blank, page, space
 
-from hicache_storage import ConfigError, Page, StorageUnavailable
+from hicache_storage import ConfigError, Page, StorageUnavailable, native
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout
 
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
 LIMIT_S = 60.0
 
 
-def is_published(path: str, *_: object) -> bool:
-    return "/spaces/" in path
+def is_published(path: str | bytes, *_: object) -> bool:
+    return "/spaces/" in os.fsdecode(path)
 
 
 def is_third(path: str, *_: object) -> bool:
@@ -55,10 +54,6 @@ def is_third(path: str, *_: object) -> bool:
 
 def is_creating(_: str, flags: int, *__: object) -> bool:
     return bool(flags & os.O_CREAT)
-
-
-def no_time_is_left(_: Deadline) -> bool:
-    return True
 
 
 class TestVanishedDirectory:
@@ -188,6 +183,7 @@ class TestTransientErrors:
             assert all(put(storage, *range(10, 60)))
             assert 40 == len(there(storage))
 
+    @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EPERM])
     def test_a_page_that_cannot_be_touched_is_read(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -200,6 +196,7 @@ class TestTransientErrors:
             assert page(seed=0).tobytes() == target.tobytes()
             assert [True] == put(storage, 0)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_read_only_file_system_is_unavailable_for_sets(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -337,23 +334,36 @@ class TestDeadlines:
     ) -> None:
         with opened(root, timeout_s=5) as storage:
             put(storage, 0)
-            monkeypatch.setattr(Deadline, "passed", no_time_is_left)
+            monkeypatch.setattr("hicache_backends.file.storage.Deadline", lambda _: Deadline(-1.0))
             method = storage.batch_exists if call == "exists" else storage.batch_delete
             with pytest.raises(StorageTimeout):
                 method(SPACE, HASHES[:1])
             monkeypatch.undo()
             assert [0] == there(storage)
 
-    @pytest.mark.parametrize(
-        ("owner", "step"), [(Capacity, "_claim"), (PageFiles, "check")], ids=["evictions", "looks"]
-    )
-    def test_a_set_begins_no_step_after_its_deadline(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+    def test_a_set_does_not_write_pages_that_it_could_not_check_in_time(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The time is up with the third page that is evicted or checked."""
+        with opened(root, 40, timeout_s=LIMIT_S) as storage:
+
+            def late_after_three(paths: list[bytes], *_: Any) -> list[int]:
+                return [native.MISS] * 3 + [native.LATE] * (len(paths) - 3)
+
+            monkeypatch.setattr(native, "check_files", late_after_three)
+            verdicts = storage.batch_set(SPACE, HASHES[:40], [page()] * 40)
+            monkeypatch.undo()
+
+            assert [True] * 3 + [False] * 37 == verdicts
+            assert verdicts == storage.batch_exists(SPACE, HASHES[:40])
+            assert 37 == storage.stats().counters["timeouts"]
+
+    def test_a_set_begins_no_eviction_after_its_deadline(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time is up with the third page that is evicted."""
         with opened(root, 40, timeout_s=LIMIT_S) as storage:
             assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
-            real, steps = getattr(owner, step), list[int]()
+            real, steps = Capacity._claim, list[int]()
 
             def slow(*args: Any) -> Any:
                 steps.append(1)
@@ -362,7 +372,7 @@ class TestDeadlines:
             def left_s(_: Deadline) -> float:
                 return float(len(steps) < 3)
 
-            monkeypatch.setattr(owner, step, slow)
+            monkeypatch.setattr(Capacity, "_claim", slow)
             monkeypatch.setattr(Deadline, "remaining_s", left_s)
 
             verdicts = storage.batch_set(SPACE, HASHES[40:80], [page()] * 40)

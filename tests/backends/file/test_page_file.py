@@ -9,15 +9,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from file_roots import HASHES, SPACE, file_of, is_right, opened, put
+from file_roots import FILE_NBYTES, HASHES, SPACE, file_of, is_right, opened, put, used_nbytes
 from hicache_backends.file import FileStorage
 from hicache_backends.file.page_file import TRAILER_NBYTES, PageFiles
 from pages import blank, hash_of, page, space
 
-from hicache_storage import Page
+from hicache_storage import Page, native
+from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+LIMIT_S = 30.0
 
 
 class TestRecycling:
@@ -56,8 +59,24 @@ class TestRecycling:
             put(storage, 4, 5, 6, 7, 8)
             assert {"evicted": 5, "recycled": 1} == dict(storage.stats().counters)
 
+    def test_a_batch_over_synced_and_other_pages_is_stored_and_counted(self, root: Path) -> None:
+        with opened(root, 40, durability="power") as storage:
+            assert all(storage.batch_set(SPACE, HASHES[:20], [page()] * 20))
+        with opened(root, 40) as storage:
+            put(storage, *range(20, 40))
+            verdicts = storage.batch_set(
+                SPACE, HASHES[40:80], [page(seed=n) for n in range(40, 80)]
+            )
+
+            assert [True] * 40 == verdicts
+            assert all(is_right(storage, n) for n in range(40, 80))
+            assert {"evicted": 40, "recycled": 20} == dict(storage.stats().counters)
+            assert 40 * FILE_NBYTES == used_nbytes(root) == storage.stats().nbytes
+            assert [] == [path for path in root.glob("writers/*/*") if path.name != "lock"]
+
     @pytest.mark.parametrize("step", ["opened", "trailer"])
     @pytest.mark.parametrize("new", [1, 0], ids=["other-page", "same-page"])
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_reader_of_a_victim_sees_it_whole_or_misses(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, step: str, new: int
     ) -> None:
@@ -84,6 +103,7 @@ class TestRecycling:
             assert hit == (step == "opened" and new == 0)
             assert is_right(storage, new)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_reader_in_the_midst_of_an_overwrite_misses(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -103,7 +123,8 @@ class TestRecycling:
                     return result
 
                 def storage_says() -> bool:
-                    return files.read(HASHES[0], blank(), None).name == "HIT"
+                    found = files.read([HASHES[0]], [blank()], None, 0.0, Deadline(LIMIT_S))
+                    return found == [native.HIT]
 
                 monkeypatch.setattr(os, name, spied)
             trailer = files.trailer(HASHES[1], bytes(15), synced=False)

@@ -120,9 +120,11 @@ class TestPages:
         assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(seed=99)])
         assert before == file_of(root, SPACE, HASHES[0]).read_bytes()
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_page_costs_few_system_calls(
         self, storage: FileStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The calls are those of the data plane's reference. The compiled one makes the same."""
         stored(storage, range(4))  # their directories are there
         storage.batch_delete(SPACE, HASHES[:4])
         calls = list[str]()
