@@ -90,6 +90,12 @@ def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Itera
         if entry["problem"]:
             prefix = "" if entry["name"] in entry["problem"] else f"{entry['name']}: "
             yield f"{prefix}{entry['problem']}"
+    from hicache_storage import native  # noqa: PLC0415 - only this verb tells
+
+    missing = (
+        "the Python reference. With a C compiler and Python's headers, install this package again"
+    )
+    yield f"The data plane is {'compiled' if native.implementation == 'compiled' else missing}."
     if not everything:
         yield "The config of an open storage may reduce these. All capabilities: --capabilities"
         return
