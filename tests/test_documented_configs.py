@@ -34,9 +34,9 @@ A_ROW = re.compile(r'^\| `\w+` \| `("backend_name": .*?)` \|', re.MULTILINE)
 
 def check(backend: str, config: dict[str, Any]) -> None:
     """Parse `config` by the backend's settings. Nothing is opened."""
-    importlib.import_module(f"hicache_backends.{backend}")
-    name = f"{backend}settings"
-    (settings,) = (each for each in Settings.__subclasses__() if each.__name__.lower() == name)
+    module = importlib.import_module(f"hicache_backends.{backend}")
+    (name,) = (name for name in module.__all__ if name.endswith("Settings"))
+    settings: type[Settings] = getattr(module, name)
     settings.parse(backend, config)
 
 
