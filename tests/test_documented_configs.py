@@ -12,10 +12,11 @@ import pytest
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations.sglang._settings import split_config
-from hicache_storage.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hicache_storage.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
