@@ -70,7 +70,7 @@ test-backends: $(VENV)/.all .servers/.done ## the backends' tests, with the kit'
 
 # In CI the share of the SDK's lines and branches that these tests reach may not fall.
 COVERAGE = $(if $(CI),--cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE_FLOOR))
-COVERAGE_FLOOR := 85
+COVERAGE_FLOOR := 95
 
 test-sdk: $(VENV)/.all .servers/.done ## the tests of everything else
 	@$(BIN)/python -m pytest --ignore tests/conformance --ignore tests/backends $(COVERAGE) tests $(BY_LINE)

@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from redis_servers import Forwarder, RespServer, array, bulk, client_of_one, empty_reply, slots
 from servers import RedisServer
 
-from hicache_storage import StorageUnavailable
+from hicache_storage import StorageTimeout, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -264,9 +264,13 @@ class TestRedirections:
         cluster.second_refuses(b"GET", b"STRLEN", with_=b"%b 1 %b" % (code, target))
         cluster.first_reply = cluster.second_reply
 
-        with pytest.raises(StorageUnavailable):
+        ours = (
+            StorageUnavailable,
+            StorageTimeout,
+        )  # a name server may be slow to say that there is none
+        with pytest.raises(ours):
             storage.batch_get(SPACE, HASHES, [blank() for _ in HASHES])
-        with pytest.raises(StorageUnavailable):
+        with pytest.raises(ours):
             storage.batch_exists(SPACE, HASHES)
 
     def test_servers_that_send_each_other_the_caller_end_it(
