@@ -264,10 +264,8 @@ class TestRedirections:
         cluster.second_refuses(b"GET", b"STRLEN", with_=b"%b 1 %b" % (code, target))
         cluster.first_reply = cluster.second_reply
 
-        ours = (
-            StorageUnavailable,
-            StorageTimeout,
-        )  # a name server may be slow to say that there is none
+        # A name server may be slow to answer that there is no such name.
+        ours = (StorageUnavailable, StorageTimeout)
         with pytest.raises(ours):
             storage.batch_get(SPACE, HASHES, [blank() for _ in HASHES])
         with pytest.raises(ours):
