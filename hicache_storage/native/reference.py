@@ -270,7 +270,7 @@ def _read(
             return WRONG
         after = bytearray(TRAILER_NBYTES)
         wanted = nbytes + TRAILER_NBYTES
-        if _transfer(os.preadv, fd, [*page, after], wanted) != wanted or after != before:
+        if _transfer(os.preadv, fd, [*page, after], wanted) != wanted or bytes(after) != before:
             return MISS
         if touched_ns >= 0:
             _touch(fd, touched_ns, interval_ns)
@@ -377,11 +377,11 @@ def _receive_bulk(
     if bytes(begun) == b"$-1\r":
         rest, expected, views = 1, b"\n", [memoryview(bytearray(1))]
         found = views
-    elif begun == header[:_HEAD_NBYTES]:
+    elif bytes(begun) == header[:_HEAD_NBYTES]:
         tail, end = memoryview(bytearray(len(header) - _HEAD_NBYTES)), memoryview(bytearray(2))
         views = [tail, *(memoryview(piece) for piece in page), end]
         _receive(connection, [tail], len(tail), deadline_s)
-        if tail != header[_HEAD_NBYTES:]:
+        if bytes(tail) != header[_HEAD_NBYTES:]:
             return WRONG, b""
         views, found = views[1:], [end]
         rest, expected = _nbytes(page) + 2, b"\r\n"
@@ -390,7 +390,7 @@ def _receive_bulk(
     received = _receive(connection, [*views, *following], rest, deadline_s)
     verdict = MISS if expected == b"\n" else HIT
     next_head = bytes(following[0][: received - rest]) if following else b""
-    return (verdict if found[0] == expected else WRONG), next_head
+    return (verdict if bytes(found[0]) == expected else WRONG), next_head
 
 
 # --- pieces --------------------------------------------------------------------------------------

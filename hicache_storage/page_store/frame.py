@@ -86,16 +86,15 @@ class Framing:
 
         Raises:
             CorruptPage: Its reason is `corrupt` (bits differ from the written ones, or a required
-            checksum
-                is missing), `wrong_key` or `wrong_size`.
+                checksum is missing), `wrong_key` or `wrong_size`.
         """
         header = page.header
-        if self._checksum:
-            flags = _CHECKSUMMED
-            if checksum is None:
-                (checksum,) = payload_checksums([page.payload])
-        else:
+        if not self._checksum:
             flags, _, checksum = _FLAGS_TO_CHECKSUM.unpack_from(header, _FLAGS_OFFSET)
+        else:
+            flags = _CHECKSUMMED
+        if checksum is None:
+            (checksum,) = payload_checksums([page.payload])
         if bytes(header) != self._header(page, page_hash, checksum, flags):
             raise self._mismatch(page, page_hash)
 

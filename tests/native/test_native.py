@@ -120,7 +120,7 @@ def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by n
     touched: bool,  # noqa: FBT001
     interval_ns: int,
 ) -> None:
-    seen = []
+    seen = list[Any]()
     for module in (reference, compiled):
         with TemporaryDirectory() as folder:
             paths = [Path(folder) / str(number) for number in range(len(states))]
@@ -165,7 +165,7 @@ def test_writes_of_both_are_equal(
     recycled: int,
     there: bool,  # noqa: FBT001
 ) -> None:
-    seen = []
+    seen = list[Any]()
     for module in (reference, compiled):
         with TemporaryDirectory() as folder:
             paths = [Path(folder) / str(number) for number in range(len(states))]

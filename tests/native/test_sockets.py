@@ -91,7 +91,7 @@ def test_replies_are_read_alike(
     # A server sends nothing after a reply that it cut. Another reply could be taken for its page.
     data = b"".join(reply_of(kind, page) for kind, page in replies[: cut_at + 1])
     begun = min(begun, len(data))
-    seen = []
+    seen = list[Any]()
     for module in (reference, compiled):
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -113,9 +113,8 @@ def test_replies_are_read_alike(
         seen.append((verdicts, hits, follows))
 
     assert seen[0] == seen[1]
-    expected = [
-        page for (kind, page), verdict in zip(replies, seen[0][0], strict=False) if kind == "hit"
-    ]
+    tried = replies[: len(seen[0][0])]
+    expected = [page for kind, page in tried if kind == "hit"]
     assert expected == seen[0][1]
 
 

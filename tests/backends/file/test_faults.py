@@ -334,7 +334,11 @@ class TestDeadlines:
     ) -> None:
         with opened(root, timeout_s=5) as storage:
             put(storage, 0)
-            monkeypatch.setattr("hicache_backends.file.storage.Deadline", lambda _: Deadline(-1.0))
+
+            def passed(_: float) -> Deadline:
+                return Deadline(-1.0)
+
+            monkeypatch.setattr("hicache_backends.file.storage.Deadline", passed)
             method = storage.batch_exists if call == "exists" else storage.batch_delete
             with pytest.raises(StorageTimeout):
                 method(SPACE, HASHES[:1])
