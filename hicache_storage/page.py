@@ -35,7 +35,11 @@ class Page:
     digest_skip: int | None
     """The number of leading bytes that `digest` leaves out. None: nobody wants a digest."""
     digest: int | None
-    """xxh3-64 of the page's bytes. A storage may set it that hashed them while it filled the page."""
+    """xxh3-64 of the page's bytes. A storage may set it that hashed them while it filled the page.
+
+    `copy_from` clears it. A wrapper that writes to `segments` after that sets it to None: the page store
+    trusts it in the place of a hash of its own.
+    """
 
     def __init__(self, *segments: HostBuffer) -> None:
         views = [_bytes_of(segment) for segment in segments]
@@ -74,6 +78,7 @@ class Page:
         source = _bytes_of(data)
         if source.nbytes != self.nbytes:
             raise ValueError(f"a page of {self.nbytes} bytes cannot take {source.nbytes} bytes")
+        self.digest = None
         start = 0
         for segment in self.segments:
             end = start + segment.nbytes

@@ -63,7 +63,11 @@ class WrapperStorage(HiCacheStorage):
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
-        return self.inner.batch_get(space, hashes, pages)
+        """Pass the call on. A subclass may change the pages afterwards, so they lose their digests."""
+        verdicts = self.inner.batch_get(space, hashes, pages)
+        for page in pages:
+            page.digest = None
+        return verdicts
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

@@ -14,8 +14,9 @@ from hicache_storage.storage import Capabilities, Durability, HiCacheStorage, St
 from hicache_storage.testing import Fault, FaultyStorage, Odds, Strike, WrapperStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
 
 SPACE = space()
@@ -35,7 +36,25 @@ def differing_bits(first: Page, second: Page) -> int:
     return sum((a ^ b).bit_count() for a, b in pairs)
 
 
+class Hashing(MemoryStorage):
+    """A storage that sets the digest of a page which it fills."""
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        pages[0].digest = 1
+        return super().batch_get(space, hashes, pages)
+
+
 class TestWrapper:
+    def test_a_page_that_went_through_it_has_no_digest(self) -> None:
+        """A subclass may change the page, and the page store would trust the digest."""
+        target = blank()
+        with WrapperStorage(Hashing()) as storage:
+            storage.batch_get(SPACE, HASHES[:1], [target])
+
+        assert target.digest is None
+
     def test_calls_reach_the_inner_storage(self) -> None:
         inner = MemoryStorage()
         with WrapperStorage(inner) as storage:
