@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 SOURCES = ("module.c", "batch.c", "files.c", "sockets.c", "xxh3.c")
 MODULE = "_native.abi3.so"
 _FLAGS = (
-    *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"),
+    *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra"),
     "-DPy_LIMITED_API=0x030B0000",  # one build for CPython 3.11 and later
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
@@ -35,6 +35,8 @@ def build(*, sanitize: bool = False) -> str:
     if not (include / "Python.h").exists():
         return f"there are no Python headers in {include}"
     extra = _SANITIZERS if sanitize else ()
+    if os.environ.get("CI"):  # Elsewhere a warning of a newer compiler must not cost the module.
+        extra = (*extra, "-Werror")
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         target = Path(scratch) / MODULE
         command = [*compiler, *_FLAGS, *extra, f"-I{include}", *SOURCES, "-o", str(target)]
