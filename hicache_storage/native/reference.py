@@ -10,7 +10,7 @@ import stat
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import xxhash
 
@@ -28,8 +28,10 @@ TRAILER_NBYTES = 64
 NAME_NBYTES = 40
 """The part of a trailer that names its page. The next byte is 1 where the page was synced first."""
 
+IOV_MAX = 1024
+"""The number of buffers that the kernel takes in one call."""
+
 _SEALED_NBYTES = 56
-_IOV_MAX = 1024
 _HEAD_NBYTES = 4
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _T = TypeVar("_T")
@@ -172,7 +174,7 @@ def send_pieces(fd: int, pieces: Pieces, deadline_s: float) -> int:
                     connection,
                     select.POLLOUT,
                     deadline_s,
-                    partial(connection.sendmsg, todo[:_IOV_MAX], (), _SEND_FLAGS),
+                    partial(connection.sendmsg, todo[:IOV_MAX], (), _SEND_FLAGS),
                 )
                 todo = _after(todo, sent)
     except OSError as error:
@@ -270,7 +272,7 @@ def _read(
             return WRONG
         after = bytearray(TRAILER_NBYTES)
         wanted = nbytes + TRAILER_NBYTES
-        if _transfer(os.preadv, fd, [*page, after], wanted) != wanted or bytes(after) != before:
+        if move_all(os.preadv, fd, [*page, after], wanted) != wanted or bytes(after) != before:
             return MISS
         if touched_ns >= 0:
             _touch(fd, touched_ns, interval_ns)
@@ -292,7 +294,7 @@ def _write(
         try:
             if recycled and not _spoil(fd, nbytes):
                 return KEPT
-            _transfer(os.pwritev, fd, pieces, nbytes + TRAILER_NBYTES)
+            move_all(os.pwritev, fd, pieces, nbytes + TRAILER_NBYTES)
             os.utime(fd, ns=(modified_ns, modified_ns))
         finally:
             os.close(fd)
@@ -356,7 +358,7 @@ def _receive(
     received = 0
     todo = _after(views, 0)
     while todo and received < least:
-        call = partial(connection.recvmsg_into, todo[:_IOV_MAX], 0, socket.MSG_DONTWAIT)
+        call = partial(connection.recvmsg_into, todo[:IOV_MAX], 0, socket.MSG_DONTWAIT)
         step = _when(connection, select.POLLIN, deadline_s, call)[0]
         if not step:
             raise ConnectionResetError(errno.ECONNRESET, "the other side has ended the connection")
@@ -404,14 +406,28 @@ def _is_named(trailer: bytes, name: bytes) -> bool:
     )
 
 
-def _transfer(
-    call: Callable[[int, list[memoryview], int], int], fd: int, pieces: Pieces, nbytes: int
+def move_all(
+    call: Callable[[int, Any, int], int], fd: int, pieces: Pieces, nbytes: int, offset: int = 0
 ) -> int:
-    """Read or write `nbytes` from the start of the file, in as many calls as the kernel needs."""
-    todo = [memoryview(piece) for piece in pieces]
-    done = 0
-    while done < nbytes:
-        step = call(fd, todo[:_IOV_MAX], done)
+    """Move `nbytes` between a file and memory, and return how many bytes were moved.
+
+    Args:
+        call: os.preadv, os.pwritev, or a function with their arguments. One call may stop early: the
+            kernel takes 1024 buffers and 2 GiB at a time, and a signal interrupts it.
+        fd: The open file.
+        pieces: Memory to fill or to write.
+        nbytes: The sum of the sizes of `pieces`.
+        offset: The place in the file.
+
+    Returns:
+        `nbytes`, or fewer when the file ends before.
+    """
+    done = call(fd, pieces[:IOV_MAX], offset)
+    if done in (0, nbytes):
+        return done
+    todo = _after([memoryview(piece) for piece in pieces], done)
+    while todo:
+        step = call(fd, todo[:IOV_MAX], offset + done)
         if not step:
             break
         done += step
