@@ -26,7 +26,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
-  bench-controller bench-device-pool bench-sglang \
+  bench-controller bench-device-pool bench-scheduler bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
   field field-known field-sglang-known field-lmcache-known field-records field-matrix $(FIELD)
 
@@ -205,6 +205,13 @@ $(SGLANG)/.bench: $(SGLANG)/.done
 
 bench-sglang: $(SGLANG)/.bench ## our backends against SGLang's own, through its cache controller
 	@PYTHONPATH=tests/support $(SGLANG)/bin/python -W ignore benchmarks/sglang_hicache.py
+
+$(VENV)-sglang/.scheduler: $(VENV)-sglang/.s3 $(VENV)-sglang/.mooncake
+	@$(VENV)-sglang/bin/python -m pip -q install -c constraints.txt -e '.[torch,redis,s3]'
+	@touch $@
+
+bench-scheduler: $(VENV)-sglang/.scheduler .servers/.done ## storage beside an engine's scheduler: in one process against two
+	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/scheduler.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py

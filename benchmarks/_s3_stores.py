@@ -216,6 +216,10 @@ class Ours(S3Store):
         super().prepare_set(hashes)
         self._store.prepare_set(hashes)
 
+    def take(self, hashes: Sequence[str]) -> None:
+        super().take(hashes)
+        self._store.take(hashes)
+
     def set(self) -> None:
         self._store.set()
 

@@ -57,6 +57,10 @@ class Store(abc.ABC):
         """Take the hashes of the pages in the source memory."""
         self.hashes = hashes
 
+    def take(self, hashes: Sequence[str]) -> None:
+        """Take other hashes for the next `set`, and do nothing else: it may be timed."""
+        self.hashes = hashes
+
     @abc.abstractmethod
     def set(self) -> None:
         """Store the pages of the source memory."""

@@ -1,0 +1,173 @@
+"""The stores of `scheduler.py`: each backend of this project under the page store, and SGLang's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import _sglang
+import redis
+from _hf3fs_stores import SGLangHf3fsStore
+from _mooncake_cluster import master, node
+from _mooncake_stores import Cluster, SGLangMooncakeStore
+from _our_stores import TIMEOUT_S, OurPageStore, pages_in_directory
+from _redis_server import redis_server
+from _s3_servers import BUCKET, null_server, remove
+from _s3_stores import OurPagesOnS3
+
+from hicache_storage import open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from _store import Memory, Store
+
+    Opening: TypeAlias = Callable[["Place"], AbstractContextManager["Subject"]]
+
+_CAPACITY_BATCHES = 4
+_SLOT_OVERHEAD_NBYTES = 3 * 4096
+_S3_THREADS = 8
+_MOONCAKE_NBYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directory and the memory that a store gets."""
+
+    directory: Path
+    source: Memory
+    destination: Memory
+
+    @property
+    def capacity_pages(self) -> int:
+        return _CAPACITY_BATCHES * self.source.pages
+
+    @property
+    def capacity_nbytes(self) -> int:
+        return self.capacity_pages * (self.source.page_nbytes + _SLOT_OVERHEAD_NBYTES)
+
+    @property
+    def memories(self) -> tuple[Memory, Memory]:
+        return self.source, self.destination
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A store under measurement."""
+
+    name: str
+    store: Store
+    empty: Callable[[], None]
+    """Make room. A store that evicts does nothing."""
+    most_repeats: int = 64
+    """The number of batches that it has room for."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _in_directory(place: Place, backend: str) -> Generator[Subject, None, None]:
+    settings: dict[str, Any] = {"capacity_nbytes": place.capacity_nbytes}
+    store = pages_in_directory(
+        backend, place.directory, *place.memories, checksum="xxh3", **settings
+    )
+    yield Subject(backend, store, _nothing)
+    store.close()
+
+
+@contextmanager
+def _in_memory(place: Place) -> Generator[Subject, None, None]:
+    storage = open_storage("memory", {"capacity_nbytes": place.capacity_nbytes})
+    store = OurPageStore(storage, *place.memories)
+
+    def empty() -> None:
+        for space in storage.spaces():
+            storage.clear(space)
+
+    yield Subject("memory", store, empty, most_repeats=_CAPACITY_BATCHES - 1)
+    store.close()
+
+
+@contextmanager
+def _on_redis(place: Place) -> Generator[Subject, None, None]:
+    with redis_server() as port:
+        config = {"url": f"redis://127.0.0.1:{port}", "timeout_s": TIMEOUT_S}
+        store = OurPageStore(open_storage("redis", config), *place.memories)
+        client: Any = redis.Redis(port=port)
+        yield Subject("redis", store, client.flushall, most_repeats=4)
+        client.close()
+        store.close()
+
+
+@contextmanager
+def _on_s3(place: Place) -> Generator[Subject, None, None]:
+    with null_server() as port:
+        store = OurPagesOnS3(port, *place.memories, threads=_S3_THREADS)
+
+        def empty() -> None:
+            remove(port, [f"/{BUCKET}/{name}" for name in store.object_names()])
+
+        yield Subject("s3", store, empty, most_repeats=1)
+        store.close()
+
+
+@contextmanager
+def _sglang_file(place: Place) -> Generator[Subject, None, None]:
+    from _sglang_file_store import HiCacheFileStore  # noqa: PLC0415 - needs torch
+
+    store = HiCacheFileStore(
+        place.directory, *place.memories, capacity_nbytes=place.capacity_nbytes
+    )
+    yield Subject("SGLang's file", store, _nothing)
+    store.close()
+
+
+@contextmanager
+def _sglang_hf3fs(place: Place) -> Generator[Subject, None, None]:
+    store = SGLangHf3fsStore(place.directory, *place.memories, capacity_pages=place.capacity_pages)
+    yield Subject("SGLang's hf3fs", store, _nothing)
+    store.close()
+
+
+@contextmanager
+def _on_mooncake(place: Place, *, sglang: bool) -> Generator[Subject, None, None]:
+    with ExitStack() as stack:
+        config = stack.enter_context(master())
+        stack.enter_context(node(config, _MOONCAKE_NBYTES))
+        cluster = Cluster(config)
+        stack.callback(cluster.storage.close)
+        cluster.touch(_MOONCAKE_NBYTES * 3 // 4)
+        store: Store
+        if sglang:
+            store, name = SGLangMooncakeStore(cluster, *place.memories), "SGLang's mooncake"
+        else:
+            store, name = OurPageStore(cluster.opened(), *place.memories), "mooncake"
+        stack.callback(store.close)
+        yield Subject(name, store, cluster.empty, most_repeats=4)
+
+
+def openings() -> dict[str, Opening]:
+    """Return how to open each store that this environment has."""
+    found: dict[str, Opening] = {
+        "file": lambda place: _in_directory(place, "file"),
+        "hf3fs": lambda place: _in_directory(place, "hf3fs"),
+        "memory": _in_memory,
+        "redis": _on_redis,
+        "s3": _on_s3,
+    }
+    has_mooncake = importlib.util.find_spec("mooncake") is not None
+    if has_mooncake:
+        found["mooncake"] = lambda place: _on_mooncake(place, sglang=False)
+    if _sglang.is_installed():
+        found["sglang-file"] = _sglang_file
+        found["sglang-hf3fs"] = _sglang_hf3fs
+        if has_mooncake:
+            found["sglang-mooncake"] = lambda place: _on_mooncake(place, sglang=True)
+    return found

@@ -1,0 +1,293 @@
+"""Storage beside an engine's scheduler: both in one process, against each in a process of its own.
+
+    python benchmarks/scheduler.py [--stores file,redis] [--sizes KIB,KIB] [--rounds N] [--json FILE]
+
+An engine's storage threads live in its scheduler's process, and share the interpreter lock with it. A
+spinning scheduler runs Python without a pause; a yielding one waits for its device half of the time.
+`make bench-scheduler` makes an environment that has SGLang's stores; elsewhere their rows are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import _sglang
+import numpy as np
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    argument_parser,
+    console,
+    interleave,
+    machine_facts,
+    page_hashes_of,
+    size_text,
+    sizes,
+)
+from _scheduler_stores import Place, openings
+from _schedulers import (
+    ALONE,
+    ARRANGEMENTS,
+    SPIN_APART,
+    SPIN_BESIDE,
+    YIELD_APART,
+    YIELD_BESIDE,
+    Arrangement,
+    Mode,
+    Scheduler,
+    schedulers,
+)
+from _store import Memory
+from rich.table import Table
+
+from hicache_storage import native
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from _scheduler_stores import Subject
+    from _schedulers import Schedulers
+
+PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 32}
+ROUNDS = 11
+DIRECTIONS = ("get", "set")
+HELD_TO_AIMS = ("file", "hf3fs", "redis", "s3")
+MIN_OF_STORAGE = 0.85
+MIN_OF_SCHEDULER = 0.95
+_TURN_S = 0.25
+
+
+@dataclass
+class Turn:
+    """Moves batches in one direction while a scheduler runs, and counts its steps."""
+
+    subject: Subject
+    direction: str
+    arrangement: Arrangement
+    everyone: Schedulers
+    repeats: int
+    step_s: list[float] = field(default_factory=list[float])
+    """Seconds for each step of the scheduler, round by round."""
+
+    @property
+    def name(self) -> str:
+        return self.arrangement.name
+
+    def prepare(self, turn: int) -> None:
+        store = self.subject.store
+        store.source.stamp(turn)
+        label = f"{self.name} {self.direction} {turn}"
+        self._batches = [
+            page_hashes_of(f"{label} {number}", 0, store.source.pages)
+            for number in range(self.repeats)
+        ]
+        if self.direction == "get":
+            store.prepare_set(self._batches[0])
+            store.set()
+            store.prepare_get(self._batches[0])
+        else:
+            store.prepare_set(self._batches[-1])
+        self._scheduler: Scheduler = self.everyone.begin(self.arrangement)
+
+    def run(self) -> None:
+        began_s, began = time.perf_counter(), self._scheduler.steps
+        if self.direction == "get":
+            for _ in self._batches:
+                self.subject.store.get()
+        else:
+            for hashes in self._batches:
+                self.subject.store.take(hashes)
+                self.subject.store.set()
+        taken_s, steps = time.perf_counter() - began_s, self._scheduler.steps - began
+        self.step_s.append(taken_s / max(1, steps))
+
+    def check(self) -> None:
+        self._scheduler.begin(Mode.REST)
+        store = self.subject.store
+        if self.direction == "set":
+            store.prepare_get(self._batches[-1])
+            store.get()
+        if not np.array_equal(store.received(), store.source.rows):
+            raise RuntimeError(f"{self.subject.name} did not bring back what was set")
+        self.subject.empty()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The figures of one store, direction and page size."""
+
+    store: str
+    direction: str
+    page_nbytes: int
+    storage: Section
+    scheduler: Section
+
+    @property
+    def storage_ratio(self) -> float:
+        """The speed of storage beside a spinning scheduler, in parts of that in two processes."""
+        return self.storage.ratio(SPIN_BESIDE.name, SPIN_APART.name)
+
+    @property
+    def scheduler_ratio(self) -> float:
+        """The speed of a yielding scheduler beside storage, in parts of that in two processes."""
+        return self.scheduler.ratio(YIELD_BESIDE.name, YIELD_APART.name)
+
+    @property
+    def spinning_ratio(self) -> float:
+        """The same for a spinning scheduler."""
+        return self.scheduler.ratio(SPIN_BESIDE.name, SPIN_APART.name)
+
+    @property
+    def line(self) -> str:
+        return (
+            f"{self.store}, {self.direction}, {size_text(self.page_nbytes)}: storage"
+            f" {self.storage_ratio:.2f}, yielding scheduler {self.scheduler_ratio:.2f}"
+        )
+
+    def rate(self, arrangement: Arrangement) -> float:
+        return statistics.median(self.storage.rates(arrangement.name))
+
+
+def measure(
+    subject: Subject, direction: str, everyone: Schedulers, rounds: int, report: Report
+) -> Result:
+    """Measure one store in one direction, in all arrangements."""
+    source = subject.store.source
+    repeats = _repeats(subject, direction, everyone)
+    turns = [Turn(subject, direction, each, everyone, repeats) for each in ARRANGEMENTS]
+    seconds = interleave(turns, rounds)
+    what = f"{subject.name}, {direction}, {source.pages} pages of {size_text(source.page_nbytes)}"
+    apart = (SPIN_APART.name, YIELD_APART.name)
+    storage = Section(
+        title=f"{what}: storage",
+        unit="GB/s",
+        work=repeats * source.pages * source.page_nbytes / 1e9,
+        seconds=seconds,
+        baselines=(ALONE.name, *apart),
+    )
+    scheduler = Section(
+        title=f"{what}: the scheduler",
+        unit="steps/ms",
+        work=1e-3,
+        seconds={turn.name: turn.step_s[1:] for turn in turns if turn.arrangement is not ALONE},
+        baselines=apart,
+    )
+    report.sections += [storage, scheduler]
+    return Result(subject.name, direction, source.page_nbytes, storage, scheduler)
+
+
+def _repeats(subject: Subject, direction: str, everyone: Schedulers) -> int:
+    """Return the number of batches that make up a turn of about `_TURN_S` without a scheduler."""
+    turn = Turn(subject, direction, ALONE, everyone, 1)
+    for number in (-1, -2):
+        turn.prepare(number)
+        turn.run()
+        turn.check()
+    most = subject.most_repeats if direction == "set" else 64
+    return min(most, max(1, round(_TURN_S / turn.step_s[-1])))
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Return the table of all results."""
+    shown = Table(title="medians; ratios within rounds", title_justify="left")
+    shown.add_column("store")
+    shown.add_column("")
+    shown.add_column("page", justify="right")
+    for name in ("alone", "spinning apart", "spinning beside"):
+        shown.add_column(f"GB/s, {name}", justify="right")
+    for name in ("storage beside / apart", "spinning scheduler", "yielding scheduler"):
+        shown.add_column(name, justify="right")
+    for result in results:
+        rates = [result.rate(each) for each in (ALONE, SPIN_APART, SPIN_BESIDE)]
+        ratios = [result.storage_ratio, result.spinning_ratio, result.scheduler_ratio]
+        shown.add_row(
+            result.store,
+            result.direction,
+            size_text(result.page_nbytes),
+            *[f"{value:.2f}" for value in (*rates, *ratios)],
+        )
+    return shown
+
+
+def aims(result: Result) -> list[Aim]:
+    """Return the aims of one result. The peers and the remote stores have none."""
+    if result.store not in HELD_TO_AIMS:
+        return []
+    what = f"{result.store}, {result.direction}, {size_text(result.page_nbytes)}"
+    return [
+        Aim(f"{what}: storage beside a spinning scheduler", MIN_OF_STORAGE, result.storage_ratio),
+        Aim(
+            f"{what}: a yielding scheduler beside storage", MIN_OF_SCHEDULER, result.scheduler_ratio
+        ),
+    ]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    known = openings()
+    parser.add_argument(
+        "--stores",
+        type=lambda text: text.split(","),
+        default=list(known),
+        help=f"stores to measure (default: {','.join(known)})",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=sizes,
+        default=list(PAGES),
+        metavar="KIB,KIB",
+        help="page sizes in KiB (default: 64,1024,4096)",
+    )
+    parser.add_argument("--pages", type=int, help="pages of a batch (default: by page size)")
+    parser.add_argument("--path", type=Path, help="where to put files (default: a new directory)")
+    options = parser.parse_args(arguments)
+    for name in options.stores:
+        if name not in known:
+            parser.error(f"--stores: no {name} here, only {', '.join(known)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
+    results: list[Result] = []
+    try:
+        with schedulers() as everyone:
+            libraries = ["numpy", *(["sglang"] if _sglang.is_installed() else [])]
+            facts = machine_facts(root, distributions=libraries)
+            report = Report({**facts, "data plane": native.implementation})
+            report.print_facts()
+            for page_nbytes in options.sizes:
+                pages = options.pages or PAGES.get(page_nbytes, 32)
+                source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+                source.fill(page_nbytes)
+                for name in options.stores:
+                    directory = Path(tempfile.mkdtemp(dir=root))
+                    with openings()[name](Place(directory, source, destination)) as subject:
+                        for direction in DIRECTIONS:
+                            rounds = options.rounds or ROUNDS
+                            result = measure(subject, direction, everyone, rounds, report)
+                            results.append(result)
+                            console.print(result.line)
+                            report.aims += aims(result)
+                    shutil.rmtree(directory)
+    finally:
+        shutil.rmtree(root)
+    console.print(table(results))
+    report.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
