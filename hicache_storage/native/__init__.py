@@ -21,6 +21,7 @@ from hicache_storage.native.reference import (
     UNSYNCED,
     WRONG,
     check_files,
+    claim_files,
     digests,
     exists_files,
     read_files,
@@ -39,6 +40,7 @@ __all__ = [
     "UNSYNCED",
     "WRONG",
     "check_files",
+    "claim_files",
     "digests",
     "exists_files",
     "implementation",
@@ -51,6 +53,7 @@ __all__ = [
 
 _FUNCTIONS = (
     "check_files",
+    "claim_files",
     "digests",
     "exists_files",
     "read_files",

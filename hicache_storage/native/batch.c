@@ -106,6 +106,13 @@ int texts_hold(texts *all, PyObject *sequence) {
     return 0;
 }
 
+int texts_are_paths(const texts *all) {
+    for (size_t i = 0; i < all->count; i++)
+        if (!all->nbytes[i] || strlen(all->data[i]) != all->nbytes[i])
+            return 0;
+    return 1;
+}
+
 void texts_release(texts *all) {
     Py_XDECREF(all->owner);
     free(all->data);

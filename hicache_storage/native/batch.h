@@ -37,6 +37,9 @@ typedef struct {
 int texts_hold(texts *all, PyObject *sequence);
 void texts_release(texts *all);
 
+/* Return 1 where every text can be a path: none is empty or has a zero byte. */
+int texts_are_paths(const texts *all);
+
 /* Return a list of integers, or NULL with an exception. */
 PyObject *list_of(const int64_t *values, size_t count);
 PyObject *list_of_unsigned(const uint64_t *values, size_t count);

@@ -269,3 +269,17 @@ int64_t file_write(const page_write *wanted) {
         unlink(wanted->path);
     return failed ? failed : HIT;
 }
+
+int64_t file_claim(const char *path, const char *target, int64_t modified_ns, uint64_t nbytes, int keep) {
+    struct stat status;
+    if (fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT ? MISS : -errno;
+    if (status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec != modified_ns || (uint64_t)status.st_size != nbytes)
+        return MISS;
+    if (rename(path, target))
+        return errno == ENOENT ? MISS : -errno;
+    if (keep && status.st_nlink == 1)
+        return KEPT;
+    (void)unlink(target);
+    return HIT;
+}

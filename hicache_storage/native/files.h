@@ -46,4 +46,9 @@ typedef struct {
  * nothing is left at `path`. */
 int64_t file_write(const page_write *wanted);
 
+/* Take a page out of its key space: rename `path`, if it still has this time and size, to `target`. KEPT where the
+ * file is at `target` now; HIT where it was unlinked there, since it is not to be kept or has other names; MISS where
+ * it is gone or was used again. */
+int64_t file_claim(const char *path, const char *target, int64_t modified_ns, uint64_t nbytes, int keep);
+
 #endif

@@ -84,10 +84,9 @@ static int job_hold(job *all, PyObject *paths, PyObject *names, size_t name_nbyt
     if (pages && batch_hold(&all->pages, pages, writable))
         return -1;
     const size_t count = all->paths.count;
-    int fits = all->names.count == count && (!pages || all->pages.pages == count);
+    int fits = all->names.count == count && (!pages || all->pages.pages == count) && texts_are_paths(&all->paths);
     for (size_t i = 0; fits && i < count; i++)
-        fits = all->names.nbytes[i] >= name_nbytes && (!pages || batch_nbytes(&all->pages, i) == nbytes) &&
-               strlen(all->paths.data[i]) == all->paths.nbytes[i];
+        fits = all->names.nbytes[i] >= name_nbytes && (!pages || batch_nbytes(&all->pages, i) == nbytes);
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "paths, names and pages do not fit together");
         return -1;
@@ -168,19 +167,23 @@ static PyObject *write_files(PyObject *module, PyObject *arguments) {
     long long modified_ns;
     Py_ssize_t recycled;
     double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "OOOOKLnd", &paths, &targets, &trailers, &pages, &nbytes, &modified_ns, &recycled,
-                          &deadline_s))
+    Py_buffer stop;
+    if (!PyArg_ParseTuple(arguments, "OOOOKLndy*", &paths, &targets, &trailers, &pages, &nbytes, &modified_ns,
+                          &recycled, &deadline_s, &stop))
         return NULL;
+    const volatile uint8_t *stopped = stop.len ? stop.buf : NULL;
     job all;
     texts names;
-    if (texts_hold(&names, targets))
+    if (texts_hold(&names, targets)) {
+        PyBuffer_Release(&stop);
         return NULL;
+    }
     if (!job_hold(&all, paths, trailers, TRAILER_NBYTES, pages, nbytes, 0)) {
-        if (names.count != all.paths.count) {
+        if (names.count != all.paths.count || !texts_are_paths(&names)) {
             PyErr_SetString(PyExc_ValueError, "there is not one target a path");
         } else {
             Py_BEGIN_ALLOW_THREADS
-            for (size_t i = 0; i < all.paths.count; i++) {
+            for (size_t i = 0; i < all.paths.count && !(stopped && *stopped); i++) {
                 const size_t first = all.pages.first[i];
                 const page_write wanted = {all.paths.data[i],
                                            names.data[i],
@@ -200,6 +203,57 @@ static PyObject *write_files(PyObject *module, PyObject *arguments) {
     }
     job_release(&all);
     texts_release(&names);
+    PyBuffer_Release(&stop);
+    return result;
+}
+
+/* Return the integers of a sequence of `count`, to be freed, or NULL with an exception. */
+static int64_t *integers_of(PyObject *sequence, size_t count) {
+    int64_t *values = calloc(count + 1, sizeof *values);
+    if (!values)
+        return (int64_t *)PyErr_NoMemory();
+    for (size_t i = 0; i < count; i++) {
+        PyObject *value = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        values[i] = value ? PyLong_AsLongLong(value) : -1;
+        Py_XDECREF(value);
+        if (PyErr_Occurred()) {
+            free(values);
+            return NULL;
+        }
+    }
+    return values;
+}
+
+static PyObject *claim_files(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *paths, *targets, *times_ns, *sizes, *result = NULL;
+    unsigned long long kept_nbytes;
+    Py_ssize_t most_kept;
+    double deadline_s;
+    if (!PyArg_ParseTuple(arguments, "OOOOKnd", &paths, &targets, &times_ns, &sizes, &kept_nbytes, &most_kept,
+                          &deadline_s))
+        return NULL;
+    job all;
+    int64_t *modified_ns = NULL, *nbytes = NULL;
+    if (job_hold(&all, paths, targets, 1, NULL, 0, 0))
+        ;
+    else if (!texts_are_paths(&all.names))
+        PyErr_SetString(PyExc_ValueError, "a target is no path");
+    else if ((modified_ns = integers_of(times_ns, all.paths.count)) && (nbytes = integers_of(sizes, all.paths.count))) {
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t i = 0; i < all.paths.count; i++) {
+            const int keep = most_kept > 0 && (uint64_t)nbytes[i] == kept_nbytes;
+            all.verdicts[i] = monotonic_s() > deadline_s ? LATE
+                                                         : file_claim(all.paths.data[i], all.names.data[i],
+                                                                      modified_ns[i], (uint64_t)nbytes[i], keep);
+            most_kept -= all.verdicts[i] == KEPT;
+        }
+        Py_END_ALLOW_THREADS
+        result = list_of(all.verdicts, all.paths.count);
+    }
+    free(modified_ns);
+    free(nbytes);
+    job_release(&all);
     return result;
 }
 
@@ -290,6 +344,7 @@ static PyObject *receive_bulks(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"check_files", check_files, METH_VARARGS, NULL},
+    {"claim_files", claim_files, METH_VARARGS, NULL},
     {"digests", digests, METH_O, NULL},
     {"exists_files", exists_files, METH_VARARGS, NULL},
     {"read_files", read_files, METH_VARARGS, NULL},

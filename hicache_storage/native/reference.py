@@ -126,6 +126,7 @@ def write_files(
     modified_ns: int,
     recycled: int,
     deadline_s: float,
+    stop: bytearray,
 ) -> list[int]:
     """Write each page and its trailer to its path, then rename the path to its target.
 
@@ -139,11 +140,12 @@ def write_files(
         modified_ns: The modification time of the first file, one nanosecond less for each that follows.
         recycled: The number of paths that are overwritten.
         deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        stop: One byte, which another thread sets to 1 to end the batch.
 
     Returns:
         HIT where the page has its name. KEPT where a file may not be overwritten; the file is as it was.
-        After an errno, nothing is left at the path. An errno ends the batch: the verdict on the rest is
-        MISS, and their files are as they were.
+        After an errno, nothing is left at the path. An errno and `stop` end the batch: the verdict on
+        the rest is MISS, and their files are as they were.
     """
     _require(len(paths) == len(targets) == len(trailers) == len(pages))
     _require(all(len(trailer) >= TRAILER_NBYTES for trailer in trailers))
@@ -152,12 +154,49 @@ def write_files(
     for index, (path, target, trailer, page) in enumerate(
         zip(paths, targets, trailers, pages, strict=True)
     ):
+        if any(stop):
+            break
         pieces = [*page, trailer[:TRAILER_NBYTES]]
         when_ns = modified_ns - index
         write = partial(_write, path, target, pieces, nbytes, when_ns, recycled=index < recycled)
         verdicts[index] = _by(deadline_s, write)
         if verdicts[index] < 0:
             break
+    return verdicts
+
+
+def claim_files(
+    paths: Sequence[bytes],
+    targets: Sequence[bytes],
+    modified_ns: Sequence[int],
+    nbytes: Sequence[int],
+    kept_nbytes: int,
+    most_kept: int,
+    deadline_s: float,
+) -> list[int]:
+    """Take page files out of their key space, each by a rename to a name of the caller's own.
+
+    Args:
+        paths: The files.
+        targets: The name that each file gets.
+        modified_ns: The modification time that each file must have.
+        nbytes: The size that each file must have.
+        kept_nbytes: The size of the files that can be overwritten.
+        most_kept: The number of these files that are kept at their targets.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+
+    Returns:
+        KEPT where the file is at its target, HIT where it was removed, MISS where it was gone or had
+        another time or size. A file with other names is not kept.
+    """
+    _require(len(paths) == len(targets) == len(modified_ns) == len(nbytes))
+    _require(all(targets))
+    verdicts: list[int] = []
+    for path, target, time_ns, size in zip(paths, targets, modified_ns, nbytes, strict=True):
+        keep = most_kept > 0 and size == kept_nbytes
+        verdict = _by(deadline_s, partial(_claim, path, target, time_ns, size, keep=keep))
+        most_kept -= verdict == KEPT
+        verdicts.append(verdict)
     return verdicts
 
 
@@ -316,6 +355,21 @@ def _spoil(fd: int, nbytes: int) -> bool:
         return False
     os.pwrite(fd, bytes(TRAILER_NBYTES), nbytes)
     return True
+
+
+def _claim(path: bytes, target: bytes, modified_ns: int, nbytes: int, *, keep: bool) -> int:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        if (status.st_mtime_ns, status.st_size) != (modified_ns, nbytes):
+            return MISS
+        os.rename(path, target)
+    except FileNotFoundError:
+        return MISS
+    if keep and status.st_nlink == 1:
+        return KEPT
+    with suppress(OSError):
+        os.unlink(target)
+    return HIT
 
 
 def _touch(fd: int, touched_ns: int, interval_ns: int) -> None:

@@ -32,6 +32,7 @@ BOTH = [
     ),
 ]
 SOON_S = 3600.0
+RUN = bytearray(1)
 NS = 1_700_000_000_000_000_000
 
 pages = st.lists(st.lists(st.binary(max_size=700), max_size=5), max_size=5)
@@ -184,6 +185,7 @@ def test_writes_of_both_are_equal(
                 NS,
                 recycled,
                 time.monotonic() + SOON_S,
+                RUN,
             )
             left = sorted(
                 (str(path.relative_to(folder)), path.read_bytes(), path.stat().st_mtime_ns == NS)
@@ -204,7 +206,9 @@ def test_a_page_that_was_written_is_read(module: Any, tmp_path: Path) -> None:
     by_s = time.monotonic() + SOON_S
     into = [bytearray(4), bytearray(700_000)]
 
-    assert [HIT] == module.write_files([path], [target], [trailer], [page], nbytes, NS, 0, by_s)
+    assert [HIT] == module.write_files(
+        [path], [target], [trailer], [page], nbytes, NS, 0, by_s, RUN
+    )
     assert [UNSYNCED] == module.check_files([target], [name_of(1)], nbytes, -1, by_s)
     assert ([HIT], [xxhash.xxh3_64_intdigest(page[1])]) == module.read_files(
         [target], [name_of(1)], [into], nbytes, NS, 0, 4, by_s
@@ -221,7 +225,7 @@ def test_after_the_deadline_nothing_is_touched(module: Any, tmp_path: Path) -> N
     assert [LATE] == module.exists_files([path], 10, 0.0)
     assert [LATE] == module.check_files([path], [name_of(1)], 10, -1, 0.0)
     assert ([LATE], [0]) == module.read_files([path], [name_of(1)], [page], 10, -1, 0, 0, 0.0)
-    assert [LATE] == module.write_files([path], [path], [trailer], [page], 10, NS, 0, 0.0)
+    assert [LATE] == module.write_files([path], [path], [trailer], [page], 10, NS, 0, 0.0, RUN)
     assert [] == list(tmp_path.iterdir())
 
 
@@ -234,7 +238,7 @@ def test_an_error_ends_a_batch_of_writes(module: Any, tmp_path: Path) -> None:
     by_s = time.monotonic() + SOON_S
 
     assert [HIT, -errno.EEXIST, MISS] == module.write_files(
-        paths, targets, trailers, [[bytes(10)]] * 3, 10, NS, 0, by_s
+        paths, targets, trailers, [[bytes(10)]] * 3, 10, NS, 0, by_s, RUN
     )
     assert not (tmp_path / "3-").exists()
 
@@ -247,7 +251,7 @@ def test_a_synced_page_is_not_overwritten(module: Any, tmp_path: Path) -> None:
     trailer = trailer_of(name_of(2), b"n" * 15)
     arguments = ([os.fsencode(path)], [os.fsencode(tmp_path / "new")], [trailer], [[b"0123456789"]])
 
-    assert [KEPT] == module.write_files(*arguments, 10, NS, 1, time.monotonic() + SOON_S)
+    assert [KEPT] == module.write_files(*arguments, 10, NS, 1, time.monotonic() + SOON_S, RUN)
     assert before == path.read_bytes()
 
 
@@ -276,7 +280,7 @@ def test_pages_in_read_only_memory_can_be_written_and_not_read_into(
     trailer = trailer_of(name_of(1), b"n" * 15)
     by_s = time.monotonic() + SOON_S
     assert [HIT] == module.write_files(
-        [path + b"-"], [path], [trailer], [[b"0123456789"]], 10, NS, 0, by_s
+        [path + b"-"], [path], [trailer], [[b"0123456789"]], 10, NS, 0, by_s, RUN
     )
 
     with pytest.raises((BufferError, TypeError, ValueError)):
@@ -293,3 +297,81 @@ def test_a_missing_directory_is_a_miss_to_look_for_and_an_error_to_read(
 
     assert [MISS] == module.exists_files([path], 10, by_s)
     assert module.check_files([path], [name_of(1)], 10, -1, by_s) != [WRONG]
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_stopped_batch_writes_no_more_pages(module: Any, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "page")
+    trailer = trailer_of(name_of(1), b"n" * 15)
+    by_s = time.monotonic() + SOON_S
+
+    assert [MISS] == module.write_files(
+        [path + b"-"], [path], [trailer], [[b"0123456789"]], 10, NS, 0, by_s, bytearray(b"\1")
+    )
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    ("change", "most_kept", "verdict"),
+    [
+        ("none", 1, KEPT),
+        ("none", 0, HIT),
+        ("touched", 1, MISS),
+        ("longer", 1, MISS),
+        ("gone", 1, MISS),
+        ("linked", 1, HIT),
+        ("nowhere", 1, MISS),
+    ],
+)
+def test_a_file_is_claimed_as_it_was_seen(
+    module: Any, tmp_path: Path, change: str, most_kept: int, verdict: int
+) -> None:
+    path, target = tmp_path / "page", tmp_path / "claimed"
+    path.write_bytes(bytes(10))
+    os.utime(path, ns=(NS, NS))
+    if change == "touched":
+        os.utime(path, ns=(NS, NS + 1))
+    elif change == "longer":
+        path.write_bytes(bytes(11))
+        os.utime(path, ns=(NS, NS))
+    elif change == "gone":
+        path.unlink()
+    elif change == "linked":
+        os.link(path, tmp_path / "other")
+    elif change == "nowhere":
+        target = tmp_path / "absent" / "claimed"
+    names = [os.fsencode(path)], [os.fsencode(target)]
+    by_s = time.monotonic() + SOON_S
+
+    assert [verdict] == module.claim_files(*names, [NS], [10], 10, most_kept, by_s)
+    assert (verdict == KEPT) == target.exists()
+    assert path.exists() == (change in ("touched", "longer", "nowhere"))
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_no_more_files_are_kept_than_wanted(module: Any, tmp_path: Path) -> None:
+    """The second file has another size than the pages that will take the place of these."""
+    sizes = [10, 11, 10, 10]
+    paths = [tmp_path / str(number) for number in range(4)]
+    for path, size in zip(paths, sizes, strict=True):
+        path.write_bytes(bytes(size))
+        os.utime(path, ns=(NS, NS))
+    encoded = [os.fsencode(path) for path in paths]
+    targets = [path + b"-" for path in encoded]
+    by_s = time.monotonic() + SOON_S
+
+    assert [KEPT, HIT, KEPT, HIT] == module.claim_files(
+        encoded, targets, [NS] * 4, sizes, 10, 2, by_s
+    )
+    assert {"0-", "2-"} == {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_claims_that_do_not_fit_are_refused(module: Any) -> None:
+    by_s = time.monotonic() + SOON_S
+
+    assert [LATE] == module.claim_files([b"/none"], [b"/to"], [NS], [10], 10, 1, 0.0)
+    for targets in ([], [b""], [b"/to"] * 2):
+        with pytest.raises(ValueError, match=r"fit|path"):
+            module.claim_files([b"/none"], targets, [NS], [10], 10, 1, by_s)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The threads of a storage look at `closing` and at the deadline between two calls.
-_PAGES_A_CALL = 32
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSALS = _FULL | {errno.EFBIG}
 # No page can be written then: the file system is read-only, or its server or device is gone.
@@ -117,7 +115,7 @@ class BatchWriter:
                 if self._deadline.passed():
                     self._process.counters.add("timeouts", len(todo) - done)
                     break
-                done += self._write_some(todo[done : done + _PAGES_A_CALL], done, grant, written)
+                done += self._write_some(todo[done:], done, grant, written)
         finally:
             replaced = min(self._replaced, len(written))
             capacity.release_replaced(replaced * self._files.file_nbytes, self._deadline)
@@ -157,7 +155,7 @@ class BatchWriter:
         return len(tried)
 
     def _may_store(self) -> bool:
-        return self._refusal is None and not self._process.closing
+        return self._refusal is None and not any(self._process.stop)
 
     def _try(self, todo: list[tuple[str, Page]], start: int, grant: Grant) -> list[int]:
         """Return the verdicts of the data plane on pages that get no sync.
@@ -185,6 +183,7 @@ class BatchWriter:
             self._now_ns - start,
             len(recycled),
             self._deadline.end_s,
+            self._process.stop,
         )
         for path, verdict in zip(recycled, verdicts, strict=False):
             self._recycled += verdict == native.HIT

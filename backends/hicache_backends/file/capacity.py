@@ -11,6 +11,7 @@ for them, and never makes the ledger lower than the truth.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections import deque
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from hicache_backends.file.capacity_scan import CapacityScanner
 from hicache_backends.file.victims import VictimQueue
 from hicache_backends.file.writer import total_pending_nbytes
+from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ _ATTEMPTS = 2
 _FIRST_SCAN_S = 0.1
 # So many victims in turn that cannot be claimed mean that the file system fails: no other can be now.
 _MOST_FAILURES = 16
+_NOT_PERMITTED = frozenset({errno.EPERM, errno.EACCES})
 _LEDGER_WAIT_S = 1.0
 
 
@@ -217,63 +220,71 @@ class Capacity:
 
         Without `past_scans` eviction stops after a scan, which may have found free capacity.
         """
-        freed = pending = failures = 0
+        freed = failures = 0
         scans = self._victims.scans
+        while freed < nbytes and failures < _MOST_FAILURES and not deadline.passed():
+            victims = self._victims.take(nbytes - freed, deadline)
+            if not past_scans and scans != self._victims.scans:
+                self._victims.put_back(victims)
+                break
+            if not victims:
+                break
+            freed_now, failed = self._claim_counted(victims, grant, deadline)
+            freed += freed_now
+            failures = failures + failed if failed == len(victims) else 0
+        return freed
+
+    def _claim_counted(
+        self, victims: list[Victim], grant: Grant, deadline: Deadline
+    ) -> tuple[int, int]:
+        """Claim pages, and take them off the ledger. Return the freed bytes and the failed claims."""
+        pending = sum(victim.nbytes for victim in victims)
+        self._writer.add_pending(pending, deadline)
+        freed = failed = 0
         try:
-            while freed < nbytes and failures < _MOST_FAILURES and not deadline.passed():
-                victim = self._victims.next(deadline)
-                if victim is None:
-                    break
-                if not past_scans and scans != self._victims.scans:
-                    self._victims.put_back(victim)
-                    break
-                if pending < freed + victim.nbytes:
-                    more = max(nbytes, freed + victim.nbytes) - pending
-                    self._writer.add_pending(more, deadline)
-                    pending += more
-                try:
-                    claimed = self._claim(victim, grant)
-                except OSError as error:
-                    logger.debug("a page cannot be evicted now: %s", error)
-                    failures += 1
-                else:
-                    freed += victim.nbytes if claimed else 0
-                    failures = 0
+            for victim, verdict in zip(victims, self._claim(victims, grant, deadline), strict=True):
+                freed += victim.nbytes if verdict in (native.HIT, native.KEPT) else 0
+                failed += verdict < 0
         finally:
             self._ledger.add(-freed, deadline)
             self._writer.add_pending(-pending, deadline)
-        return freed
+        return freed, failed
 
-    def _claim(self, victim: Victim, grant: Grant) -> bool:
-        """Take a page out of its key space.
+    def _claim(self, victims: list[Victim], grant: Grant, deadline: Deadline) -> list[int]:
+        """Take pages out of their key spaces. Return the verdicts of `native.claim_files`.
 
-        Returns:
-            False when the page is gone, was used again, or may not be removed by this process.
-
-        Raises:
-            OSError: The file system fails, perhaps for a moment.
+        A page that this process may not remove is a MISS. A negative verdict is an error of the file
+        system, perhaps for a moment.
         """
-        path = self._writer.temp_path()
-        try:
-            status = os.stat(victim.path, follow_symlinks=False)
-            if (status.st_mtime_ns, status.st_size) != (victim.modified_ns, victim.nbytes):
-                return False
-            os.rename(victim.path, path)
-        except FileNotFoundError:
-            return False
-        except PermissionError as error:
-            logger.debug("a page cannot be evicted: %s", error)
-            self._counters.add("unremovable")
-            self._scanner.skip(victim.path)
-            return False
-        self._counters.add("evicted")
-        fits = self.limits.recycle and victim.nbytes == grant.page_nbytes and status.st_nlink == 1
-        if fits and len(grant.recyclable) < grant.pages:
-            grant.recyclable.append(path)
-        else:
-            with suppress(OSError):
-                os.unlink(path)
-        return True
+        targets = [self._writer.temp_path() for _ in victims]
+        verdicts = native.claim_files(
+            [os.fsencode(victim.path) for victim in victims],
+            [os.fsencode(target) for target in targets],
+            [victim.modified_ns for victim in victims],
+            [victim.nbytes for victim in victims],
+            grant.page_nbytes,
+            grant.pages - len(grant.recyclable) if self.limits.recycle else 0,
+            deadline.end_s,
+        )
+        for index, (victim, target, verdict) in enumerate(
+            zip(victims, targets, verdicts, strict=True)
+        ):
+            if verdict == native.KEPT:
+                grant.recyclable.append(target)
+            elif -verdict in _NOT_PERMITTED:
+                self._counters.add("unremovable")
+                self._scanner.skip(victim.path)
+                verdicts[index] = native.MISS
+            elif verdict < 0:
+                logger.debug("%s cannot be evicted now: %s", victim.path, os.strerror(-verdict))
+        late = [
+            victim
+            for victim, verdict in zip(victims, verdicts, strict=True)
+            if verdict == native.LATE
+        ]
+        self._victims.put_back(late)
+        self._counters.add("evicted", verdicts.count(native.HIT) + verdicts.count(native.KEPT))
+        return verdicts
 
     # --- in the thread that scans ----------------------------------------------------------------
 
@@ -298,13 +309,7 @@ class Capacity:
         return used - total_pending_nbytes(self._layout.writers) > self.limits.capacity_nbytes
 
     def _evict_one(self, victim: Victim) -> None:
-        deadline = _ledger_deadline()
-        self._writer.add_pending(victim.nbytes, deadline)
-        try:
-            if self._claim(victim, Grant(0, 0)):
-                self._ledger.add(-victim.nbytes, deadline)
-        finally:
-            self._writer.add_pending(-victim.nbytes, deadline)
+        self._claim_counted([victim], Grant(0, 0), _ledger_deadline())
 
     def _warn_of_large_eviction(self) -> None:
         """Warn once when the capacity, perhaps mistyped, evicts more than half of the pages."""

@@ -35,8 +35,8 @@ class ProcessState:
         self.counters = counters
         self._changed = threading.Condition()
         self._batches = 0
-        self.closing = False
-        """Pages that are not begun are refused from now on."""
+        self.stop = bytearray(1)
+        """1 from the begin of `close` on: pages that are not begun are refused."""
         with ExitStack() as undo:
             self.writer = Writer(layout.writers)
             undo.callback(self.writer.close)
@@ -99,7 +99,7 @@ class ProcessState:
 
         A file system that hangs is left to a daemon thread in time.
         """
-        self.closing = True
+        self.stop[0] = 1
         thread = threading.Thread(target=self._close, name="hicache-file-close", daemon=True)
         try:
             thread.start()

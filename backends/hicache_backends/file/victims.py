@@ -21,6 +21,8 @@ _PAUSE_PER_SCAN_S = 10
 _LEAST_PAUSE_S = 0.05
 # Nobody waits for a scan that takes longer. Meanwhile victims come from samples.
 _GRACE_S = 0.25
+# A batch that fails or is late has claimed no more than this.
+_MOST_TAKEN = 256
 
 
 class VictimQueue:
@@ -66,10 +68,23 @@ class VictimQueue:
             self._empty_until_s = time.monotonic() + pause_s
         return victim
 
-    def put_back(self, victim: Victim) -> None:
-        """Return a victim that was not needed. It is handed out again."""
+    def take(self, nbytes: int, deadline: Deadline) -> list[Victim]:
+        """Return the oldest pages not yet handed out, of `nbytes` together or fewer.
+
+        The list is empty when there is no page, or none in time. It waits for the first page alone.
+        """
+        victims: list[Victim] = []
+        victim = self.next(deadline)
+        while victim is not None:
+            victims.append(victim)
+            nbytes -= victim.nbytes
+            victim = self._poll() if nbytes > 0 and len(victims) < _MOST_TAKEN else None
+        return victims
+
+    def put_back(self, victims: list[Victim]) -> None:
+        """Return victims that were not needed. They are handed out again."""
         with self._changed:
-            self._queue.appendleft(victim)
+            self._queue.extendleft(reversed(victims))
 
     @property
     def scans(self) -> int:

@@ -43,8 +43,8 @@ _LINE = re.compile(
 _MOST_LINE_NBYTES = 256
 _LINES_A_WRITE = 1024
 # So many that the costs of the file are small, and so few that a short list serves other processes, too.
-_MOST_TAKEN = 32
-_TAKEN_SHARE = 16
+_MOST_TAKEN = 128
+_TAKEN_SHARE = 8
 # The lock is held for microseconds. A process that was stopped while it held the lock is not waited for.
 _WAIT_S = 0.01
 _RENEWAL_S = 5.0

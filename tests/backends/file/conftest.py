@@ -20,6 +20,7 @@ def python_data_plane() -> Iterator[None]:
     The patches outlast `monkeypatch.undo()` in the test.
     """
     with pytest.MonkeyPatch.context() as patches:
-        for name in ("exists_files", "check_files", "read_files", "write_files"):
+        names = ("exists_files", "check_files", "claim_files", "read_files", "write_files")
+        for name in names:
             patches.setattr(native, name, getattr(reference, name))
         yield

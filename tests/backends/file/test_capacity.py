@@ -127,6 +127,7 @@ class TestEviction:
         with opened(root, None, min_free_nbytes=free // 2) as storage:
             assert [True] == put(storage, 3)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_victim_that_cannot_be_removed_is_passed_over(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -145,6 +146,7 @@ class TestEviction:
             assert 2 == storage.stats().counters["unremovable"]
             monkeypatch.undo()
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_when_nothing_can_be_removed_sets_are_refused_until_it_can(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

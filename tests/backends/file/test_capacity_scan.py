@@ -19,6 +19,9 @@ from hicache_backends.file.victims_file import ScanLock, ScannedPage
 from pages import hash_of, page, space
 from servers import wait_until
 
+from hicache_storage import native
+from hicache_storage.native import reference
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -68,10 +71,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         seen["scans"] += 1
         return scan(self)
 
-    def claiming(self: Capacity, *args: Any) -> bool:
-        claimed = claim(self, *args)
-        seen["vain"] += not claimed
-        return claimed
+    def claiming(self: Capacity, *args: Any) -> list[int]:
+        verdicts = claim(self, *args)
+        seen["vain"] += verdicts.count(native.MISS)
+        return verdicts
 
     monkeypatch.setattr(capacity_scan.CapacityScanner, "_scan", counting_scans)
     monkeypatch.setattr(Capacity, "_claim", claiming)
@@ -201,6 +204,7 @@ def test_a_sample_of_a_large_store_looks_at_a_part_of_a_directory(
         gate.set()
 
 
+@pytest.mark.usefixtures("python_data_plane")
 def test_a_batch_that_evicts_slowly_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,15 +212,15 @@ def test_a_batch_that_evicts_slowly_ends_in_time(
     with opened(tmp_path, None) as filling:
         put(filling, range(200))
     claims = 0
-    claim = Capacity._claim
+    claim = reference._claim
 
-    def slowly(self: Capacity, *args: Any) -> bool:
+    def slowly(*args: Any, **options: Any) -> int:
         nonlocal claims
         claims += 1
         time.sleep(0.05)
-        return claim(self, *args)
+        return claim(*args, **options)
 
-    monkeypatch.setattr(Capacity, "_claim", slowly)
+    monkeypatch.setattr(reference, "_claim", slowly)
     with opened(tmp_path, 200, timeout_s=4) as storage:
         stored = put(storage, range(1000, 1200))
         assert any(stored)

@@ -28,7 +28,6 @@ from file_roots import (
     within,
 )
 from hicache_backends.file import FileStorage, process_state
-from hicache_backends.file.capacity import Capacity
 from hicache_backends.file.layout import Layout
 from pages import blank, page, space
 
@@ -142,6 +141,7 @@ class TestVanishedDirectory:
 
 
 class TestTransientErrors:
+    @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
     def test_a_rename_that_fails_for_a_while_ends_no_eviction(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -155,6 +155,7 @@ class TestTransientErrors:
             assert [True] * 30 == put(storage, *range(110, 140))
             assert list(range(120, 140)) == there(storage)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_victims_that_may_be_removed_at_last_are_found(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -367,22 +368,24 @@ class TestDeadlines:
         """The time is up with the third page that is evicted."""
         with opened(root, 40, timeout_s=LIMIT_S) as storage:
             assert all(storage.batch_set(SPACE, HASHES[:40], [page()] * 40))
-            real, steps = Capacity._claim, list[int]()
+            real, claims = native.claim_files, list[int]()
 
-            def slow(*args: Any) -> Any:
-                steps.append(1)
-                return real(*args)
+            def late_after_three(paths: Any, targets: Any, times_ns: Any, *args: Any) -> list[int]:
+                claims.append(len(paths))
+                sizes, *rest = args
+                made = real(paths[:3], targets[:3], times_ns[:3], sizes[:3], *rest)
+                return [*made, *[native.LATE] * (len(paths) - 3)]
 
             def left_s(_: Deadline) -> float:
-                return float(len(steps) < 3)
+                return float(not claims)
 
-            monkeypatch.setattr(Capacity, "_claim", slow)
+            monkeypatch.setattr(native, "claim_files", late_after_three)
             monkeypatch.setattr(Deadline, "remaining_s", left_s)
 
             verdicts = storage.batch_set(SPACE, HASHES[40:80], [page()] * 40)
 
             monkeypatch.undo()
-            assert len(steps) == 3
+            assert [40] == claims
             assert verdicts == storage.batch_exists(SPACE, HASHES[40:80])
             assert storage.stats().counters["timeouts"] >= 37
             assert used_nbytes(root) <= 40 * FILE_NBYTES

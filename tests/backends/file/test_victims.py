@@ -79,3 +79,13 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_request(
     assert victims.await_scan(victims.request_scan(), LIMIT_S)
     assert victim == victims.next(Deadline(LIMIT_S))
     victims.close(Deadline(LIMIT_S))
+
+
+def test_victims_are_taken_up_to_a_sum_of_bytes_and_put_back_in_order() -> None:
+    found = [Victim(number, 10, str(number)) for number in range(6)]
+    victims = VictimQueue(lambda: list(found), lambda: ([], False), lambda _: [])
+
+    assert found[:3] == victims.take(25, Deadline(LIMIT_S))
+    victims.put_back(found[1:3])
+    assert found[1:] == victims.take(1000, Deadline(LIMIT_S))
+    victims.close(Deadline(LIMIT_S))
