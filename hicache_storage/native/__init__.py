@@ -30,6 +30,12 @@ from hicache_storage.native.reference import (
     send_pieces,
     write_files,
 )
+from hicache_storage.native.reference_frames import (
+    check_frames,
+    page_files,
+    page_trailers,
+    write_frames,
+)
 
 __all__ = [
     "HIT",
@@ -40,27 +46,35 @@ __all__ = [
     "UNSYNCED",
     "WRONG",
     "check_files",
+    "check_frames",
     "claim_files",
     "digests",
     "exists_files",
     "implementation",
+    "page_files",
+    "page_trailers",
     "read_files",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
     "write_files",
+    "write_frames",
 ]
 
 _FUNCTIONS = (
     "check_files",
+    "check_frames",
     "claim_files",
     "digests",
     "exists_files",
+    "page_files",
+    "page_trailers",
     "read_files",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
     "write_files",
+    "write_frames",
 )
 
 

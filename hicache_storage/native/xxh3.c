@@ -10,7 +10,7 @@ enum { STRIPE = 64, SECRET_NBYTES = 192, BLOCK_STRIPES = (SECRET_NBYTES - STRIPE
 
 static const uint64_t P32_1 = 0x9E3779B1U;
 static const uint64_t P64_1 = 0x9E3779B185EBCA87ULL, P64_2 = 0xC2B2AE3D27D4EB4FULL,
-                      P64_3 = 0x165667B19E3779F9ULL;
+                      P64_3 = 0x165667B19E3779F9ULL, P64_4 = 0x85EBCA77C2B2AE63ULL;
 static const uint64_t PMX1 = 0x165667919E3779F9ULL, PMX2 = 0x9FB21C651E98DF25ULL;
 
 static const uint8_t SECRET[SECRET_NBYTES] = {
@@ -276,4 +276,20 @@ uint64_t xxh3_64(const void *data, size_t nbytes) {
     xxh3_begin(&stream);
     xxh3_update(&stream, data, nbytes);
     return xxh3_digest(&stream);
+}
+
+void xxh3_128_short(uint8_t digest[16], const void *bytes, size_t nbytes) {
+    const uint8_t *data = bytes;
+    uint64_t low = nbytes * P64_1, high = 0;
+    for (size_t i = (nbytes - 1) / 32 + 1; i-- > 0;) {
+        const uint8_t *first = data + 16 * i, *last = data + nbytes - 16 * (i + 1);
+        low += mix16(first, SECRET + 32 * i);
+        low ^= read64(last) + read64(last + 8);
+        high += mix16(last, SECRET + 32 * i + 16);
+        high ^= read64(first) + read64(first + 8);
+    }
+    const uint64_t sum = avalanche(low + high);
+    const uint64_t other = 0 - avalanche(low * P64_1 + high * P64_4 + nbytes * P64_2);
+    store64(digest, __builtin_bswap64(other));
+    store64(digest + 8, __builtin_bswap64(sum));
 }

@@ -1,4 +1,4 @@
-/* XXH3, 64 bits, seed 0, default secret: from the published specification
+/* XXH3, 64 and 128 bits, seed 0, default secret: from the published specification
  * (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
  *
  * Little-endian machines only: the build refuses others. A stream takes a page in any number of pieces. */
@@ -21,5 +21,8 @@ void xxh3_begin(xxh3_stream *stream);
 void xxh3_update(xxh3_stream *stream, const void *data, size_t nbytes);
 uint64_t xxh3_digest(const xxh3_stream *stream);
 uint64_t xxh3_64(const void *data, size_t nbytes);
+
+/* Write the 128-bit hash of 17 to 128 bytes in canonical order, high half first. */
+void xxh3_128_short(uint8_t digest[16], const void *data, size_t nbytes);
 
 #endif

@@ -17,13 +17,13 @@ the frame up to a multiple of it.
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
 import xxhash
 
 from hicache_storage import native
 from hicache_storage.errors import CorruptPage
+from hicache_storage.native.reference_frames import FRAME_FIELDS, FRAME_NBYTES, FRAME_SEAL
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
@@ -31,29 +31,28 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-FRAME_NBYTES = 128
+__all__ = ["FRAME_NBYTES", "FramedPage", "Framing", "frame_nbytes", "payload_checksums"]
 
 _MAGIC = b"HiKV"
 _VERSION = 1
 _CHECKSUMMED = 1
-_HEADER = struct.Struct("<4sHHQQ16sB71s8x")
-_HEADER_CHECKSUM = struct.Struct("<Q")
-_FLAGS_TO_CHECKSUM = struct.Struct("<HQQ")
-_FLAGS_OFFSET = 6
 
 
-class FramedPage(NamedTuple):
-    """A page and the memory of its header, which a host pool gives to the page store."""
+class FramedPage:
+    """A page and the memory of its header, which a host pool gives to the page store.
 
-    header: memoryview
-    """Writable memory of `frame_nbytes` bytes. A call borrows it, like the payload, until it ends."""
-    payload: Page
+    Attributes:
+        header: Writable memory of `frame_nbytes` bytes. A call borrows it and the payload until it ends.
+        payload: The page.
+        stored: Header and payload as the one page that a storage gets.
+    """
 
-    @property
-    def stored(self) -> Page:
-        """Header and payload as the one page that a storage gets."""
-        payload = self.payload
-        return Page.of_views((self.header, *payload.segments), len(self.header) + payload.nbytes)
+    __slots__ = ("header", "payload", "stored")
+
+    def __init__(self, header: memoryview, payload: Page) -> None:
+        self.header: memoryview = header
+        self.payload: Page = payload
+        self.stored: Page = Page.of_views((header, *payload.segments), len(header) + payload.nbytes)
 
 
 def frame_nbytes(alignment: int) -> int:
@@ -62,7 +61,7 @@ def frame_nbytes(alignment: int) -> int:
 
 
 class Framing:
-    """The frames of one key space: `write` makes them, `check` compares them. Immutable."""
+    """The frames of one key space: `write` makes them, `errors` compares them. Immutable."""
 
     __slots__ = ("_checksum", "_space_id")
 
@@ -70,56 +69,58 @@ class Framing:
         self._checksum = checksum
         self._space_id = bytes.fromhex(space.id)
 
-    def write(self, page: FramedPage, page_hash: str, checksum: int | None = None) -> None:
-        """Write the header of `page` in place. `checksum` is that of the payload, where it is known."""
-        flags = _CHECKSUMMED if self._checksum else 0
-        if not self._checksum:
-            checksum = 0
-        elif checksum is None:
-            (checksum,) = payload_checksums([page.payload])
-        page.header[:] = self._header(page, page_hash, checksum, flags)
-
-    def check(self, page: FramedPage, page_hash: str, checksum: int | None = None) -> None:
-        """Check that `page`, which a storage has filled, is the page of `page_hash`.
-
-        `checksum` is that of the payload, where it is known.
-
-        Raises:
-            CorruptPage: Its reason is `corrupt` (bits differ from the written ones, or a required
-                checksum is missing), `wrong_key` or `wrong_size`.
-        """
-        header = page.header
-        if not self._checksum:
-            flags, _, checksum = _FLAGS_TO_CHECKSUM.unpack_from(header, _FLAGS_OFFSET)
-        else:
-            flags = _CHECKSUMMED
-        if checksum is None:
-            (checksum,) = payload_checksums([page.payload])
-        if bytes(header) != self._header(page, page_hash, checksum, flags):
-            raise self._mismatch(page, page_hash)
-
-    def _header(self, page: FramedPage, page_hash: str, checksum: int, flags: int) -> bytes:
-        digest = bytes.fromhex(page_hash)
-        fields = _HEADER.pack(
-            _MAGIC,
-            _VERSION,
-            flags,
-            page.payload.nbytes,
-            checksum,
+    def write(self, pages: Sequence[FramedPage], hashes: Sequence[str]) -> None:
+        """Write the headers of `pages` in place."""
+        checksums = payload_checksums([page.payload for page in pages]) if self._checksum else None
+        native.write_frames(
+            [page.header for page in pages],
+            hashes,
             self._space_id,
-            len(digest),
-            digest,
+            _payload_nbytes(pages),
+            checksums,
         )
-        header = fields + _HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
-        return header.ljust(len(page.header), b"\0")
+
+    def errors(
+        self,
+        pages: Sequence[FramedPage],
+        hashes: Sequence[str],
+        checksums: Sequence[int | None] | None = None,
+    ) -> dict[int, CorruptPage]:
+        """Check that `pages`, which a storage has filled, are the pages of `hashes`.
+
+        Args:
+            pages: Pages of one size.
+            hashes: Their page hashes.
+            checksums: The checksum of each payload that is known.
+
+        Returns:
+            The error of each wrong page, by index. Its reason is `corrupt` (bits differ from the written
+            ones, or a required checksum is missing), `wrong_key` or `wrong_size`.
+        """
+        found = native.check_frames(
+            [page.header for page in pages],
+            hashes,
+            self._space_id,
+            _payload_nbytes(pages),
+            _completed(pages, checksums) if self._checksum else None,
+        )
+        if found.count(native.HIT) == len(found):
+            return {}
+        return {
+            index: self._mismatch(pages[index], hashes[index])
+            for index, verdict in enumerate(found)
+            if verdict != native.HIT
+        }
 
     def _mismatch(self, page: FramedPage, page_hash: str) -> CorruptPage:
         """Return the error that describes a header which is not the expected one."""
         header = page.header
-        (checksum,) = _HEADER_CHECKSUM.unpack_from(header, _HEADER.size)
-        if checksum != xxhash.xxh3_64_intdigest(header[: _HEADER.size]):
+        (checksum,) = FRAME_SEAL.unpack_from(header, FRAME_FIELDS.size)
+        if checksum != xxhash.xxh3_64_intdigest(header[: FRAME_FIELDS.size]):
             return CorruptPage("corrupt", f"the header of page {page_hash} is damaged")
-        magic, version, flags, nbytes, _, space_id, length, digest = _HEADER.unpack_from(header)
+        magic, version, flags, nbytes, _, space_id, length, digest = FRAME_FIELDS.unpack_from(
+            header
+        )
         if magic != _MAGIC or version != _VERSION or any(header[FRAME_NBYTES:]):
             return CorruptPage("corrupt", f"page {page_hash} has no header of version {_VERSION}")
         if space_id != self._space_id or digest[:length].hex() != page_hash:
@@ -129,6 +130,24 @@ class Framing:
         if not flags & _CHECKSUMMED:
             return CorruptPage("corrupt", f"page {page_hash} was written without a checksum")
         return CorruptPage("corrupt", f"the payload of page {page_hash} is damaged")
+
+
+def _payload_nbytes(pages: Sequence[FramedPage]) -> int:
+    return pages[0].payload.nbytes if pages else 0
+
+
+def _completed(
+    pages: Sequence[FramedPage], checksums: Sequence[int | None] | None
+) -> Sequence[int]:
+    """Return the checksums of all payloads, with those that are not known yet."""
+    if checksums is None:
+        return payload_checksums([page.payload for page in pages])
+    unknown = [index for index, checksum in enumerate(checksums) if checksum is None]
+    known = list(checksums)
+    values = payload_checksums([pages[index].payload for index in unknown]) if unknown else []
+    for index, value in zip(unknown, values, strict=True):
+        known[index] = value
+    return cast("list[int]", known)
 
 
 def payload_checksums(pages: Sequence[Page]) -> list[int]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hicache_storage.errors import CorruptPage
 from hicache_storage.page import Page
 from hicache_storage.page_store.call_executor import checked_answers
-from hicache_storage.page_store.frame import Framing, payload_checksums
+from hicache_storage.page_store.frame import Framing
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -34,32 +33,35 @@ class FramedIO:
         """Read pages, and check the frame of each page that the storage claims to have read."""
         stored = [page.stored for page in pages]
         bounced = self._bounce_pages(framed, stored)
-        if self._checksum:
-            for target, page in zip(bounced, pages, strict=True):
-                target.digest_skip = len(page.header)
+        skip = len(pages[0].header) if self._checksum and pages else None
+        for target in bounced:
+            target.digest, target.digest_skip = None, skip
         hits = checked_answers(self._storage.batch_get(framed, hashes, bounced), len(hashes))
-        for hit, target, source in zip(hits, stored, bounced, strict=True):
-            if hit and source is not target:
-                target.copy_from(source.segments[0])
-        checksums = self._checksums(pages, bounced, hits)
-        framing = Framing(framed, checksum=self._checksum)
-        return [
-            _check_frame(framing, page_hash, page, checksums.get(index)) if hit else Verdict.MISS
-            for index, (hit, page_hash, page) in enumerate(zip(hits, hashes, pages, strict=True))
-        ]
+        if bounced is not stored:
+            for hit, target, source in zip(hits, stored, bounced, strict=True):
+                if hit:
+                    target.copy_from(source.segments[0])
+        found = [index for index, hit in enumerate(hits) if hit]
+        verdicts = [Verdict.OK if hit else Verdict.MISS for hit in hits]
+        errors = Framing(framed, checksum=self._checksum).errors(
+            [pages[index] for index in found],
+            [hashes[index] for index in found],
+            [bounced[index].digest for index in found],
+        )
+        for index, error in errors.items():
+            logger.warning("a stored page is wrong and will be deleted: %s", error)
+            verdicts[found[index]] = Verdict(error.reason)
+        return verdicts
 
     def save(
         self, framed: KeySpace, hashes: Sequence[str], pages: Sequence[FramedPage]
     ) -> list[Verdict]:
         """Write the frames of pages, and store them."""
-        framing = Framing(framed, checksum=self._checksum)
-        checksums = self._checksums(pages, [None] * len(pages), [True] * len(pages))
-        for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True)):
-            framing.write(page, page_hash, checksums.get(index))
+        Framing(framed, checksum=self._checksum).write(pages, hashes)
         stored = [page.stored for page in pages]
         bounced = self._bounce_pages(framed, stored)
-        for source, target in zip(stored, bounced, strict=True):
-            if target is not source:
+        if bounced is not stored:
+            for source, target in zip(stored, bounced, strict=True):
                 _gather(source, target.segments[0])
         accepted = checked_answers(self._storage.batch_set(framed, hashes, bounced), len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
@@ -68,21 +70,6 @@ class FramedIO:
         """Remove pages. Return for each page True if it is certainly gone."""
         return checked_answers(self._storage.batch_delete(framed, hashes), len(hashes))
 
-    def _checksums(
-        self, pages: Sequence[FramedPage], filled: Sequence[Page | None], wanted: Sequence[bool]
-    ) -> dict[int, int]:
-        """Return checksums by index. A storage that hashed a page has left the digest in `filled`."""
-        if not self._checksum:
-            return {}
-        known = {
-            index: page.digest
-            for index, page in enumerate(filled)
-            if wanted[index] and page is not None and page.digest is not None
-        }
-        unknown = [index for index, want in enumerate(wanted) if want and index not in known]
-        values = payload_checksums([pages[index].payload for index in unknown])
-        return {**known, **dict(zip(unknown, values, strict=True))}
-
     def _bounce_pages(self, framed: KeySpace, stored: list[Page]) -> list[Page]:
         """Return pages of one segment each. Return `stored` for a storage that scatters and gathers."""
         if self._storage.capabilities.scatter_gather:
@@ -90,17 +77,6 @@ class FramedIO:
         nbytes = framed.stored_nbytes
         bounce = memoryview(bytearray(nbytes * len(stored)))
         return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
-
-
-def _check_frame(
-    framing: Framing, page_hash: str, page: FramedPage, checksum: int | None
-) -> Verdict:
-    try:
-        framing.check(page, page_hash, checksum)
-    except CorruptPage as error:
-        logger.warning("a stored page is wrong and will be deleted: %s", error)
-        return Verdict(error.reason)
-    return Verdict.OK
 
 
 def _gather(source: Page, target: memoryview) -> None:

@@ -132,10 +132,11 @@ def test_a_framed_page_has_its_own_header_and_the_slots_payload() -> None:
         for slot in range(SLOTS):
             framed = pool.framed_page(slot)
             framed.payload.copy_from(page(MHA.nbytes, seed=slot).tobytes())
-            Framing(keyed, checksum=True).write(framed, hash_of(slot))
+            Framing(keyed, checksum=True).write([framed], [hash_of(slot)])
 
         for slot in range(SLOTS):
-            Framing(keyed, checksum=True).check(pool.framed_page(slot), hash_of(slot))
+            framed = pool.framed_page(slot)
+            assert {} == Framing(keyed, checksum=True).errors([framed], [hash_of(slot)])
             assert page(MHA.nbytes, seed=slot).tobytes() == pool.page(slot).tobytes()
 
 

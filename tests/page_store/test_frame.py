@@ -28,14 +28,20 @@ PAGE_HASH = hash_of(7)
 def framed(*, header_nbytes: int = FRAME_NBYTES, checksum: bool = True) -> FramedPage:
     """Return a page with a header that was written over other bytes."""
     made = FramedPage(memoryview(bytearray(b"\xee" * header_nbytes)), page(1000))
-    Framing(SPACE, checksum=checksum).write(made, PAGE_HASH)
+    Framing(SPACE, checksum=checksum).write([made], [PAGE_HASH])
     return made
+
+
+def check(key_space: KeySpace, made: FramedPage, page_hash: str, *, checksum: bool) -> None:
+    """Raise the error of a page that is not the page of `page_hash`."""
+    for error in Framing(key_space, checksum=checksum).errors([made], [page_hash]).values():
+        raise error
 
 
 def reason_of(made: FramedPage, *, checksum: bool = True) -> str:
     """Return the reason for which the check refuses `made`."""
     with pytest.raises(CorruptPage) as caught:
-        Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
+        check(SPACE, made, PAGE_HASH, checksum=checksum)
     return caught.value.reason
 
 
@@ -61,17 +67,17 @@ def test_a_header_has_these_bytes_for_ever() -> None:
 
 
 def test_a_page_passes_under_its_own_key() -> None:
-    Framing(SPACE, checksum=True).check(framed(), PAGE_HASH)
+    check(SPACE, framed(), PAGE_HASH, checksum=True)
 
 
 @pytest.mark.parametrize("digest_nbytes", [16, 20, 32, 64])
 def test_a_hash_of_any_length_passes(digest_nbytes: int) -> None:
     made, page_hash = framed(), "ab" * digest_nbytes
-    Framing(SPACE, checksum=True).write(made, page_hash)
+    Framing(SPACE, checksum=True).write([made], [page_hash])
 
-    Framing(SPACE, checksum=True).check(made, page_hash)
+    check(SPACE, made, page_hash, checksum=True)
     with pytest.raises(CorruptPage, match="wrong_key"):
-        Framing(SPACE, checksum=True).check(made, page_hash[:-2] + "ac")
+        check(SPACE, made, page_hash[:-2] + "ac", checksum=True)
 
 
 @pytest.mark.parametrize("checksum", [True, False], ids=["xxh3", "none"])
@@ -82,7 +88,7 @@ def test_every_flipped_bit_of_a_header_is_found(*, checksum: bool) -> None:
         assert "corrupt" == reason_of(made, checksum=checksum)
         made.header[bit // 8] ^= 1 << bit % 8
 
-    Framing(SPACE, checksum=checksum).check(made, PAGE_HASH)
+    check(SPACE, made, PAGE_HASH, checksum=checksum)
 
 
 def test_every_flipped_bit_of_a_payload_is_found() -> None:
@@ -93,13 +99,13 @@ def test_every_flipped_bit_of_a_payload_is_found() -> None:
         assert "corrupt" == reason_of(made)
         payload[bit // 8] ^= 1 << bit % 8
 
-    Framing(SPACE, checksum=True).check(made, PAGE_HASH)
+    check(SPACE, made, PAGE_HASH, checksum=True)
 
 
 @pytest.mark.parametrize("byte", range(FRAME_NBYTES, 4096, 97))
 def test_what_follows_an_aligned_header_must_be_zeros(byte: int) -> None:
     made = framed(header_nbytes=4096)
-    Framing(SPACE, checksum=True).check(made, PAGE_HASH)
+    check(SPACE, made, PAGE_HASH, checksum=True)
     made.header[byte] = 1
 
     assert "corrupt" == reason_of(made)
@@ -107,12 +113,12 @@ def test_what_follows_an_aligned_header_must_be_zeros(byte: int) -> None:
 
 def test_another_hash_is_the_wrong_key() -> None:
     with pytest.raises(CorruptPage, match=f"wrong_key: .*{PAGE_HASH}"):
-        Framing(SPACE, checksum=True).check(framed(), hash_of(8))
+        check(SPACE, framed(), hash_of(8), checksum=True)
 
 
 def test_a_hash_that_only_begins_alike_is_the_wrong_key() -> None:
     made = framed()
-    Framing(SPACE, checksum=True).write(made, PAGE_HASH[:32])
+    Framing(SPACE, checksum=True).write([made], [PAGE_HASH[:32]])
 
     assert "wrong_key" == reason_of(made)
 
@@ -120,7 +126,7 @@ def test_a_hash_that_only_begins_alike_is_the_wrong_key() -> None:
 @pytest.mark.parametrize("other", [space(page_nbytes=1000), space(pool="draft", page_nbytes=1000)])
 def test_another_key_space_is_the_wrong_key(other: KeySpace) -> None:
     with pytest.raises(CorruptPage, match="wrong_key"):
-        Framing(other, checksum=True).check(framed(), PAGE_HASH)
+        check(other, framed(), PAGE_HASH, checksum=True)
 
 
 def test_another_length_is_the_wrong_size() -> None:
@@ -143,21 +149,21 @@ def test_without_checksums_damage_to_a_payload_passes_and_identity_stays() -> No
     made = framed(checksum=False)
     made.payload.segments[0][3] ^= 1
 
-    Framing(SPACE, checksum=False).check(made, PAGE_HASH)
+    check(SPACE, made, PAGE_HASH, checksum=False)
     with pytest.raises(CorruptPage, match="wrong_key"):
-        Framing(SPACE, checksum=False).check(made, hash_of(8))
+        check(SPACE, made, hash_of(8), checksum=False)
 
 
 def test_a_page_without_checksum_is_refused_by_who_wants_one() -> None:
     with pytest.raises(CorruptPage, match=r"corrupt: .*without a checksum"):
-        Framing(SPACE, checksum=True).check(framed(checksum=False), PAGE_HASH)
+        check(SPACE, framed(checksum=False), PAGE_HASH, checksum=True)
 
 
 def test_a_page_with_checksum_passes_who_wants_none() -> None:
     made = framed(checksum=True)
     made.payload.segments[0][3] ^= 1
 
-    Framing(SPACE, checksum=False).check(made, PAGE_HASH)
+    check(SPACE, made, PAGE_HASH, checksum=False)
 
 
 @pytest.mark.parametrize(

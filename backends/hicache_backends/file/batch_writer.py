@@ -163,21 +163,20 @@ class BatchWriter:
         They end before a page whose path cannot be used.
         """
         files, writer = self._files, self._process.writer
-        targets: list[str] = []
-        with suppress(OSError):
-            for page_hash, _ in todo:
-                targets.append(files.path(page_hash))
-        todo = todo[: len(targets)]
-        for shard in {os.path.dirname(path) for path in targets}:
-            if not files.has_shard(shard):
+        hashes = list(itertools.takewhile(self._has_path, (page_hash for page_hash, _ in todo)))
+        todo = todo[: len(hashes)]
+        targets, names = files.files(hashes)
+        for shard in {page_hash[:2] for page_hash in hashes}:
+            path = f"{files.directory}/{shard}"
+            if not files.has_shard(path):
                 with suppress(OSError):  # the pages of this directory are written one by one
-                    self._make_shard(shard)
+                    self._make_shard(path)
         recycled = [grant.recyclable.pop() for _ in todo[: len(grant.recyclable)]]
         paths = [*recycled, *(writer.temp_path() for _ in todo[len(recycled) :])]
         verdicts = native.write_files(
             [os.fsencode(path) for path in paths],
-            [os.fsencode(path) for path in targets],
-            [files.trailer(page_hash, writer.nonce(), synced=False) for page_hash, _ in todo],
+            targets,
+            writer.trailers(names, synced=False),
             [page.segments for _, page in todo],
             files.nbytes,
             self._now_ns - start,
@@ -191,10 +190,17 @@ class BatchWriter:
                 grant.recyclable.append(path)
         return verdicts
 
+    def _has_path(self, page_hash: str) -> bool:
+        try:
+            self._files.path(page_hash)
+        except OSError:
+            return False
+        return True
+
     def _store(self, page_hash: str, page: Page, grant: Grant, modified_ns: int) -> bool:
         """Write one page to a temporary file and publish it. A failure leaves nothing behind."""
-        nonce = self._process.writer.nonce()
-        trailer = self._files.trailer(page_hash, nonce, synced=self._synced)
+        _, names = self._files.files([page_hash])
+        (trailer,) = self._process.writer.trailers(names, synced=self._synced)
         recyclable = grant.recyclable.pop() if grant.recyclable else None
         try:
             try:

@@ -24,8 +24,6 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from hicache_storage import native
 from hicache_storage.backend_support.filesystem import refuse_link
 from hicache_storage.backend_support.vectored_io import (
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page
 
 TRAILER_NBYTES = 64
-NONCE_NBYTES = 15
 
 # Below it O_DIRECT is no quicker than buffered writes and a sync (docs/backends/file.md has figures).
 _DIRECT_LEAST_NBYTES = 2 << 20
@@ -72,6 +69,7 @@ class PageFiles:
         self.directory = layout.space_dir(space.id)
         self.nbytes = space.stored_nbytes
         self.file_nbytes = self.nbytes + TRAILER_NBYTES
+        self._directory = os.fsencode(self.directory)
         self._prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, bytes.fromhex(space.id))
         self._checked_shards: set[str] = set()
 
@@ -86,15 +84,13 @@ class PageFiles:
             self._check_shard(shard)
         return f"{self.directory}/{shard}/{page_hash}"
 
-    def trailer(self, page_hash: str, nonce: bytes, *, synced: bool) -> bytes:
-        """Return the trailer for one write of a page."""
-        body = self._name(page_hash) + (b"\1" if synced else b"\0") + nonce
-        return body + xxhash.xxh3_64_digest(body)
-
     def exists(self, hashes: Sequence[str], deadline: Deadline) -> list[int]:
         """Return HIT for each page of which a file of the right name and size is there."""
         return self._each(
-            hashes, lambda paths, _: native.exists_files(paths, self.file_nbytes, deadline.end_s)
+            hashes,
+            lambda part, _: native.exists_files(
+                self.files(part)[0], self.file_nbytes, deadline.end_s
+            ),
         )
 
     def read(
@@ -112,68 +108,70 @@ class PageFiles:
         """
         skip = pages[0].digest_skip if pages else None
 
-        def read_files(paths: list[bytes], indices: list[int]) -> list[int]:
+        def read_files(part: Sequence[str], indices: Sequence[int]) -> list[int]:
+            wanted = pages if part is hashes else [pages[index] for index in indices]
             verdicts, digests = native.read_files(
-                paths,
-                [self._name(hashes[index]) for index in indices],
-                [pages[index].segments for index in indices],
+                *self.files(part),
+                [page.segments for page in wanted],
                 self.nbytes,
                 -1 if touched_ns is None else touched_ns,
                 int(interval_s * 1e9),
                 -1 if skip is None else skip,
                 deadline.end_s,
             )
-            for index, verdict, digest in zip(indices, verdicts, digests, strict=True):
-                if skip is not None and verdict == native.HIT:
-                    pages[index].digest = digest
+            if skip is not None:
+                for page, verdict, digest in zip(wanted, verdicts, digests, strict=True):
+                    if verdict == native.HIT:
+                        page.digest = digest
             return verdicts
 
         return self._each(hashes, read_files)
 
-    def check(
-        self,
-        hashes: Sequence[str],
-        touched_ns: int | None,
-        deadline: Deadline,
-        paths: Sequence[str] = (),
-    ) -> list[int]:
-        """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG.
-
-        `paths` are the files, where they have other names than their pages.
-        """
+    def check(self, hashes: Sequence[str], touched_ns: int | None, deadline: Deadline) -> list[int]:
+        """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG."""
         return self._each(
             hashes,
-            lambda encoded, indices: native.check_files(
-                encoded,
-                [self._name(hashes[index]) for index in indices],
+            lambda part, _: native.check_files(
+                *self.files(part),
                 self.nbytes,
                 -1 if touched_ns is None else touched_ns,
                 deadline.end_s,
             ),
-            paths,
         )
+
+    def check_aside(self, page_hash: str, path: str, deadline: Deadline) -> int:
+        """Return the verdict of `check` on a page whose file has another name."""
+        _, names = self.files([page_hash])
+        (verdict,) = native.check_files([os.fsencode(path)], names, self.nbytes, -1, deadline.end_s)
+        return verdict
+
+    def files(self, hashes: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+        """Return the path of each page's file, and the name in its trailer."""
+        return native.page_files(self._directory, self._prefix, hashes)
 
     def _each(
         self,
         hashes: Sequence[str],
-        call: Callable[[list[bytes], list[int]], list[int]],
-        paths: Sequence[str] = (),
+        call: Callable[[Sequence[str], Sequence[int]], list[int]],
     ) -> list[int]:
-        """Return the verdicts of `call`, which gets the paths that can be used and their indices."""
-        verdicts = [0] * len(hashes)
-        usable: list[bytes] = []
-        indices: list[int] = []
-        for index, page_hash in enumerate(hashes):
-            try:
-                path = paths[index] if paths else self.path(page_hash)
-            except OSError as error:
-                verdicts[index] = -(error.errno or errno.EIO)
-            else:
-                usable.append(os.fsencode(path))
-                indices.append(index)
-        for index, verdict in zip(indices, call(usable, indices), strict=True):
+        """Return the verdicts of `call`, which gets the hashes of usable paths, and their indices."""
+        shards = {page_hash[:2] for page_hash in hashes} - self._checked_shards
+        broken = {shard: code for shard in shards if (code := self._shard_error(shard))}
+        if not broken:
+            return call(hashes, range(len(hashes)))
+        verdicts = [-broken.get(page_hash[:2], 0) for page_hash in hashes]
+        usable = [index for index, verdict in enumerate(verdicts) if not verdict]
+        found = call([hashes[index] for index in usable], usable)
+        for index, verdict in zip(usable, found, strict=True):
             verdicts[index] = verdict
         return verdicts
+
+    def _shard_error(self, shard: str) -> int:
+        try:
+            self._check_shard(shard)
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
 
     def create(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> None:
         """Write a page to a new file."""
@@ -224,10 +222,6 @@ class PageFiles:
             refuse_link(self.directory)
             refuse_link(f"{self.directory}/{shard}")
             self._checked_shards.add(shard)
-
-    def _name(self, page_hash: str) -> bytes:
-        """Return the part of the trailer that names the page."""
-        return self._prefix + xxhash.xxh3_128_digest(page_hash.encode())
 
     def _write_direct(self, path: str, page: Page, trailer: bytes) -> bool:
         """Write around the page cache; return False when size, address or file system forbid it."""

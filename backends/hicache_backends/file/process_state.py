@@ -88,7 +88,7 @@ class ProcessState:
             return
         with suppress(FileNotFoundError):
             os.rename(path, aside)
-            if files.check([page_hash], None, deadline, [aside]) == [native.WRONG]:
+            if files.check_aside(page_hash, aside, deadline) == native.WRONG:
                 self.capacity.remove(aside, files.file_nbytes, deadline)
                 self.counters.add("healed")
             else:

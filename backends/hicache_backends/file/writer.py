@@ -17,10 +17,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache_backends.file.page_file import NONCE_NBYTES
+from hicache_storage import native
 from hicache_storage.backend_support.filesystem import open_own, read_own
 from hicache_storage.backend_support.writer_lock import (
-    TOKEN_NBYTES,
     WRITER_TOKEN,
     new_token,
     try_lock,
@@ -28,12 +27,13 @@ from hicache_storage.backend_support.writer_lock import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hicache_storage.backend_support.deadline import Deadline
 
 _TEMP_NAME = re.compile(r"[0-9]+")
 _LOCK = "lock"
 _PENDING = struct.Struct("<Q")
-_SERIAL_NBYTES = NONCE_NBYTES - TOKEN_NBYTES
 _LEAST_WAIT_S = 0.01
 
 
@@ -62,10 +62,14 @@ class Writer:
         """Return a path that no other call gets. No file is there yet."""
         return f"{self._directory.path}/{next(self._serials)}"
 
-    def nonce(self) -> bytes:
-        """Return bytes that no write had before: random per writer, counted within it."""
-        serial = next(self._serials).to_bytes(_SERIAL_NBYTES, "little")
-        return bytes.fromhex(self._directory.token) + serial
+    def trailers(self, names: Sequence[bytes], *, synced: bool) -> list[bytes]:
+        """Return a trailer for one write of each name. No write had its nonce before.
+
+        A nonce is random per writer, and counted within it.
+        """
+        token = bytes.fromhex(self._directory.token)
+        serials = [next(self._serials) for _ in names]
+        return native.page_trailers(names, synced, token, serials)
 
     def pending_nbytes(self) -> int:
         """Return the bytes that are in the ledger and not yet on the disk. No I/O."""

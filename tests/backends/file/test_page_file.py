@@ -127,7 +127,8 @@ class TestRecycling:
                     return found == [native.HIT]
 
                 monkeypatch.setattr(os, name, spied)
-            trailer = files.trailer(HASHES[1], bytes(15), synced=False)
+            _, names = files.files([HASHES[1]])
+            (trailer,) = native.page_trailers(names, False, bytes(8), [0])
             assert files.recycle(path, page(seed=1), trailer, time.time_ns())
 
             assert [False, False] == answers
