@@ -10,7 +10,7 @@ import _sglang
 from _store import Memory, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -83,11 +83,17 @@ class SGLangHf3fsStore(Store):
         self._targets = _sglang.flat_pages(destination)
 
     def set(self) -> None:
-        if not all(self._backend.batch_set(self.hashes, self._sources)):
-            raise RuntimeError("HiCacheHF3FS refused a page")
+        self.set_part(self.hashes, slice(None))
 
     def get(self) -> None:
-        if not all(self._backend.batch_get(self.hashes, self._targets)):
+        self.get_part(self.hashes, slice(None))
+
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        if not all(self._backend.batch_set(hashes, self._sources[part])):
+            raise RuntimeError("HiCacheHF3FS refused a page")
+
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        if not all(self._backend.batch_get(hashes, self._targets[part])):
             raise RuntimeError("HiCacheHF3FS lost a page")
 
     def close(self) -> None:

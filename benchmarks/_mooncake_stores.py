@@ -11,7 +11,7 @@ from hicache_storage import open_storage
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.storage import HiCacheStorage
 
@@ -92,13 +92,19 @@ class SGLangMooncakeStore(Store):
         self._indices = range(source.pages)
 
     def set(self) -> None:
-        self._backend.mem_pool_host = self._pools["set"]
-        if not all(self._backend.batch_set_v1(self.hashes, self._indices)):
-            raise RuntimeError("MooncakeStore refused a page")
+        self.set_part(self.hashes, slice(None))
 
     def get(self) -> None:
+        self.get_part(self.hashes, slice(None))
+
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        self._backend.mem_pool_host = self._pools["set"]
+        if not all(self._backend.batch_set_v1(hashes, self._indices[part])):
+            raise RuntimeError("MooncakeStore refused a page")
+
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
         self._backend.mem_pool_host = self._pools["get"]
-        if not all(self._backend.batch_get_v1(self.hashes, self._indices)):
+        if not all(self._backend.batch_get_v1(hashes, self._indices[part])):
             raise RuntimeError("MooncakeStore lost a page")
 
 

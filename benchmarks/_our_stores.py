@@ -82,11 +82,17 @@ class OurPageStore(Store):
         self._store.open_space(self._space)
 
     def set(self) -> None:
-        outcome = self._store.save([Transfer(self._space, self.hashes, self._sources)])
-        _expect_ok(outcome.verdicts[0])
+        self.set_part(self.hashes, slice(None))
 
     def get(self) -> None:
-        outcome = self._store.load([Transfer(self._space, self.hashes, self._targets)])
+        self.get_part(self.hashes, slice(None))
+
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        outcome = self._store.save([Transfer(self._space, hashes, self._sources[part])])
+        _expect_ok(outcome.verdicts[0])
+
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        outcome = self._store.load([Transfer(self._space, hashes, self._targets[part])])
         _expect_ok(outcome.verdicts[0])
 
     def close(self) -> None:
@@ -147,6 +153,8 @@ def _opened(backend: str, directory: Path, settings: dict[str, Any]) -> HiCacheS
 
 
 def _expect_ok(verdicts: Sequence[Verdict]) -> None:
+    if verdicts.count(Verdict.OK) == len(verdicts):
+        return
     for number, verdict in enumerate(verdicts):
         if verdict is not Verdict.OK:
             raise RuntimeError(f"the page store returned {verdict.value} of page {number}")

@@ -216,10 +216,6 @@ class Ours(S3Store):
         super().prepare_set(hashes)
         self._store.prepare_set(hashes)
 
-    def take(self, hashes: Sequence[str]) -> None:
-        super().take(hashes)
-        self._store.take(hashes)
-
     def set(self) -> None:
         self._store.set()
 
@@ -229,6 +225,12 @@ class Ours(S3Store):
 
     def get(self) -> None:
         self._store.get()
+
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        self._store.set_part(hashes, part)
+
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        self._store.get_part(hashes, part)
 
     def object_names(self) -> list[str]:
         root = f"{_storage_prefix(self)}/{self._space.id}"

@@ -72,6 +72,14 @@ class HiCacheFileStore(Store):
             if self._pool is not None:
                 _copy_into_pool(self._pool, number, page)
 
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        if not self._backend.batch_set(hashes, self._flat_source[part]):
+            raise RuntimeError("HiCacheFile refused a page")
+
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        if None in self._backend.batch_get(hashes, self._flat_destination[part]):
+            raise RuntimeError("HiCacheFile lost a page")
+
     def received(self) -> npt.NDArray[np.uint8]:
         if self._pool is not None:
             for number, page in enumerate(self._flat_destination):

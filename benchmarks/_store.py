@@ -57,10 +57,6 @@ class Store(abc.ABC):
         """Take the hashes of the pages in the source memory."""
         self.hashes = hashes
 
-    def take(self, hashes: Sequence[str]) -> None:
-        """Take other hashes for the next `set`, and do nothing else: it may be timed."""
-        self.hashes = hashes
-
     @abc.abstractmethod
     def set(self) -> None:
         """Store the pages of the source memory."""
@@ -73,6 +69,22 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def get(self) -> None:
         """Read the pages into the destination memory."""
+
+    def set_part(self, hashes: Sequence[str], part: slice) -> None:
+        """Store a part of the source memory under `hashes`. Threads call it for different parts.
+
+        Raises:
+            NotImplementedError: The store takes whole batches alone.
+        """
+        raise NotImplementedError
+
+    def get_part(self, hashes: Sequence[str], part: slice) -> None:
+        """Read pages into a part of the destination memory. Threads call it for different parts.
+
+        Raises:
+            NotImplementedError: The store takes whole batches alone.
+        """
+        raise NotImplementedError
 
     def received(self) -> npt.NDArray[np.uint8]:
         """Return the result of `get`, one page a row."""

@@ -14,7 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,23 +61,30 @@ if TYPE_CHECKING:
     from _scheduler_stores import Subject
     from _schedulers import Schedulers
 
-PAGES = {64 * KIB: 1024, 1 * MIB: 128, 4 * MIB: 32}
+TRANSFERS = 4
+PAGES = {64 * KIB: 512, 1 * MIB: 64, 4 * MIB: 16}
+"""The pages of one transfer."""
 ROUNDS = 11
 DIRECTIONS = ("get", "set")
 HELD_TO_AIMS = ("file", "hf3fs", "redis", "s3")
 MIN_OF_STORAGE = 0.85
 MIN_OF_SCHEDULER = 0.95
-_TURN_S = 0.25
+_TURN_S = 0.5
 
 
 @dataclass
 class Turn:
-    """Moves batches in one direction while a scheduler runs, and counts its steps."""
+    """Moves batches in one direction while a scheduler runs, and counts its steps.
+
+    A batch is cut into one transfer for each of the `threads`.
+    """
 
     subject: Subject
     direction: str
     arrangement: Arrangement
     everyone: Schedulers
+    threads: ThreadPoolExecutor
+    transfers: int
     repeats: int
     step_s: list[float] = field(default_factory=list[float])
     """Seconds for each step of the scheduler, round by round."""
@@ -88,29 +97,22 @@ class Turn:
         store = self.subject.store
         store.source.stamp(turn)
         label = f"{self.name} {self.direction} {turn}"
+        batches = 1 if self.direction == "get" else self.repeats
         self._batches = [
-            page_hashes_of(f"{label} {number}", 0, store.source.pages)
-            for number in range(self.repeats)
+            page_hashes_of(f"{label} {number}", 0, store.source.pages) for number in range(batches)
         ]
+        store.prepare_set(self._batches[-1])
         if self.direction == "get":
-            store.prepare_set(self._batches[0])
             store.set()
-            store.prepare_get(self._batches[0])
-        else:
-            store.prepare_set(self._batches[-1])
+            store.prepare_get(self._batches[-1])
         self._scheduler: Scheduler = self.everyone.begin(self.arrangement)
 
     def run(self) -> None:
         began_s, began = time.perf_counter(), self._scheduler.steps
-        if self.direction == "get":
-            for _ in self._batches:
-                self.subject.store.get()
-        else:
-            for hashes in self._batches:
-                self.subject.store.take(hashes)
-                self.subject.store.set()
+        list(self.threads.map(self._move, range(self.transfers)))
         taken_s, steps = time.perf_counter() - began_s, self._scheduler.steps - began
         self.step_s.append(taken_s / max(1, steps))
+        self.seconds = taken_s
 
     def check(self) -> None:
         self._scheduler.begin(Mode.REST)
@@ -121,6 +123,17 @@ class Turn:
         if not np.array_equal(store.received(), store.source.rows):
             raise RuntimeError(f"{self.subject.name} did not bring back what was set")
         self.subject.empty()
+
+    def _move(self, transfer: int) -> None:
+        """Move one transfer of each batch, one after the other."""
+        store = self.subject.store
+        pages = store.source.pages // self.transfers
+        part = slice(transfer * pages, (transfer + 1) * pages)
+        for number in range(self.repeats):
+            if self.direction == "get":
+                store.get_part(self._batches[-1][part], part)
+            else:
+                store.set_part(self._batches[number][part], part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +173,29 @@ class Result:
 
 
 def measure(
-    subject: Subject, direction: str, everyone: Schedulers, rounds: int, report: Report
+    subject: Subject,
+    direction: str,
+    everyone: Schedulers,
+    options: argparse.Namespace,
+    report: Report,
 ) -> Result:
     """Measure one store in one direction, in all arrangements."""
     source = subject.store.source
-    repeats = _repeats(subject, direction, everyone)
-    turns = [Turn(subject, direction, each, everyone, repeats) for each in ARRANGEMENTS]
-    seconds = interleave(turns, rounds)
-    what = f"{subject.name}, {direction}, {source.pages} pages of {size_text(source.page_nbytes)}"
+    with ThreadPoolExecutor(options.transfers) as threads:
+        turn = partial(
+            Turn,
+            subject,
+            direction,
+            everyone=everyone,
+            threads=threads,
+            transfers=options.transfers,
+        )
+        repeats = _repeats(turn(arrangement=ALONE, repeats=1))
+        turns = [turn(arrangement=each, repeats=repeats) for each in ARRANGEMENTS]
+        seconds = interleave(turns, options.rounds)
+    pages = source.pages // options.transfers
+    size = size_text(source.page_nbytes)
+    what = f"{subject.name}, {direction}, {options.transfers} transfers of {pages} pages of {size}"
     apart = (SPIN_APART.name, YIELD_APART.name)
     storage = Section(
         title=f"{what}: storage",
@@ -187,15 +215,14 @@ def measure(
     return Result(subject.name, direction, source.page_nbytes, storage, scheduler)
 
 
-def _repeats(subject: Subject, direction: str, everyone: Schedulers) -> int:
-    """Return the number of batches that make up a turn of about `_TURN_S` without a scheduler."""
-    turn = Turn(subject, direction, ALONE, everyone, 1)
+def _repeats(turn: Turn) -> int:
+    """Return the number of batches that take about `_TURN_S` without a scheduler."""
     for number in (-1, -2):
         turn.prepare(number)
         turn.run()
         turn.check()
-    most = subject.most_repeats if direction == "set" else 64
-    return min(most, max(1, round(_TURN_S / turn.step_s[-1])))
+    most = turn.subject.most_repeats if turn.direction == "set" else 64
+    return min(most, max(1, round(_TURN_S / turn.seconds)))
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -249,9 +276,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KIB,KIB",
         help="page sizes in KiB (default: 64,1024,4096)",
     )
-    parser.add_argument("--pages", type=int, help="pages of a batch (default: by page size)")
+    parser.add_argument("--pages", type=int, help="pages of a transfer (default: by page size)")
+    parser.add_argument(
+        "--transfers", type=int, default=TRANSFERS, help="transfers at a time (default: 4)"
+    )
     parser.add_argument("--path", type=Path, help="where to put files (default: a new directory)")
     options = parser.parse_args(arguments)
+    options.rounds = options.rounds or ROUNDS
     for name in options.stores:
         if name not in known:
             parser.error(f"--stores: no {name} here, only {', '.join(known)}")
@@ -269,15 +300,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report = Report({**facts, "data plane": native.implementation})
             report.print_facts()
             for page_nbytes in options.sizes:
-                pages = options.pages or PAGES.get(page_nbytes, 32)
+                pages = options.transfers * (options.pages or PAGES.get(page_nbytes, 16))
                 source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
                 source.fill(page_nbytes)
                 for name in options.stores:
                     directory = Path(tempfile.mkdtemp(dir=root))
                     with openings()[name](Place(directory, source, destination)) as subject:
                         for direction in DIRECTIONS:
-                            rounds = options.rounds or ROUNDS
-                            result = measure(subject, direction, everyone, rounds, report)
+                            result = measure(subject, direction, everyone, options, report)
                             results.append(result)
                             console.print(result.line)
                             report.aims += aims(result)
