@@ -35,7 +35,7 @@ class Page:
     digest_skip: int | None
     """The number of leading bytes that `digest` leaves out. None: nobody wants a digest."""
     digest: int | None
-    """xxh3-64 of the page's bytes. A storage may set it that hashed them while it filled the page.
+    """xxh3-64 of the page's bytes. Whoever hashed them while it filled the page may set it.
 
     `copy_from` clears it. A wrapper that writes to `segments` after that sets it to None: the page store
     trusts it in the place of a hash of its own.

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "copies.h"
 #include "files.h"
 #include "frames.h"
 #include "sockets.h"
@@ -31,6 +32,46 @@ static PyObject *digests(PyObject *module, PyObject *pages) {
     }
     free(values);
     batch_release(&all);
+    return result;
+}
+
+static PyObject *copy_pages(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *target_pages, *source_pages, *result = NULL;
+    Py_ssize_t skip;
+    if (!PyArg_ParseTuple(arguments, "OOn", &target_pages, &source_pages, &skip))
+        return NULL;
+    batch targets, sources;
+    if (batch_hold(&targets, target_pages, 1))
+        return NULL;
+    if (batch_hold(&sources, source_pages, 0)) {
+        batch_release(&targets);
+        return NULL;
+    }
+    int fits = targets.pages == sources.pages;
+    for (size_t page = 0; fits && page < targets.pages; page++)
+        fits = batch_nbytes(&targets, page) == batch_nbytes(&sources, page);
+    uint64_t *values = calloc(targets.pages + 1, sizeof *values);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "targets and sources do not fit together");
+    } else if (!values) {
+        PyErr_NoMemory();
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t page = 0; page < targets.pages; page++) {
+            const struct iovec *into = targets.iov + targets.first[page], *from = sources.iov + sources.first[page];
+            const size_t nbytes = batch_nbytes(&targets, page);
+            if (skip < 0)
+                copy_pieces(into, from, nbytes);
+            else
+                values[page] = copy_hashed(into, from, nbytes, (size_t)skip);
+        }
+        Py_END_ALLOW_THREADS
+        result = list_of_unsigned(values, skip < 0 ? 0 : targets.pages);
+    }
+    free(values);
+    batch_release(&sources);
+    batch_release(&targets);
     return result;
 }
 
@@ -545,6 +586,7 @@ static PyMethodDef methods[] = {
     {"check_files", check_files, METH_VARARGS, NULL},
     {"check_frames", check_frames, METH_VARARGS, NULL},
     {"claim_files", claim_files, METH_VARARGS, NULL},
+    {"copy_pages", copy_pages, METH_VARARGS, NULL},
     {"digests", digests, METH_O, NULL},
     {"exists_files", exists_files, METH_VARARGS, NULL},
     {"page_files", page_files, METH_VARARGS, NULL},

@@ -45,6 +45,28 @@ def digests(pages: Sequence[Pieces]) -> list[int]:
     return [_digest(page) for page in pages]
 
 
+def copy_pages(targets: Sequence[Pieces], sources: Sequence[Pieces], skip: int) -> list[int]:
+    """Copy the bytes of pages.
+
+    Args:
+        targets: The memory of each page.
+        sources: The bytes of each page, as many as its target has, in pieces of any size.
+        skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
+
+    Returns:
+        The xxh3-64 of each page, or nothing where there are to be no digests.
+
+    Raises:
+        ValueError: A page and its target have different sizes. Nothing was copied.
+    """
+    fits = list(map(_nbytes, targets)) == list(map(_nbytes, sources))
+    if not fits:
+        raise ValueError("targets and sources do not fit together")
+    for target, source in zip(targets, sources, strict=True):
+        _copy(target, source)
+    return [_digest(target, skip) for target in targets] if skip >= 0 else []
+
+
 def exists_files(paths: Sequence[bytes], nbytes: int, deadline_s: float) -> list[int]:
     """Return HIT for each path that is a regular file of `nbytes`.
 
@@ -496,6 +518,18 @@ def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
             return [view[nbytes:], *views[index + 1 :]]
         nbytes -= view.nbytes
     return []
+
+
+def _copy(target: Pieces, source: Pieces) -> None:
+    todo = _after([memoryview(piece).cast("B") for piece in source], 0)
+    for piece in target:
+        view = memoryview(piece).cast("B")
+        start = 0
+        while start < view.nbytes:
+            end = min(view.nbytes, start + todo[0].nbytes)
+            view[start:end] = todo[0][: end - start]
+            todo = _after(todo, end - start)
+            start = end
 
 
 def _digest(page: Pieces, skip: int = 0) -> int:

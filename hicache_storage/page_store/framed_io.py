@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from itertools import compress
 from typing import TYPE_CHECKING
 
+from hicache_storage import native
 from hicache_storage.page import Page
 from hicache_storage.page_store.call_executor import checked_answers
 from hicache_storage.page_store.frame import Framing
@@ -38,9 +40,7 @@ class FramedIO:
             target.digest, target.digest_skip = None, skip
         hits = checked_answers(self._storage.batch_get(framed, hashes, bounced), len(hashes))
         if bounced is not stored:
-            for hit, target, source in zip(hits, stored, bounced, strict=True):
-                if hit:
-                    target.copy_from(source.segments[0])
+            _copy(list(compress(stored, hits)), list(compress(bounced, hits)))
         found = [index for index, hit in enumerate(hits) if hit]
         verdicts = [Verdict.OK if hit else Verdict.MISS for hit in hits]
         errors = Framing(framed, checksum=self._checksum).errors(
@@ -61,8 +61,7 @@ class FramedIO:
         stored = [page.stored for page in pages]
         bounced = self._bounce_pages(framed, stored)
         if bounced is not stored:
-            for source, target in zip(stored, bounced, strict=True):
-                _gather(source, target.segments[0])
+            _copy(bounced, stored)
         accepted = checked_answers(self._storage.batch_set(framed, hashes, bounced), len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
@@ -79,8 +78,5 @@ class FramedIO:
         return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
 
 
-def _gather(source: Page, target: memoryview) -> None:
-    start = 0
-    for segment in source.segments:
-        target[start : start + segment.nbytes] = segment
-        start += segment.nbytes
+def _copy(targets: Sequence[Page], sources: Sequence[Page]) -> None:
+    native.copy_pages([page.segments for page in targets], [page.segments for page in sources], -1)

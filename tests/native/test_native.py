@@ -197,6 +197,46 @@ def test_writes_of_both_are_equal(
     assert seen[0] == seen[1]
 
 
+@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@given(
+    data=st.binary(max_size=3000),
+    target_cuts=st.lists(st.integers(0, 3000), max_size=5),
+    source_cuts=st.lists(st.integers(0, 3000), max_size=5),
+    skip=st.integers(-1, 200),
+)
+def test_copies_of_both_are_equal(
+    data: bytes, target_cuts: list[int], source_cuts: list[int], skip: int
+) -> None:
+    found = list[Any]()
+    for module in (reference, compiled):
+        targets = [bytearray(piece) for piece in cut(bytes(len(data)), target_cuts)]
+        sources = cut(data, source_cuts)
+        digests = module.copy_pages([targets, targets], [sources, sources], skip)
+        assert data == b"".join(targets)
+        found.append(digests)
+
+    assert (
+        found[0] == found[1] == ([xxhash.xxh3_64_intdigest(data[skip:])] * 2 if skip >= 0 else [])
+    )
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_large_page_is_copied_whole(module: Any) -> None:
+    data = os.urandom(1_000_001)
+    into = [bytearray(400_000), bytearray(600_001)]
+
+    assert [xxhash.xxh3_64_intdigest(data[128:])] == module.copy_pages([into], [[data]], 128)
+    assert data == b"".join(into)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_pages_of_other_sizes_are_not_copied(module: Any) -> None:
+    into = bytearray(10)
+    for targets, sources in (([[into]], [[bytes(9)]]), ([[into]], [])):
+        with pytest.raises(ValueError, match="do not fit together"):
+            module.copy_pages(targets, sources, -1)
+
+
 @pytest.mark.parametrize("module", BOTH)
 def test_a_page_that_was_written_is_read(module: Any, tmp_path: Path) -> None:
     page = [bytearray(b"head"), bytearray(os.urandom(700_000))]

@@ -212,7 +212,7 @@ class TestProof:
         store.save([transfer([framed(1)])])
         (key_space,) = (known for known in storage.inner._spaces if known.pool == "kv")
         pages = storage.inner._spaces[key_space]
-        pages[HASHES[0]] = damage(pages[HASHES[0]])
+        pages[HASHES[0]] = bytearray(damage(bytes(pages[HASHES[0]])))
 
     @pytest.mark.parametrize("offset", [0, 5, 30, 50, 119, 127, 128, 200, 128 + NBYTES - 1])
     def test_a_flipped_bit_is_found_deleted_and_healed(

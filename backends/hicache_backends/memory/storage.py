@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.memory.settings import MemorySettings
+from hicache_storage import native
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import (
     Capabilities,
@@ -30,7 +31,7 @@ class MemoryStorage(HiCacheStorage):
     def __init__(self, settings: MemorySettings | None = None) -> None:
         self._settings = settings or MemorySettings()
         self._lock = threading.Lock()
-        self._spaces: dict[KeySpace, dict[str, bytes]] = {}
+        self._spaces: dict[KeySpace, dict[str, bytearray]] = {}
         self._nbytes = 0
         self._refused = 0
         self.narrow(max_page_nbytes=self._settings.capacity_nbytes)
@@ -62,18 +63,30 @@ class MemoryStorage(HiCacheStorage):
     ) -> list[bool]:
         self.ensure_open()
         stored = self._spaces.get(space, {})
-        return [
-            _copy(stored.get(page_hash), page)
-            for page_hash, page in zip(hashes, pages, strict=True)
-        ]
+        found = {
+            index: data
+            for index, (page_hash, page) in enumerate(zip(hashes, pages, strict=True))
+            if (data := stored.get(page_hash)) is not None and len(data) == page.nbytes
+        }
+        skip = pages[0].digest_skip if pages else None
+        digests = native.copy_pages(
+            [pages[index].segments for index in found],
+            [(data,) for data in found.values()],
+            -1 if skip is None else skip,
+        )
+        for index, digest in zip(found, digests, strict=False):
+            pages[index].digest = digest
+        return [index in found for index in range(len(hashes))]
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
     ) -> list[bool]:
         self.ensure_open()
+        copies = [bytearray(page.nbytes) for page in pages]
+        native.copy_pages([(copy,) for copy in copies], [page.segments for page in pages], -1)
         return [
-            self._set(space, page_hash, page.tobytes())
-            for page_hash, page in zip(hashes, pages, strict=True)
+            self._set(space, page_hash, copy)
+            for page_hash, copy in zip(hashes, copies, strict=True)
         ]
 
     def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -109,7 +122,7 @@ class MemoryStorage(HiCacheStorage):
         with self._lock:
             self._spaces.clear()
 
-    def _set(self, space: KeySpace, page_hash: str, data: bytes) -> bool:
+    def _set(self, space: KeySpace, page_hash: str, data: bytearray) -> bool:
         with self._lock:
             stored = self._spaces.setdefault(space, {})
             nbytes = self._nbytes + len(data) - len(stored.get(page_hash, b""))
@@ -120,10 +133,3 @@ class MemoryStorage(HiCacheStorage):
             stored[page_hash] = data
             self._nbytes = nbytes
             return True
-
-
-def _copy(data: bytes | None, page: Page) -> bool:
-    if data is None or len(data) != page.nbytes:
-        return False
-    page.copy_from(data)
-    return True

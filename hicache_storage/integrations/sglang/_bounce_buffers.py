@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from itertools import compress
 from typing import TYPE_CHECKING
 
+from hicache_storage import native
 from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.page import Page
 from hicache_storage.page_store.frame import FramedPage
@@ -122,24 +124,28 @@ def mirror_transfers(transfers: Sequence[Transfer], buffer: memoryview) -> list[
     return copies
 
 
-def copy_to_mirrors(transfers: Sequence[Transfer], copies: Sequence[Transfer]) -> None:
-    """Copy the payloads of `transfers` to `copies`."""
-    for transfer, copy in zip(transfers, copies, strict=True):
-        for page, mirror in zip(transfer.pages, copy.pages, strict=True):
-            start, (target,) = 0, mirror.payload.segments
-            for segment in page.payload.segments:
-                target[start : start + segment.nbytes] = segment
-                start += segment.nbytes
+def copy_to_mirrors(
+    transfers: Sequence[Transfer], copies: Sequence[Transfer], *, checksum: bool
+) -> None:
+    """Copy the payloads of `transfers` to `copies`. With `checksum`, hash them on the way."""
+    digests = native.copy_pages(_payloads(copies), _payloads(transfers), 0 if checksum else -1)
+    mirrors = (page.payload for copy in copies for page in copy.pages)
+    for mirror, digest in zip(mirrors, digests, strict=False):
+        mirror.digest = digest
 
 
 def copy_from_mirrors(
-    transfers: Sequence[Transfer], copies: Sequence[Transfer], complete: Sequence[bool]
+    transfers: Sequence[Transfer], copies: Sequence[Transfer], complete: list[bool]
 ) -> None:
     """Copy the payloads of `copies` back for each page that is complete in all its parts."""
-    for transfer, copy in zip(transfers, copies, strict=True):
-        for page, mirror, is_complete in zip(transfer.pages, copy.pages, complete, strict=True):
-            if is_complete:
-                page.payload.copy_from(mirror.payload.segments[0])
+    wanted = complete * len(transfers)
+    native.copy_pages(
+        list(compress(_payloads(transfers), wanted)), list(compress(_payloads(copies), wanted)), -1
+    )
+
+
+def _payloads(transfers: Sequence[Transfer]) -> list[tuple[memoryview, ...]]:
+    return [page.payload.segments for transfer in transfers for page in transfer.pages]
 
 
 def _stride(page: FramedPage) -> int:

@@ -56,6 +56,7 @@ class Transport:
         self.is_direct = store.storage.capabilities.bounded
         """True if the store itself accesses SGLang's memory."""
         self._timeout_s = timeout_s
+        self._hashes = store.settings.checksum == "xxh3"
         # Each direction has its own buffers, so that overdue writes do not delay reads.
         self._bounces = {"prefetch": BounceBuffers(store), "backup": BounceBuffers(store)}
 
@@ -127,7 +128,7 @@ class Transport:
                 return TransferResult([False] * len(transfers[0].hashes), answered=False)
             copies = mirror_transfers(transfers, buffer)
             if direction == "backup":
-                copy_to_mirrors(transfers, copies)
+                copy_to_mirrors(transfers, copies, checksum=self._hashes)
             # If this raises, a call may still use the buffer, so it is not released.
             outcome = transfer_pages(copies, timeout_s=timeout_s)
             if direction == "prefetch":

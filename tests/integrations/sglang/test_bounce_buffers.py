@@ -6,11 +6,21 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import pytest
+import xxhash
 from hicache_backends.memory import MemoryStorage
+from pages import hash_of, page, space
 
-from hicache_storage.integrations.sglang._bounce_buffers import BounceBuffers
+from hicache_storage.integrations.sglang._bounce_buffers import (
+    BounceBuffers,
+    buffer_nbytes,
+    copy_from_mirrors,
+    copy_to_mirrors,
+    mirror_transfers,
+)
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.frame import FRAME_NBYTES, FramedPage
+from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -84,3 +94,32 @@ def test_overdue_calls_keep_at_most_four_buffers_until_they_end(store: _Counting
     assert used(bounce, MIB) == MIB
     assert len(store.registered) == 4
     bounce.close()
+
+
+def transfers_of(*seeds: int) -> list[Transfer]:
+    pages = [FramedPage(memoryview(bytearray(FRAME_NBYTES)), page(seed=seed)) for seed in seeds]
+    return [Transfer(space(), [hash_of(seed) for seed in seeds], pages)]
+
+
+def test_mirrors_get_the_bytes_and_their_digests() -> None:
+    transfers = transfers_of(1, 2)
+    mirrors = mirror_transfers(transfers, memoryview(bytearray(buffer_nbytes(transfers))))
+
+    copy_to_mirrors(transfers, mirrors, checksum=True)
+
+    payloads = [copy.payload for copy in mirrors[0].pages]
+    assert [page(seed=1).tobytes(), page(seed=2).tobytes()] == [one.tobytes() for one in payloads]
+    assert [xxhash.xxh3_64_intdigest(one.tobytes()) for one in payloads] == [
+        one.digest for one in payloads
+    ]
+
+
+def test_only_complete_pages_are_copied_back() -> None:
+    transfers, other = transfers_of(1, 2), transfers_of(3, 4)
+    mirrors = mirror_transfers(transfers, memoryview(bytearray(buffer_nbytes(transfers))))
+    copy_to_mirrors(other, mirrors, checksum=False)
+
+    copy_from_mirrors(transfers, mirrors, [False, True])
+
+    found = [copy.payload.tobytes() for copy in transfers[0].pages]
+    assert [page(seed=1).tobytes(), page(seed=4).tobytes()] == found
