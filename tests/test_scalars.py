@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import space
 
@@ -129,6 +129,7 @@ def test_a_share_is_refused_as_a_share() -> None:
         parse_nbytes("80 %")
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(st.text())
 def test_the_text_of_a_size_is_read_whole_or_refused(text: str) -> None:
     try:

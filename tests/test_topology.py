@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.errors import ConfigError
@@ -53,6 +53,7 @@ class TestParts:
         assert topology.part(draft, 0) is None
         assert [2, 3] == [part.rank for part in topology.parts(draft)]
 
+    @settings(deadline=None)  # The machine may be busy.
     @given(
         tp_size=SIZES, pp_size=SIZES, layers=st.integers(16, 64), heads=st.sampled_from([0, 1, 48])
     )
@@ -118,6 +119,7 @@ class TestTiles:
         assert Grid(head_group=2, layer_group=16) == Grid.coarsest(MHA, fleet)
         assert Grid(layer_group=30) == Grid.coarsest(MLA, [Topology(pp_size=2), Topology()])
 
+    @settings(deadline=None)  # The machine may be busy.
     @given(
         st.lists(st.tuples(SIZES, st.sampled_from([1, 2, 3])), min_size=1, max_size=4),
         st.sampled_from([Extent(layers=61, heads=48), MLA]),

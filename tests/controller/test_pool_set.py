@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from engines import DRAFT_SHAPE, cache_pool, windowed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.controller.lease import Coverage, page_coverage, prefix_coverage
@@ -64,6 +64,7 @@ def naive_lengths(pools: PoolSet, filled: Filled, among: int) -> list[int]:
     ]
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(caches())
 def test_usable_lengths_are_those_where_nothing_is_missing(cache: tuple[PoolSet, Filled]) -> None:
     pools, filled = cache
@@ -75,6 +76,7 @@ def test_usable_lengths_are_those_where_nothing_is_missing(cache: tuple[PoolSet,
         assert naive_lengths(pools, filled, among)[-1] == longest(usable)
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(caches())
 def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
     cache: tuple[PoolSet, Filled],
@@ -101,6 +103,7 @@ def test_each_page_of_a_prefix_is_covered_as_far_as_its_pools_go(
     assert [Coverage.TARGET_ONLY] * (target - both) == shortened[both:target]
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(caches())
 def test_a_prefix_ends_at_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
     """The gap is in the first pool, in lookup order, that shortens the prefix to its length."""
@@ -120,6 +123,7 @@ def test_a_prefix_ends_at_its_first_gap(cache: tuple[PoolSet, Filled]) -> None:
         assert length < longest(pools.usable(filled, so_far))
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(caches(), st.lists(st.integers(0, 9), max_size=3))
 def test_windows_in_front_of_every_end_get_slots(
     cache: tuple[PoolSet, Filled], ends: list[int]

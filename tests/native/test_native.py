@@ -87,6 +87,7 @@ def cut(page: bytes, at: list[int]) -> list[bytearray]:
 
 
 @pytest.mark.parametrize("module", BOTH)
+@settings(deadline=None)  # The machine may be busy.
 @given(pages=pages)
 def test_digests_are_those_of_xxhash(module: Any, pages: list[list[bytes]]) -> None:
     expected = [xxhash.xxh3_64_intdigest(b"".join(page)) for page in pages]

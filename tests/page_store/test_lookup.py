@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from framed import DRAFT, TARGET, framed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import hash_of
 from pages import space as key_space
@@ -283,6 +283,7 @@ def test_with_a_trailing_pool_a_longer_prefix_can_be_usable_where_a_shorter_is_n
     assert [True, True, False, False, True] == usable
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(
     st.integers(0, 8).flatmap(
         lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=3, max_size=3)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hicache_storage.storage import Capabilities, HiCacheStorage
 
 _MOST_PROCESSES = 4
+_CHECKS_A_PROCESS = 12
+"""The number of checks for which a process is worth its start, which takes as long as some checks."""
 _MOST_LEFT_SHOWN = 5
 SUMMARY = "Test a store by the rules of the storage contract (default verb)."
 
@@ -87,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     began_s, started_at = time.monotonic(), dt.datetime.now(dt.UTC)
     claims, problem = claims_of(choice.backend, choice.config)
-    processes = _process_count(choice, claims)
+    processes = _process_count(choice, claims, len(checks))
     records = [] if problem else _outcomes(choice, checks, arguments, processes)
     facts = RunFacts(
         name=_store_name(choice.backend, storage_class),
@@ -136,9 +138,12 @@ def _outcomes(
     return records
 
 
-def _process_count(choice: config.StorageChoice, claims: Capabilities | None) -> int:
+def _process_count(choice: config.StorageChoice, claims: Capabilities | None, checks: int) -> int:
     """Return the number of checks that run at once: several where each has a store of its own."""
-    return min(_MOST_PROCESSES, 2 * (os.cpu_count() or 1)) if _is_own(choice, claims) else 1
+    if not _is_own(choice, claims):
+        return 1
+    worth_it = -(-checks // _CHECKS_A_PROCESS)
+    return max(1, min(_MOST_PROCESSES, 2 * (os.cpu_count() or 1), worth_it))
 
 
 def _is_own(choice: config.StorageChoice, claims: Capabilities | None) -> bool:

@@ -12,7 +12,7 @@ from hicache_backends.s3.replies import (
     ReplyReader,
     Truncated,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 DATA = bytes(range(256)) * 8
@@ -51,6 +51,7 @@ def page_reply(data: bytes = DATA) -> bytes:
     return b"HTTP/1.1 200 OK\r\nETag: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(step=st.integers(1, 3000))
 def test_a_page_lands_in_its_segments_however_it_comes(step: int) -> None:
     target = bytearray(len(DATA))
@@ -94,6 +95,7 @@ def test_bytes_beyond_the_page_end_the_connection() -> None:
     assert not reader.reusable
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(step=st.integers(1, 100))
 def test_chunks_are_put_together(step: int) -> None:
     reader = reader_of()

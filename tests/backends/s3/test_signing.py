@@ -9,7 +9,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Keys, Signer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 HOST = "pages.s3.eu-west-1.amazonaws.com"
@@ -49,6 +49,7 @@ def signed_by_botocore(method: str, path: str, query: str, sent: dict[str, str],
     )
 
 
+@settings(deadline=None)  # The machine may be busy.
 @given(
     method=st.sampled_from(["GET", "PUT", "HEAD", "DELETE"]),
     name=HEX,

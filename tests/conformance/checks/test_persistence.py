@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_conformance.checks import all_checks
+from hicache_conformance.checks.persistence import interrupted_writes
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions, run_check
 from hicache_conformance.run.subject import Scratch, Subject
+from hicache_conformance.scenarios import killed_writers
 from hicache_conformance.selftest.mutants import all_mutants
 from hicache_conformance.selftest.references.file_a_page import Shelf, ShelfSettings
 from hicache_conformance.selftest.references.streaming import StreamingShelf
@@ -220,6 +222,13 @@ def test_pages_in_a_shared_file_can_have_flipped_bits_only() -> None:
 # --- messages ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the waits for locks and files of dead writers, which these mutants never remove."""
+    monkeypatch.setattr(killed_writers, "_LEASE_LIMIT_S", 1.0)
+    monkeypatch.setattr(interrupted_writes, "_CLEANING_LIMIT_S", 1.0)
+
+
 @pytest.mark.parametrize(
     ("control", "name", "words"),
     [
@@ -286,6 +295,7 @@ def test_pages_in_a_shared_file_can_have_flipped_bits_only() -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("short_limits")
 def test_a_message_names_the_fault(control: str, name: str, words: str) -> None:
     record = caught(control, name)
 
@@ -293,7 +303,7 @@ def test_a_message_names_the_fault(control: str, name: str, words: str) -> None:
     assert words in f"{record.message} {record.got}"
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
 def test_debris_of_killed_writers_is_counted() -> None:
     record = caught("TempFilesForEver", "killed_writers_leave_nothing_that_grows")
 
@@ -302,7 +312,7 @@ def test_debris_of_killed_writers_is_counted() -> None:
     assert "files with" in record.got
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
 def test_a_lock_of_a_dead_writer_is_found() -> None:
     record = caught("LockOfTheDead", "a_writer_killed_at_a_byte_leaves_the_page_absent_or_whole")
 

@@ -194,7 +194,14 @@ def test_checks_run_at_once_where_each_has_a_store_of_its_own(
 ) -> None:
     choice = StorageChoice(backend=name, config=config)
 
-    assert several == (_process_count(choice, claims) > 1)
+    assert several == (_process_count(choice, claims, checks=200) > 1)
+
+
+@pytest.mark.parametrize(("checks", "processes"), [(0, 1), (1, 1), (12, 1), (13, 2), (24, 2)])
+def test_a_few_checks_run_in_few_processes(checks: int, processes: int) -> None:
+    choice = StorageChoice(backend="memory", config={})
+
+    assert processes == _process_count(choice, MemoryStorage.capabilities, checks)
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
-from typing import TYPE_CHECKING
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hicache_conformance.case.case import Case
@@ -23,6 +26,10 @@ from processes import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
+
+    from hicache_conformance.run.subject import Subject
+    from hicache_conformance.tools.processes.child import Link
 
 
 @pytest.fixture
@@ -80,6 +87,57 @@ def test_one_that_is_left_is_dead_when_its_store_is_removed() -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(left._pid, signal.SIGKILL)
+
+
+def test_the_class_is_loaded_once_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subject_of_module(tmp_path, monkeypatch, "LOADED_IN = os.getpid()")
+
+    with Case(subject) as case:
+        fork_server = ForkServer(case)
+        loaded_in = [fork_server.spawn(send_module, "LOADED_IN").receive() for _ in range(2)]
+
+    assert loaded_in[0] == loaded_in[1] != os.getpid()
+
+
+def test_a_class_whose_module_starts_threads_is_loaded_in_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+    LOADED_IN = os.getpid()
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    """
+    subject = subject_of_module(tmp_path, monkeypatch, code)
+
+    with Case(subject) as case:
+        process = ForkServer(case).spawn(send_module, "LOADED_IN")
+        loaded_in = process.receive()
+
+    assert process._pid == loaded_in
+
+
+def send_module(link: Link, name: str) -> None:
+    """Send a variable of the module of the storage class (the actor of a process)."""
+    assert link.reference is not None
+    link.reference.load()
+    link.send(getattr(importlib.import_module(link.reference.module), name))
+
+
+def subject_of_module(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Subject:
+    """Return the subject of a store in a module of its own that runs `code`."""
+    name = f"loaded_{directory.name}"
+    (directory / f"{name}.py").write_text(
+        "import os, threading\n"
+        "from hicache_conformance.selftest.references.file_a_page import Shelf\n"
+        f"{textwrap.dedent(code)}\n"
+        "class Loaded(Shelf): pass\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(directory), *sys.path])
+    storage_class: Any = importlib.import_module(name).Loaded
+    subject: Subject = type("LoadedSubject", (ShelfSubject,), {"storage_class": storage_class})()
+    return subject
 
 
 def test_a_remote_storage_dies_right_after_the_call_that_is_its_last(case: Case) -> None:
