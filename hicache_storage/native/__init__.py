@@ -21,13 +21,16 @@ from hicache_storage.native.reference import (
     UNSYNCED,
     WRONG,
     check_files,
+    check_slots,
     digests,
     exists_files,
     read_files,
+    read_slots,
     receive_bulks,
     receive_pieces,
     send_pieces,
     write_files,
+    write_slots,
 )
 
 __all__ = [
@@ -39,25 +42,31 @@ __all__ = [
     "UNSYNCED",
     "WRONG",
     "check_files",
+    "check_slots",
     "digests",
     "exists_files",
     "implementation",
     "read_files",
+    "read_slots",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
     "write_files",
+    "write_slots",
 ]
 
 _FUNCTIONS = (
     "check_files",
+    "check_slots",
     "digests",
     "exists_files",
     "read_files",
+    "read_slots",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
     "write_files",
+    "write_slots",
 )
 
 

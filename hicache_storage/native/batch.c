@@ -113,6 +113,26 @@ void texts_release(texts *all) {
     memset(all, 0, sizeof *all);
 }
 
+int64_t *integers_of(PyObject *sequence, size_t count) {
+    const Py_ssize_t length = PySequence_Size(sequence);
+    if (length != (Py_ssize_t)count) {
+        if (length >= 0)
+            PyErr_SetString(PyExc_ValueError, "the sequences of a batch do not fit together");
+        return NULL;
+    }
+    int64_t *values = array_of(count, sizeof *values);
+    for (size_t i = 0; values && i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        values[i] = item ? PyLong_AsLongLong(item) : -1;
+        Py_XDECREF(item);
+        if (values[i] == -1 && PyErr_Occurred()) {
+            free(values);
+            return NULL;
+        }
+    }
+    return values;
+}
+
 PyObject *list_of(const int64_t *values, size_t count) {
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list && i < count; i++) {

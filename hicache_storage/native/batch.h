@@ -37,6 +37,9 @@ typedef struct {
 int texts_hold(texts *all, PyObject *sequence);
 void texts_release(texts *all);
 
+/* Return `count` integers of a sequence that has as many, or NULL with an exception. The caller frees them. */
+int64_t *integers_of(PyObject *sequence, size_t count);
+
 /* Return a list of integers, or NULL with an exception. */
 PyObject *list_of(const int64_t *values, size_t count);
 PyObject *list_of_unsigned(const uint64_t *values, size_t count);

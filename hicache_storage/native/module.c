@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "files.h"
+#include "module_slots.h"
 #include "sockets.h"
 #include "xxh3.h"
 
@@ -290,13 +291,16 @@ static PyObject *receive_bulks(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"check_files", check_files, METH_VARARGS, NULL},
+    {"check_slots", check_slots, METH_VARARGS, NULL},
     {"digests", digests, METH_O, NULL},
     {"exists_files", exists_files, METH_VARARGS, NULL},
     {"read_files", read_files, METH_VARARGS, NULL},
+    {"read_slots", read_slots, METH_VARARGS, NULL},
     {"receive_bulks", receive_bulks, METH_VARARGS, NULL},
     {"receive_pieces", receive_pieces, METH_VARARGS, NULL},
     {"send_pieces", send_pieces, METH_VARARGS, NULL},
     {"write_files", write_files, METH_VARARGS, NULL},
+    {"write_slots", write_slots, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, methods, NULL, NULL, NULL, NULL};
