@@ -144,6 +144,7 @@ class TestSlots:
 
         assert 3 == len(stamps)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_neighbours_are_moved_in_one_call(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -196,6 +197,7 @@ class TestPages:
                 assert [True] == reader.batch_get(key_space, [HASHES[number]], [target])
                 assert source.tobytes() == target.tobytes()
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_of_duplicates_each_has_the_verdict_of_its_own_read(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -224,6 +226,7 @@ class TestReuse:
         assert nbytes == slots_file(root).stat().st_size
         assert 10 * SLOT_NBYTES == storage.stats().nbytes
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_reader_whose_slot_was_reused_misses(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -296,6 +299,7 @@ class TestReuse:
             root, "SELECT allocated - taken - (SELECT count(*) FROM free) FROM spaces"
         )
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_pages_that_fail_to_be_written_leak_no_slot(
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -310,6 +314,7 @@ class TestReuse:
         assert [(0, 0)] == query(root, "SELECT taken, (SELECT count(*) FROM reserved) FROM spaces")
         assert 3 == storage.stats().counters["io_errors"]
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_what_a_broken_off_call_reserved_comes_back(
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -327,6 +332,7 @@ class TestReuse:
 class TestWritesInDoubt:
     """A mount over a network may report an error and carry the write out later."""
 
+    @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
     def test_what_a_mount_carries_out_late_lands_in_no_other_page(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -351,6 +357,7 @@ class TestWritesInDoubt:
             assert page(seed=2).tobytes() == got(storage, HASHES[2])
             assert [False] == storage.batch_exists(SPACE, HASHES[:1])
 
+    @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
     def test_what_was_refused_is_in_no_doubt(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
