@@ -234,8 +234,9 @@ class _SqliteView(View):
 
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
         with self._session.step(self._deadline) as connection:
-            self._seen = self._state(connection)
-            return tables.find(connection, self._space, hashes)
+            version, found = tables.find_at_version(connection, self._space, hashes)
+            self._seen = self._session.openings, version
+            return found
 
     def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
         if not self._session.is_current():

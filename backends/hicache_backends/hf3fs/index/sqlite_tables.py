@@ -51,7 +51,8 @@ _MOST_VARIABLES = 900
 # The time of a touch grows with the square of its pages: a hundred for each statement.
 _TOUCH_VARIABLES = 9
 _FIND = (
-    "SELECT group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
+    "SELECT (SELECT data_version FROM pragma_data_version),"
+    " group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
     " WHERE space = ? AND page_hash IN ({})"
 )
 # The pages that are evicted at once beyond the needed ones: a set waits for them.
@@ -78,13 +79,22 @@ def register(db: sqlite3.Connection, files: SlotFiles) -> None:
 
 def find(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, Place]:
     """Return the places of the pages that are there."""
+    return find_at_version(db, space, hashes)[1]
+
+
+def find_at_version(
+    db: sqlite3.Connection, space: bytes, hashes: Sequence[str]
+) -> tuple[int, dict[str, Place]]:
+    """Return the places of the pages that are there, after SQLite's data version at that time."""
     found: dict[str, Place] = {}
+    versions: list[int] = []
     for part in _parts([bytes.fromhex(page_hash) for page_hash in hashes], 1):
-        (text,) = db.execute(_FIND.format(_marks(part)), (space, *part)).fetchone()
+        version, text = db.execute(_FIND.format(_marks(part)), (space, *part)).fetchone()
+        versions.append(version)
         for row in text.lower().split(",") if text else ():
             page_hash, slot, stamp = row.split(" ")
             found[page_hash] = Place(int(slot), bytes.fromhex(stamp))
-    return found
+    return versions[0] if versions else -1, found
 
 
 def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> list[Place]:
