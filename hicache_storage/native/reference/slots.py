@@ -225,7 +225,7 @@ class _Batch:
 
 
 def _verdict_of(mark: bytes, margins: tuple[memoryview, memoryview]) -> int:
-    return HIT if all(part[: len(mark)] == mark for part in margins) else WRONG
+    return HIT if all(bytes(part[: len(mark)]) == mark for part in margins) else WRONG
 
 
 def _check(last_offset: int, fd: int, offset: int, mark: bytes) -> int:
