@@ -21,21 +21,22 @@ from hicache_storage.native.reference import (
     UNSYNCED,
     WRONG,
     check_files,
+    check_frames,
+    check_slots,
     claim_files,
     copy_pages,
     digests,
     exists_files,
+    page_files,
+    page_trailers,
     read_files,
+    read_slots,
     receive_bulks,
     receive_pieces,
     send_pieces,
     write_files,
-)
-from hicache_storage.native.reference_frames import (
-    check_frames,
-    page_files,
-    page_trailers,
     write_frames,
+    write_slots,
 )
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "WRONG",
     "check_files",
     "check_frames",
+    "check_slots",
     "claim_files",
     "copy_pages",
     "digests",
@@ -56,16 +58,19 @@ __all__ = [
     "page_files",
     "page_trailers",
     "read_files",
+    "read_slots",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
     "write_files",
     "write_frames",
+    "write_slots",
 ]
 
 _FUNCTIONS = (
     "check_files",
     "check_frames",
+    "check_slots",
     "claim_files",
     "copy_pages",
     "digests",
@@ -73,11 +78,13 @@ _FUNCTIONS = (
     "page_files",
     "page_trailers",
     "read_files",
+    "read_slots",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
     "write_files",
     "write_frames",
+    "write_slots",
 )
 
 

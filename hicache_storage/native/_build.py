@@ -17,7 +17,19 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SOURCES = ("module.c", "batch.c", "copies.c", "files.c", "frames.c", "sockets.c", "xxh3.c")
+SOURCES = (
+    "module.c",
+    "module_frames.c",
+    "module_slots.c",
+    "batch.c",
+    "copies.c",
+    "files.c",
+    "frames.c",
+    "pieces.c",
+    "slots.c",
+    "sockets.c",
+    "xxh3.c",
+)
 MODULE = "_native.abi3.so"
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra"),

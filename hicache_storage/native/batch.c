@@ -80,6 +80,13 @@ void batch_release(batch *all) {
     memset(all, 0, sizeof *all);
 }
 
+int pieces_hold(batch *all, PyObject *pieces, int writable) {
+    PyObject *one = PyTuple_Pack(1, pieces);
+    const int failed = !one || batch_hold(all, one, writable);
+    Py_XDECREF(one);
+    return failed ? -1 : 0;
+}
+
 int texts_hold(texts *all, PyObject *sequence) {
     memset(all, 0, sizeof *all);
     all->owner = PySequence_Tuple(sequence);
@@ -118,6 +125,26 @@ void texts_release(texts *all) {
     free(all->data);
     free(all->nbytes);
     memset(all, 0, sizeof *all);
+}
+
+int64_t *integers_of(PyObject *sequence, size_t count) {
+    const Py_ssize_t length = PySequence_Size(sequence);
+    if (length != (Py_ssize_t)count) {
+        if (length >= 0)
+            PyErr_SetString(PyExc_ValueError, "the sequences of a batch do not fit together");
+        return NULL;
+    }
+    int64_t *values = array_of(count, sizeof *values);
+    for (size_t i = 0; values && i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
+        values[i] = item ? PyLong_AsLongLong(item) : -1;
+        Py_XDECREF(item);
+        if (values[i] == -1 && PyErr_Occurred()) {
+            free(values);
+            return NULL;
+        }
+    }
+    return values;
 }
 
 PyObject *list_of(const int64_t *values, size_t count) {

@@ -19,6 +19,9 @@ typedef struct {
 int batch_hold(batch *all, PyObject *pages, int writable);
 void batch_release(batch *all);
 
+/* Hold one list of buffers as a batch of one page. Return 0, or -1 with an exception. */
+int pieces_hold(batch *all, PyObject *pieces, int writable);
+
 static inline size_t batch_nbytes(const batch *all, size_t page) {
     size_t nbytes = 0;
     for (size_t i = all->first[page]; i < all->first[page + 1]; i++)
@@ -39,6 +42,9 @@ void texts_release(texts *all);
 
 /* Return 1 where every text can be a path: none is empty or has a zero byte. */
 int texts_are_paths(const texts *all);
+
+/* Return `count` integers of a sequence that has as many, or NULL with an exception. The caller frees them. */
+int64_t *integers_of(PyObject *sequence, size_t count);
 
 /* Return a list of integers, or NULL with an exception. */
 PyObject *list_of(const int64_t *values, size_t count);

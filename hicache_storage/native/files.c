@@ -9,9 +9,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "pieces.h"
 #include "xxh3.h"
 
-enum { CHUNK_NBYTES = 256 << 10, PIECES = 64 };
+enum { PIECES = 64 };
 
 int64_t file_exists(const char *path, uint64_t nbytes) {
     struct stat status;
@@ -20,90 +21,13 @@ int64_t file_exists(const char *path, uint64_t nbytes) {
     return S_ISREG(status.st_mode) && (uint64_t)status.st_size == nbytes ? HIT : MISS;
 }
 
-/* Read up to `nbytes` at `offset`; return how many the file had, or -errno. */
-static int64_t read_at(int fd, uint8_t *into, size_t nbytes, int64_t offset) {
-    size_t done = 0;
-    while (done < nbytes) {
-        const ssize_t step = pread(fd, into + done, nbytes - done, offset + (int64_t)done);
-        if (step < 0 && errno == EINTR)
-            continue;
-        if (step < 0)
-            return -errno;
-        if (!step)
-            break;
-        done += (size_t)step;
-    }
-    return (int64_t)done;
-}
-
 static int is_named(const uint8_t *trailer, const uint8_t *name) {
     uint64_t seal;
     memcpy(&seal, trailer + SEALED_NBYTES, sizeof seal);
     return !memcmp(trailer, name, NAME_NBYTES) && __builtin_bswap64(seal) == xxh3_64(trailer, SEALED_NBYTES);
 }
 
-/* A position in a list of pieces. */
-typedef struct {
-    const struct iovec *piece;
-    size_t left, offset;
-} cursor;
-
-/* Take up to `limit` bytes off the cursor, into `taken`; return how many pieces those are. */
-static size_t take(cursor *at, struct iovec *taken, size_t limit, size_t *nbytes) {
-    size_t count = 0;
-    *nbytes = 0;
-    while (at->left && count < PIECES && *nbytes < limit) {
-        size_t length = at->piece->iov_len - at->offset;
-        if (length > limit - *nbytes)
-            length = limit - *nbytes;
-        taken[count].iov_base = (uint8_t *)at->piece->iov_base + at->offset;
-        taken[count++].iov_len = length;
-        *nbytes += length;
-        at->offset += length;
-        if (at->offset == at->piece->iov_len) {
-            at->piece++;
-            at->left--;
-            at->offset = 0;
-        }
-    }
-    return count;
-}
-
-/* Fill `iov` whole from `offset`; return 1, 0 where the file ends before, or -errno. */
-static int64_t fill(int fd, struct iovec *iov, size_t count, size_t nbytes, int64_t offset) {
-    while (nbytes) {
-        const ssize_t step = preadv(fd, iov, (int)count, offset);
-        if (step < 0 && errno == EINTR)
-            continue;
-        if (step < 0)
-            return -errno;
-        if (!step)
-            return 0;
-        nbytes -= (size_t)step;
-        offset += step;
-        size_t gone = (size_t)step;
-        while (count && gone >= iov->iov_len) {
-            gone -= iov->iov_len;
-            iov++;
-            count--;
-        }
-        if (count) {
-            iov->iov_base = (uint8_t *)iov->iov_base + gone;
-            iov->iov_len -= gone;
-        }
-    }
-    return 1;
-}
-
-/* Hash each chunk while it is in cache. */
-static void digest_chunk(xxh3_stream *stream, const struct iovec *iov, size_t count, size_t *skip) {
-    for (size_t i = 0; i < count; i++) {
-        const size_t less = *skip < iov[i].iov_len ? *skip : iov[i].iov_len;
-        *skip -= less;
-        xxh3_update(stream, (const uint8_t *)iov[i].iov_base + less, iov[i].iov_len - less);
-    }
-}
-
+/* Read the page; hash each chunk while it is in cache. Return 1, 0 where the file ends before, or -errno. */
 static int64_t read_page(int fd, const page_read *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES], part[PIECES];
@@ -111,14 +35,14 @@ static int64_t read_page(int fd, const page_read *wanted) {
     int64_t offset = 0;
     xxh3_stream stream;
     xxh3_begin(&stream);
-    for (size_t count; (count = take(&at, chunk, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX, &nbytes));) {
+    for (size_t count; (count = pieces_take(&at, chunk, PIECES, wanted->digest ? CHUNK_NBYTES : SSIZE_MAX, &nbytes));) {
         memcpy(part, chunk, count * sizeof *chunk);
-        const int64_t filled = fill(fd, part, count, nbytes, offset);
-        if (filled <= 0)
-            return filled;
+        const int64_t done = pieces_move(fd, part, count, nbytes, offset, 0);
+        if (done < (int64_t)nbytes)
+            return done < 0 ? done : 0;
         if (wanted->digest)
-            digest_chunk(&stream, chunk, count, &skip);
-        offset += (int64_t)nbytes;
+            pieces_hash(&stream, chunk, count, &skip);
+        offset += done;
     }
     if (wanted->digest)
         *wanted->digest = xxh3_digest(&stream);
@@ -190,47 +114,21 @@ int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64
     return verdict;
 }
 
-/* Write all of `nbytes` at `offset`; return 0 or -errno. */
-static int64_t write_at(int fd, const uint8_t *from, size_t nbytes, int64_t offset) {
-    while (nbytes) {
-        const ssize_t step = pwrite(fd, from, nbytes, offset);
-        if (step < 0 && errno == EINTR)
-            continue;
-        if (step < 0)
-            return -errno;
-        from += step;
-        nbytes -= (size_t)step;
-        offset += step;
-    }
-    return 0;
-}
-
 static int64_t write_page(int fd, const page_write *wanted) {
     cursor at = {wanted->iov, wanted->pieces, 0};
     struct iovec chunk[PIECES + 1];
     size_t nbytes;
     int64_t offset = 0;
-    for (size_t count; (count = take(&at, chunk, SSIZE_MAX, &nbytes));) {
+    for (size_t count; (count = pieces_take(&at, chunk, PIECES, SSIZE_MAX, &nbytes));) {
         if (!at.left) { /* the trailer goes with the last pieces, in one call */
             chunk[count].iov_base = (void *)wanted->trailer;
             chunk[count++].iov_len = TRAILER_NBYTES;
             nbytes += TRAILER_NBYTES;
         }
-        ssize_t step;
-        do
-            step = pwritev(fd, chunk, (int)count, offset);
-        while (step < 0 && errno == EINTR);
-        if (step < 0)
-            return -errno;
-        for (size_t i = 0, gone = (size_t)step; i < count; i++) { /* what one call did not do */
-            const size_t done = gone < chunk[i].iov_len ? gone : chunk[i].iov_len;
-            const int64_t failed = write_at(fd, (const uint8_t *)chunk[i].iov_base + done, chunk[i].iov_len - done,
-                                            offset + (int64_t)done);
-            if (failed)
-                return failed;
-            gone -= done;
-            offset += (int64_t)chunk[i].iov_len;
-        }
+        const int64_t done = pieces_move(fd, chunk, count, nbytes, offset, 1);
+        if (done < (int64_t)nbytes)
+            return done < 0 ? done : -EIO;
+        offset += done;
     }
     const struct timespec time = {wanted->modified_ns / 1000000000, wanted->modified_ns % 1000000000};
     const struct timespec times[2] = {time, time};
@@ -239,14 +137,16 @@ static int64_t write_page(int fd, const page_write *wanted) {
 
 /* Spoil the old trailer: a reader that is under way finds another one afterwards. */
 static int64_t spoil(int fd, const page_write *wanted) {
-    static const uint8_t spoiled[TRAILER_NBYTES];
+    uint8_t spoiled[TRAILER_NBYTES] = {0};
     uint8_t old[TRAILER_NBYTES + 1];
     const int64_t got = read_at(fd, old, sizeof old, (int64_t)wanted->nbytes);
     if (got < 0)
         return got;
     if (got != TRAILER_NBYTES || old[NAME_NBYTES])
         return KEPT;
-    return write_at(fd, spoiled, sizeof spoiled, (int64_t)wanted->nbytes);
+    struct iovec one = {spoiled, sizeof spoiled};
+    const int64_t done = pieces_move(fd, &one, 1, sizeof spoiled, (int64_t)wanted->nbytes, 1);
+    return done < 0 ? done : 0;
 }
 
 int64_t file_write(const page_write *wanted) {

@@ -23,7 +23,7 @@ import xxhash
 
 from hicache_storage import native
 from hicache_storage.errors import CorruptPage
-from hicache_storage.native.reference_frames import FRAME_FIELDS, FRAME_NBYTES, FRAME_SEAL
+from hicache_storage.native.reference.frames import FRAME_FIELDS, FRAME_NBYTES, FRAME_SEAL
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hicache_storage import native
+from hicache_storage.native import reference
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -33,6 +36,18 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
     cls: type[StorageConformance] | None = getattr(item, "cls", None)
     patterns = ["concerns", *(["in_quick_runs"] if config.option.hicache_quick else [])]
     return all(re.search(getattr(cls, name, ""), item.name) for name in patterns)
+
+
+@pytest.fixture
+def python_data_plane() -> Iterator[None]:
+    """Replace the compiled data plane, whose system calls a test cannot patch, by its reference.
+
+    The patches outlast `monkeypatch.undo()` in the test.
+    """
+    with pytest.MonkeyPatch.context() as patches:
+        for name in native._FUNCTIONS:
+            patches.setattr(native, name, getattr(reference, name))
+        yield
 
 
 @pytest.fixture(params=["disk", "shm"])

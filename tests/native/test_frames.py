@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hicache_storage.native import HIT, WRONG, reference_frames
+from hicache_storage.native import HIT, WRONG
+from hicache_storage.native.reference import frames as reference_frames
 
 try:
     compiled: Any = importlib.import_module("hicache_storage.native._native")

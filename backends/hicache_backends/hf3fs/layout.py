@@ -65,8 +65,9 @@ _ROOT_ID = re.compile(r"[0-9a-f]{16}")
 _FILE_NBYTES = 1 << 30
 _MAGIC = b"HiSl"
 _VERSION = 1
+_PREFIX = struct.Struct("<4sHBx16s")
 _FIELDS = struct.Struct("<4sHBx16s24s64s8x")
-_CHECKSUM = struct.Struct("<Q")
+_HASH_FIELD_NBYTES = 72
 _STAMP = struct.Struct(f">Q{TOKEN_NBYTES}sQ")
 
 
@@ -178,26 +179,34 @@ class MarkedPage(NamedTuple):
 class Geometry:
     """The slots of one key space: sizes, offsets and marks. Immutable."""
 
-    __slots__ = ("_id", "lead_nbytes", "nbytes", "slot_nbytes", "slots_per_file", "space")
+    __slots__ = (
+        "_id",
+        "_prefixes",
+        "is_blocks",
+        "lead_nbytes",
+        "nbytes",
+        "shape",
+        "slot_nbytes",
+        "slots_per_file",
+        "space",
+        "tail_nbytes",
+    )
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
         self._id = bytes.fromhex(space.id)
+        self._prefixes: dict[int, bytes] = {}
+        """The first fields of a mark, by the length of the page hash."""
         self.nbytes = space.stored_nbytes
+        self.is_blocks = self.nbytes % BLOCK_NBYTES == 0
+        """True when a page is made of whole blocks."""
         self.lead_nbytes = BLOCK_NBYTES if self.is_blocks else MARK_NBYTES
         bare_nbytes = self.lead_nbytes + self.nbytes + MARK_NBYTES
         self.slot_nbytes = -(-bare_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
         self.slots_per_file = max(1, _FILE_NBYTES // self.slot_nbytes)
-
-    @property
-    def is_blocks(self) -> bool:
-        """True when a page is made of whole blocks."""
-        return self.nbytes % BLOCK_NBYTES == 0
-
-    @property
-    def tail_nbytes(self) -> int:
+        self.tail_nbytes = self.slot_nbytes - self.lead_nbytes - self.nbytes
         """The bytes from the end of the page to the end of the slot."""
-        return self.slot_nbytes - self.lead_nbytes - self.nbytes
+        self.shape = self.lead_nbytes, self.nbytes, self.tail_nbytes
 
     @property
     def last_mark_offset(self) -> int:
@@ -212,8 +221,12 @@ class Geometry:
     def mark(self, page_hash: str, stamp: bytes) -> bytes:
         """Return the mark that proves that a slot holds this page, of this write."""
         digest = bytes.fromhex(page_hash)
-        fields = _FIELDS.pack(_MAGIC, _VERSION, len(digest), self._id, stamp, digest)
-        return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+        prefix = self._prefixes.get(len(digest))
+        if prefix is None:
+            prefix = _PREFIX.pack(_MAGIC, _VERSION, len(digest), self._id)
+            self._prefixes[len(digest)] = prefix
+        fields = prefix + stamp + digest.ljust(_HASH_FIELD_NBYTES, b"\0")
+        return fields + xxhash.xxh3_64_digest(fields)[::-1]  # little-endian
 
     def read_mark(self, mark: bytes) -> MarkedPage | None:
         """Return the page and the write that `mark` names; None when it is no mark of this key space."""

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 from hicache_backends.hf3fs.index.base import Entry, lease_s
 from hicache_backends.hf3fs.index.sqlite import SqliteIndex
 from hicache_backends.hf3fs.settings import SQLITE
-from hicache_backends.hf3fs.transfer import Item, Outcome, Transfers
+from hicache_backends.hf3fs.transfer import SlotPages, Transfers
 from hicache_backends.hf3fs.usrbio import connect_usrbio
 from hicache_backends.hf3fs.writer import Writer
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import BackendNotInstalled, HiCacheError
+from hicache_storage.native import HIT, LATE, WRONG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from hicache_backends.hf3fs.index.base import Index, Limits, View
     from hicache_backends.hf3fs.layout import Layout, Place
@@ -69,38 +71,45 @@ class Mount:
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
         """Read pages, and return for each whether it was there as a whole."""
+        nbytes = files.geometry.nbytes
         with self.index.view(files, deadline) as view:
             places = view.find(hashes)
-            wanted = {
-                number: Item(*_marked(files, page_hash, places[page_hash]), page)
+            wanted = [
+                number
                 for number, (page_hash, page) in enumerate(zip(hashes, pages, strict=True))
-                if page_hash in places and page.nbytes == files.geometry.nbytes
+                if page_hash in places and page.nbytes == nbytes
+            ]
+            found = [hashes[number] for number in wanted]
+            items = _slot_pages(files, found, places, [pages[number] for number in wanted])
+            verdicts = self._transfers.read(files, items, deadline)
+            whole = {
+                h: places[h] for h, verdict in zip(found, verdicts, strict=True) if verdict == HIT
             }
-            read = self._transfers.read(files, list(wanted.values()), deadline)
-            found = dict(zip(wanted, read, strict=True))
-            whole = {number for number, outcome in found.items() if outcome is Outcome.MOVED}
-            looked_up = {hashes[n]: places[hashes[n]] for n in whole}
-            still = view.still(looked_up, _with_grace(deadline)) if whole else set[str]()
-        wrong = [hashes[n] for n, outcome in found.items() if outcome is Outcome.WRONG]
-        with suppress(HiCacheError):
-            self._heal(files, {h: places[h] for h in wrong}, _optional(deadline))
+            still = view.still(whole, _with_grace(deadline)) if whole else frozenset[str]()
+        if WRONG in verdicts:
+            wrong = {h: places[h] for h, v in zip(found, verdicts, strict=True) if v == WRONG}
+            with suppress(HiCacheError):
+                self._heal(files, wrong, _optional(deadline))
         self._note_access(files, hashes, still, deadline)
-        return [n in whole and page_hash in still for n, page_hash in enumerate(hashes)]
+        hits = [False] * len(hashes)
+        for number, page_hash, verdict in zip(wanted, found, verdicts, strict=True):
+            hits[number] = verdict == HIT and page_hash in still
+        return hits
 
     def save(
         self, files: SlotFiles, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
         """Write the pages that are not there, and return for each whether it is there now."""
         with self.index.writing(files, deadline) as view:
-            there = self._present(view, files, hashes, deadline)
-            absent = {
-                page_hash: page
-                for page_hash, page in reversed(list(zip(hashes, pages, strict=True)))
-                if page_hash not in there and page.nbytes == files.geometry.nbytes
-            }
+            there, late = self._present(view, files, hashes, deadline)
+            absent: dict[str, Page] = {}
+            for page_hash, page in zip(hashes, pages, strict=True):
+                if page_hash not in there and page.nbytes == files.geometry.nbytes:
+                    absent.setdefault(page_hash, page)
+            for page_hash in late:
+                absent.pop(page_hash, None)
             if absent:
-                order = [h for h in dict.fromkeys(hashes) if h in absent]
-                there |= self._write(files, {h: absent[h] for h in order}, deadline)
+                there |= self._write(files, absent, deadline)
         return [page_hash in there for page_hash in hashes]
 
     def delete(self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline) -> None:
@@ -133,15 +142,18 @@ class Mount:
 
     def _present(
         self, view: View, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
-    ) -> set[str]:
-        """Return the pages whose slots hold what the index promises."""
+    ) -> tuple[set[str], set[str]]:
+        """Return the pages whose slots hold what the index promises, and those not looked at in time."""
         places = view.find(hashes)
-        held = files.held(places) if places else set[str]()
-        wrong = {h: place for h, place in places.items() if h not in held}
+        verdicts = files.check(places, deadline) if places else dict[str, int]()
+        held = {page_hash for page_hash, verdict in verdicts.items() if verdict == HIT}
+        late = {page_hash for page_hash, verdict in verdicts.items() if verdict == LATE}
+        self.counters.add("timeouts", len(late))
+        wrong = {h: places[h] for h in verdicts.keys() - held - late}
         # A page that stays in the index under a wrong slot would not be found after it was written.
         self._heal(files, wrong, deadline)
         self._note_access(files, hashes, held, deadline)
-        return held
+        return held, late
 
     def _write(self, files: SlotFiles, absent: Mapping[str, Page], deadline: Deadline) -> set[str]:
         """Write pages to slots of their own, and return the pages that are there now."""
@@ -153,10 +165,7 @@ class Mount:
         places = self.index.reserve(files, len(absent), deadline)
         self.counters.add("refused_no_space", len(absent) - len(places))
         pages = dict(zip(absent, places, strict=False))
-        items = [
-            Item(*_marked(files, page_hash, place), absent[page_hash])
-            for page_hash, place in pages.items()
-        ]
+        items = _slot_pages(files, list(pages), pages, list(absent.values())[: len(pages)])
         try:
             done = self._transfers.write(files, items, deadline)
         except BaseException:
@@ -176,25 +185,29 @@ class Mount:
         self,
         files: SlotFiles,
         pages: Mapping[str, Place],
-        done: Sequence[Outcome],
+        verdicts: Sequence[int],
         deadline: Deadline,
     ) -> set[str]:
-        """Settle a write by its outcomes, and return the pages that are there now."""
+        """Settle a write by its verdicts, and return the pages that are there now."""
         now_ns = time.time_ns()
-        outcomes = list(zip(pages.items(), done, strict=True))
-        entries = [
-            Entry(page_hash, place, now_ns - number * _APART_NS)
-            for number, ((page_hash, place), outcome) in enumerate(outcomes)
-            if outcome is Outcome.MOVED
-        ]
-        in_doubt = [place for (_, place), outcome in outcomes if outcome is Outcome.IN_DOUBT]
+        entries: list[Entry] = []
+        unused: list[Place] = []
+        in_doubt: list[Place] = []
+        for number, ((page_hash, place), verdict) in enumerate(
+            zip(pages.items(), verdicts, strict=True)
+        ):
+            if verdict == HIT:
+                entries.append(Entry(page_hash, place, now_ns - number * _APART_NS))
+            elif self._transfers.is_in_doubt(verdict):
+                in_doubt.append(place)
+            else:
+                unused.append(place)
         self._in_doubt.add(files.geometry.space.id, in_doubt)
-        unused = [place for (_, place), outcome in outcomes if outcome is Outcome.NOT_MOVED]
         self.index.settle(files, entries, unused, _with_grace(deadline))
         return {entry.page_hash for entry in entries}
 
     def _note_access(
-        self, files: SlotFiles, hashes: Sequence[str], hits: set[str], deadline: Deadline
+        self, files: SlotFiles, hashes: Sequence[str], hits: AbstractSet[str], deadline: Deadline
     ) -> None:
         """Note that the pages in `hits` were used just now."""
         if self._evicts and hits:
@@ -279,9 +292,14 @@ def _with_grace(deadline: Deadline) -> Deadline:
     return Deadline(max(_GRACE_S, deadline.remaining_s()))
 
 
-def _marked(files: SlotFiles, page_hash: str, place: Place) -> tuple[int, bytes]:
-    """Return the slot of a page, and its mark there."""
-    return place.slot, files.geometry.mark(page_hash, place.stamp)
+def _slot_pages(
+    files: SlotFiles, hashes: list[str], places: Mapping[str, Place], pages: list[Page]
+) -> SlotPages:
+    """Return pages with their slots, and with their marks there."""
+    found = [places[page_hash] for page_hash in hashes]
+    mark = files.geometry.mark
+    marks = [mark(page_hash, stamp) for page_hash, (_, stamp) in zip(hashes, found, strict=True)]
+    return SlotPages([slot for slot, _ in found], marks, pages)
 
 
 def _open_index(

@@ -6,14 +6,15 @@ import ctypes
 import errno
 import os
 import re
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_backends.hf3fs.layout import MARK_NBYTES, Place
+from hicache_storage import native
 from hicache_storage.backend_support.vectored_io import DIRECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs.layout import Geometry, Layout, MarkedPage
     from hicache_storage.backend_support.deadline import Deadline
@@ -73,16 +74,19 @@ class SlotFiles:
                 return allocated + wanted
         return allocated
 
-    def held(self, places: Mapping[str, Place]) -> set[str]:
-        """Return the pages whose slots have the right marks."""
-        held: set[str] = set()
+    def check(self, places: Mapping[str, Place], deadline: Deadline) -> dict[str, int]:
+        """Return for each page HIT if its slot has the right marks, and WRONG, LATE or -errno if not."""
+        positions = [self.geometry.position(place.slot) for place in places.values()]
         with self.opened(writing=False) as files:
-            for page_hash, place in places.items():
-                mark = self.geometry.mark(page_hash, place.stamp)
-                with suppress(OSError):
-                    if self._marks(files, place.slot) == (mark, mark):
-                        held.add(page_hash)
-        return held
+            fds = files.descriptors({number for number, _ in positions})
+            verdicts = native.check_slots(
+                [fds[number] for number, _ in positions],
+                [offset for _, offset in positions],
+                [self.geometry.mark(page_hash, place.stamp) for page_hash, place in places.items()],
+                self.geometry.last_mark_offset,
+                deadline.end_s,
+            )
+        return dict(zip(places, verdicts, strict=True))
 
     def invalidate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
         """Erase the first mark of each slot, so that an index made anew finds no page there.
@@ -200,6 +204,16 @@ class OpenFiles:
             flags = (_WRITE if self._writing else _READ) | (DIRECT if direct else 0)
             self._descriptors[key] = self._open(_file_name(number), flags)
         return self._descriptors[key]
+
+    def descriptors(self, numbers: Iterable[int], *, direct: bool = False) -> dict[int, int]:
+        """Return the descriptor of each file, or its errno, negated, where it cannot be opened."""
+        found: dict[int, int] = {}
+        for number in numbers:
+            try:
+                found[number] = self.descriptor(number, direct=direct)
+            except OSError as error:
+                found[number] = -(error.errno or errno.EIO)
+        return found
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -1,20 +1,21 @@
-"""Transfers of pages between memory and slots: neighbouring slots in one preadv or pwritev, around the
-page cache where memory, size and file system allow it."""
+"""Transfers of pages between memory and slots: one call of the data plane for a batch, around the page
+cache where memory, size and file system allow it."""
 
 from __future__ import annotations
 
-import enum
 import errno
 import logging
-import mmap
 import os
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES
-from hicache_storage.backend_support.vectored_io import IOV_MAX, is_aligned, move_all
+from hicache_storage import native
+from hicache_storage.backend_support.vectored_io import DIRECT_ALIGNMENT
+from hicache_storage.native import reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from hicache_backends.hf3fs.layout import Geometry
     from hicache_backends.hf3fs.slots import OpenFiles, SlotFiles
@@ -28,56 +29,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RUN_NBYTES = 8 << 20
-_RUN_SLOTS = 64
-# A mark and the rest of its block. Behind a page that is no whole block that may be two blocks.
-_STRIDE_NBYTES = 3 * BLOCK_NBYTES
+# A page that is hashed in such parts is still in the processor's cache.
+_HASHED_RUN_NBYTES = 256 << 10
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Errors that refuse a write, or come before it. After any other error a file system that is not this
 # machine's alone may carry the write out later: the request may lie in a queue of a server.
-_REFUSED = frozenset(
-    {
-        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
-        *(errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR),
-        *(errno.EMFILE, errno.ENFILE),
-    }
-)
+_REFUSED = _NO_SPACE | {
+    *(errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR),
+    *(errno.EMFILE, errno.ENFILE),
+}
+_ALL = frozenset(range(256))
 
 
-class Outcome(enum.Enum):
-    """The end of one item of a batch."""
+class SlotPages(NamedTuple):
+    """Pages, their slots, and their marks in the slots."""
 
-    MOVED = enum.auto()
-    """The item was written as a whole; or read as a whole, between the right marks."""
-    WRONG = enum.auto()
-    """The item was read, and the marks are not those of the page."""
-    NOT_MOVED = enum.auto()
-    """The item was not tried, or failed, and no part of it is written later."""
-    IN_DOUBT = enum.auto()
-    """The item failed, and a part of it may be written later."""
+    slots: list[int]
+    marks: list[bytes]
+    pages: list[Page]
 
-
-class Item(NamedTuple):
-    """A page, its slot, and its mark in that slot."""
-
-    slot: int
-    mark: bytes
-    page: Page
-
-
-class _Run(NamedTuple):
-    """Neighbouring slots of one file."""
-
-    items: list[Item]
-    direct: bool
-
-
-class _Call(NamedTuple):
-    """The means and the conditions of one call."""
-
-    move: VectoredCall
-    deadline: Deadline
-    writing: bool
-    is_certain: bool
+    def taken(self, numbers: Sequence[int]) -> SlotPages:
+        """Return the items with these numbers, in this order."""
+        return SlotPages(
+            [self.slots[number] for number in numbers],
+            [self.marks[number] for number in numbers],
+            [self.pages[number] for number in numbers],
+        )
 
 
 class Transfers:
@@ -91,164 +70,113 @@ class Transfers:
         """True when a call that failed writes nothing later. A kernel waits for its own devices."""
         self._direct = direct and usrbio is None
         self._counters = counters
-        self._scratches: list[memoryview] = []
 
     def close(self) -> None:
         """Free the rings and their memory."""
         if self._usrbio is not None:
             self._usrbio.close()
 
-    def read(self, files: SlotFiles, items: Sequence[Item], deadline: Deadline) -> list[Outcome]:
-        """Fill the pages from their slots."""
+    def read(self, files: SlotFiles, items: SlotPages, deadline: Deadline) -> list[int]:
+        """Fill the pages from their slots, and return the verdicts of the data plane.
+
+        Each page that wants a digest gets one.
+        """
         return self._move(files, items, deadline, writing=False)
 
-    def write(self, files: SlotFiles, items: Sequence[Item], deadline: Deadline) -> list[Outcome]:
-        """Fill the slots from their pages."""
+    def write(self, files: SlotFiles, items: SlotPages, deadline: Deadline) -> list[int]:
+        """Fill the slots from their pages, and return the verdicts of the data plane."""
         return self._move(files, items, deadline, writing=True)
 
+    def is_in_doubt(self, verdict: int) -> bool:
+        """Return True after a verdict on a write if a part of the page may be written later."""
+        return verdict < 0 and not self.is_certain and -verdict not in _REFUSED
+
+    # --- parts ---------------------------------------------------------------------------------------
+
     def _move(
-        self, files: SlotFiles, items: Sequence[Item], deadline: Deadline, *, writing: bool
-    ) -> list[Outcome]:
-        by = self._usrbio or _Kernel
-        move: VectoredCall = by.pwritev if writing else by.preadv
-        call = _Call(move, deadline, writing, self.is_certain)
-        scratch = self._take_scratch()
-        done: list[Outcome] = []
-        order = sorted(range(len(items)), key=lambda number: items[number].slot)
+        self, files: SlotFiles, items: SlotPages, deadline: Deadline, *, writing: bool
+    ) -> list[int]:
+        geometry = files.geometry
+        verdicts = [native.MISS] * len(items.slots)
+        # Neighbours are moved together.
+        todo = sorted(range(len(verdicts)), key=items.slots.__getitem__)
         with files.opened(writing=writing) as opened:
-            mover = _RunMover(files.geometry, opened, scratch, self._counters, call)
-            for run in self._runs(files.geometry, [items[number] for number in order]):
-                done += mover.move(run)
-        self._scratches.append(scratch)
-        outcomes = dict(zip(order, done, strict=True))
-        return [outcomes[number] for number in range(len(items))]
+            for direct in (True, False) if self._direct and geometry.is_blocks else (False,):
+                call = _Call(geometry, opened, deadline, direct=direct)
+                some = items.taken(todo)
+                moved = self._write(call, some) if writing else self._read(call, some)
+                for number, verdict in zip(todo, moved, strict=True):
+                    verdicts[number] = verdict
+                # The memory of these pages is not aligned, or the file system refuses O_DIRECT.
+                todo = [number for number in todo if verdicts[number] == -errno.EINVAL]
+                if not todo:
+                    break
+        self._count(verdicts, "written" if writing else "read")
+        return verdicts
 
-    def _take_scratch(self) -> memoryview:
-        """Return memory for the marks of one call."""
-        try:
-            return self._scratches.pop()
-        except IndexError:
-            return memoryview(mmap.mmap(-1, _RUN_SLOTS * _STRIDE_NBYTES))
+    def _read(self, call: _Call, items: SlotPages) -> list[int]:
+        skip = items.pages[0].digest_skip if items.pages else None
+        in_parts = skip is not None and self.is_certain and not call.direct
+        run_nbytes = _HASHED_RUN_NBYTES if in_parts else _RUN_NBYTES
+        read: Any = native.read_slots
+        if self._usrbio is not None:
+            read = partial(reference.read_slots, move=call.by_deadline(self._usrbio.preadv))
+        verdicts: list[int]
+        verdicts, digests = read(
+            *call.slots(items, run_nbytes, _ALL), -1 if skip is None else skip, call.deadline.end_s
+        )
+        if skip is not None:
+            for page, verdict, digest in zip(items.pages, verdicts, digests, strict=True):
+                if verdict == native.HIT:
+                    page.digest = digest
+        return verdicts
 
-    def _runs(self, geometry: Geometry, items: Sequence[Item]) -> Iterator[_Run]:
-        """Yield `items`, which are in the order of their slots, in as few runs as possible."""
-        most = max(1, min(_RUN_SLOTS, _RUN_NBYTES // geometry.slot_nbytes))
-        run: list[Item] = []
-        run_direct = False
-        buffers = 0
-        for item in items:
-            direct = self._direct and geometry.is_blocks and is_aligned(item.page)
-            size = len(item.page.segments) + 2
-            if run and (
-                item.slot != run[-1].slot + 1
-                or item.slot % geometry.slots_per_file == 0
-                or direct != run_direct
-                or len(run) == most
-                or buffers + size > IOV_MAX
-            ):
-                yield _Run(run, run_direct)
-                run, buffers = [], 0
-            run_direct = direct
-            run.append(item)
-            buffers += size
-        if run:
-            yield _Run(run, run_direct)
+    def _write(self, call: _Call, items: SlotPages) -> list[int]:
+        alone = _ALL if self.is_certain else _REFUSED
+        write: Any = native.write_slots
+        if self._usrbio is not None:
+            write = partial(reference.write_slots, move=call.by_deadline(self._usrbio.pwritev))
+        verdicts: list[int] = write(*call.slots(items, _RUN_NBYTES, alone), call.deadline.end_s)
+        return verdicts
+
+    def _count(self, verdicts: list[int], done: str) -> None:
+        if verdicts.count(native.HIT) == len(verdicts):
+            return
+        for verdict, count in Counter(verdicts).items():
+            if verdict == native.LATE:
+                self._counters.add("timeouts", count)
+            elif -verdict in _NO_SPACE:
+                self._counters.add("refused_no_space", count)
+            elif verdict < 0 and verdict != -errno.ENOENT:
+                self._counters.add("io_errors", count)
+            if verdict < 0:
+                logger.debug("%d slots were not %s: %s", count, done, os.strerror(-verdict))
 
 
-class _RunMover:
-    """Moves the runs of one call."""
+class _Call(NamedTuple):
+    """The files and the conditions of one call."""
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        opened: OpenFiles,
-        scratch: memoryview,
-        counters: Counters,
-        call: _Call,
-    ) -> None:
-        self._geometry = geometry
-        self._opened = opened
-        self._scratch = scratch
-        self._counters = counters
-        self._call, self._deadline, self._writing, self._is_certain = call
+    geometry: Geometry
+    opened: OpenFiles
+    deadline: Deadline
+    direct: bool
 
-    def move(self, run: _Run) -> list[Outcome]:
-        """Move the items. If a run fails without doubt, its items are moved one by one."""
-        if self._deadline.passed():
-            self._counters.add("timeouts", len(run.items))
-            return [Outcome.NOT_MOVED] * len(run.items)
-        try:
-            return self._move_together(run)
-        except OSError as error:
-            if run.direct and error.errno == errno.EINVAL:
-                return self.move(_Run(run.items, direct=False))
-            in_doubt = self._is_in_doubt(error)
-            if in_doubt or len(run.items) == 1:
-                self._note(error, len(run.items))
-                return [Outcome.IN_DOUBT if in_doubt else Outcome.NOT_MOVED] * len(run.items)
-        return [self.move(_Run([item], run.direct))[0] for item in run.items]
-
-    def _move_together(self, run: _Run) -> list[Outcome]:
-        number, offset = self._geometry.position(run.items[0].slot)
-        fd = self._opened.descriptor(number, direct=run.direct)
-        buffers: list[memoryview] = []
-        for index, item in enumerate(run.items):
-            lead, tail = self._margins(index)
-            if self._writing:
-                lead[:] = item.mark.ljust(len(lead), b"\0")
-                tail[:] = item.mark.ljust(len(tail), b"\0")
-            buffers += [lead, *item.page.segments, tail]
-        done = move_all(self._call_once, fd, buffers, sum(map(len, buffers)), offset)
-        whole = done // self._geometry.slot_nbytes
-        return [
-            self._outcome(index, item) if index < whole else self._cut_off
-            for index, item in enumerate(run.items)
-        ]
-
-    def _call_once(self, fd: int, buffers: list[memoryview], offset: int) -> int:
-        return self._call(fd, buffers, offset, self._deadline)
-
-    @property
-    def _cut_off(self) -> Outcome:
-        """The outcome of an item behind the end of the file."""
-        return Outcome.NOT_MOVED if self._writing else Outcome.WRONG
-
-    def _outcome(self, index: int, item: Item) -> Outcome:
-        if self._writing or self._is_marked(index, item):
-            return Outcome.MOVED
-        return Outcome.WRONG
-
-    def _margins(self, index: int) -> tuple[memoryview, memoryview]:
-        """Return the memory for the bytes in front of a page, and for the bytes behind it."""
-        start = index * _STRIDE_NBYTES
-        middle = start + BLOCK_NBYTES
+    def slots(self, items: SlotPages, run_nbytes: int, alone: frozenset[int]) -> tuple[Any, ...]:
+        """Return the arguments that reads and writes of slots have in common."""
+        geometry = self.geometry
+        places = [divmod(slot, geometry.slots_per_file) for slot in items.slots]
+        fds = self.opened.descriptors({number for number, _ in places}, direct=self.direct)
         return (
-            self._scratch[start : start + self._geometry.lead_nbytes],
-            self._scratch[middle : middle + self._geometry.tail_nbytes],
+            [fds[number] for number, _ in places],
+            [index * geometry.slot_nbytes for _, index in places],
+            [page.segments for page in items.pages],
+            items.marks,
+            geometry.shape,
+            DIRECT_ALIGNMENT if self.direct else 1,
+            run_nbytes,
+            bytes(alone - {errno.EINVAL} if self.direct else alone),
         )
 
-    def _is_marked(self, index: int, item: Item) -> bool:
-        lead, tail = self._margins(index)
-        return bytes(lead[:MARK_NBYTES]) == item.mark == bytes(tail[:MARK_NBYTES])
-
-    def _is_in_doubt(self, error: OSError) -> bool:
-        return self._writing and not self._is_certain and error.errno not in _REFUSED
-
-    def _note(self, error: OSError, count: int) -> None:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            self._counters.add("refused_no_space", count)
-        elif not isinstance(error, FileNotFoundError):
-            self._counters.add("io_errors", count)
-        logger.debug("a slot was not %s: %s", "written" if self._writing else "read", error)
-
-
-class _Kernel:
-    """Reads and writes through the mount."""
-
-    @staticmethod
-    def preadv(fd: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
-        return os.preadv(fd, buffers, offset)
-
-    @staticmethod
-    def pwritev(fd: int, buffers: list[memoryview], offset: int, _: Deadline) -> int:
-        return os.pwritev(fd, buffers, offset)
+    def by_deadline(self, move: VectoredCall) -> Callable[[int, list[memoryview], int], int]:
+        """Return `move` with the arguments of os.preadv and os.pwritev."""
+        return lambda fd, buffers, offset: move(fd, buffers, offset, self.deadline)

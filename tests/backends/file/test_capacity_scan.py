@@ -20,7 +20,7 @@ from pages import hash_of, page, space
 from servers import wait_until
 
 from hicache_storage import native
-from hicache_storage.native import reference
+from hicache_storage.native.reference import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,7 +212,7 @@ def test_a_batch_that_evicts_slowly_ends_in_time(
     with opened(tmp_path, None) as filling:
         put(filling, range(200))
     claims = 0
-    claim = reference._claim
+    claim = files._claim
 
     def slowly(*args: Any, **options: Any) -> int:
         nonlocal claims
@@ -220,7 +220,7 @@ def test_a_batch_that_evicts_slowly_ends_in_time(
         time.sleep(0.05)
         return claim(*args, **options)
 
-    monkeypatch.setattr(reference, "_claim", slowly)
+    monkeypatch.setattr(files, "_claim", slowly)
     with opened(tmp_path, 200, timeout_s=4) as storage:
         stored = put(storage, range(1000, 1200))
         assert any(stored)

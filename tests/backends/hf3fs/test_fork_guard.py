@@ -178,6 +178,7 @@ class TestSqliteIndex:
 
 _FORKS_IN_A_WRITE = """
 import os, sys
+os.environ["HICACHE_NATIVE"] = "0"  # the compiled data plane does not call os.pwritev
 from hicache_backends.hf3fs import Hf3fsStorage
 from pages import hash_of, page, space
 root, nbytes = sys.argv[1], int(sys.argv[2])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _STOP_IN_PHASE = """
 import os, sqlite3, sys
+os.environ["HICACHE_NATIVE"] = "0"  # the compiled data plane does not call os.pwritev
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.index import sqlite_tables
 from pages import hash_of, page, space
@@ -209,6 +210,7 @@ class TestSharing:
 
             assert [True] * 8 == hits(storage, range(8))
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_child_that_was_forked_during_a_call_gives_back_what_it_opened(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

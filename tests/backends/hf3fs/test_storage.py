@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import xxhash
 from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.layout import BLOCK_NBYTES, MARK_NBYTES, Geometry, Place
 from hicache_backends.hf3fs.slots import SlotFiles
@@ -144,6 +145,7 @@ class TestSlots:
 
         assert 3 == len(stamps)
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_neighbours_are_moved_in_one_call(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -196,6 +198,31 @@ class TestPages:
                 assert [True] == reader.batch_get(key_space, [HASHES[number]], [target])
                 assert source.tobytes() == target.tobytes()
 
+    def test_aligned_and_other_memory_go_together(self, storage: Hf3fsStorage) -> None:
+        key_space = space(page_nbytes=65536)
+        sources = [aligned(65536, 1), page(65536, seed=2), aligned(65536, 3)]
+        odd = Page(memoryview(mmap.mmap(-1, 65537))[1:])
+        targets = [aligned(65536), odd, aligned(65536)]
+
+        assert [True] * 3 == storage.batch_set(key_space, HASHES[:3], sources)
+        assert [True] * 3 == storage.batch_get(key_space, HASHES[:3], targets)
+        assert [one.tobytes() for one in sources] == [one.tobytes() for one in targets]
+        assert "io_errors" not in storage.stats().counters
+
+    @pytest.mark.parametrize("nbytes", [4096, 4100, 1 << 20])
+    def test_a_page_gets_the_digest_that_it_wants(self, root: Path, nbytes: int) -> None:
+        key_space = space(page_nbytes=nbytes)
+        source, targets = page(nbytes), [blank(nbytes), blank(nbytes)]
+        for target in targets:
+            target.digest_skip = 32
+        with opened(root) as storage:
+            storage.batch_set(key_space, HASHES[:1], [source])
+            assert [True, False] == storage.batch_get(key_space, HASHES[:2], targets)
+
+        expected = xxhash.xxh3_64_intdigest(source.tobytes()[32:])
+        assert [expected, None] == [target.digest for target in targets]
+
+    @pytest.mark.usefixtures("python_data_plane")
     def test_of_duplicates_each_has_the_verdict_of_its_own_read(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -224,6 +251,7 @@ class TestReuse:
         assert nbytes == slots_file(root).stat().st_size
         assert 10 * SLOT_NBYTES == storage.stats().nbytes
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_a_reader_whose_slot_was_reused_misses(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -296,6 +324,7 @@ class TestReuse:
             root, "SELECT allocated - taken - (SELECT count(*) FROM free) FROM spaces"
         )
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_pages_that_fail_to_be_written_leak_no_slot(
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -310,6 +339,7 @@ class TestReuse:
         assert [(0, 0)] == query(root, "SELECT taken, (SELECT count(*) FROM reserved) FROM spaces")
         assert 3 == storage.stats().counters["io_errors"]
 
+    @pytest.mark.usefixtures("python_data_plane")
     def test_what_a_broken_off_call_reserved_comes_back(
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -327,6 +357,7 @@ class TestReuse:
 class TestWritesInDoubt:
     """A mount over a network may report an error and carry the write out later."""
 
+    @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
     def test_what_a_mount_carries_out_late_lands_in_no_other_page(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -351,6 +382,7 @@ class TestWritesInDoubt:
             assert page(seed=2).tobytes() == got(storage, HASHES[2])
             assert [False] == storage.batch_exists(SPACE, HASHES[:1])
 
+    @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
     def test_what_was_refused_is_in_no_doubt(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -670,6 +702,24 @@ class TestLifecycle:
             assert [False, False] == storage.batch_set(SPACE, HASHES[2:4], [page(), page()])
             assert [False, False] == storage.batch_get(SPACE, HASHES[:2], [blank(), blank()])
             assert 4 == storage.stats().counters["timeouts"]
+
+    def test_a_page_that_was_not_looked_at_in_time_is_neither_healed_nor_written(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = SlotFiles.check
+
+        def late(files: SlotFiles, places: Any, _: Deadline) -> dict[str, int]:
+            return real(files, places, Deadline(0))
+
+        with opened(root) as storage:
+            stored(storage, range(2))
+            with monkeypatch.context() as patched:
+                patched.setattr(SlotFiles, "check", late)
+                verdicts = storage.batch_set(SPACE, HASHES[:3], [page(seed=n) for n in range(3)])
+
+            assert [False, False, True] == verdicts
+            assert {"timeouts": 2} == storage.stats().counters
+            assert [True] * 3 == storage.batch_exists(SPACE, HASHES[:3])
 
 
 def _too_late(move: Any) -> Any:

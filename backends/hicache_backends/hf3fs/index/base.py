@@ -17,6 +17,7 @@ from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from contextlib import AbstractContextManager
 
     from hicache_backends.hf3fs.layout import Place
@@ -78,7 +79,7 @@ class View(abc.ABC):
         """Return the places of the pages that are there."""
 
     @abc.abstractmethod
-    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
         """Return the pages that have been in their places since `find`."""
 
 

@@ -17,6 +17,7 @@ from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from hicache_backends.hf3fs.index.base import Entry, Limits
     from hicache_backends.hf3fs.index.redis_epoch import IndexId
@@ -295,7 +296,7 @@ class _RedisView(View):
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
         return self._find(hashes, self._deadline)
 
-    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
         now = self._find(list(places), deadline)
         return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
 

@@ -17,6 +17,7 @@ from hicache_storage.errors import HiCacheError
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from hicache_backends.hf3fs.index.base import Entry, Limits
     from hicache_backends.hf3fs.index.sqlite_database import Session
@@ -150,13 +151,13 @@ class SqliteIndex(Index):
         return removed
 
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
-        touched = [
-            (used_ns, bytes.fromhex(space_id), bytes.fromhex(page_hash), used_ns)
-            for (space_id, page_hash), used_ns in used.items()
-        ]
-        query = "UPDATE pages SET used_ns = ? WHERE space = ? AND page_hash = ? AND used_ns < ?"
+        spaces: dict[bytes, list[tuple[bytes, int]]] = {}
+        for (space_id, page_hash), used_ns in used.items():
+            pages = spaces.setdefault(bytes.fromhex(space_id), [])
+            pages.append((bytes.fromhex(page_hash), used_ns))
         with self._database.transaction(deadline) as db:
-            db.executemany(query, touched)
+            for space, pages in spaces.items():
+                tables.touch(db, space, pages)
 
     def pages(self, files: SlotFiles) -> Iterator[str]:
         space, last = tables.id_of(files), b""
@@ -233,15 +234,16 @@ class _SqliteView(View):
 
     def find(self, hashes: Sequence[str]) -> dict[str, Place]:
         with self._session.step(self._deadline) as connection:
-            self._seen = self._state(connection)
-            return tables.find(connection, self._space, hashes)
+            version, found = tables.find_at_version(connection, self._space, hashes)
+            self._seen = self._session.openings, version
+            return found
 
-    def still(self, places: Mapping[str, Place], deadline: Deadline) -> set[str]:
+    def still(self, places: Mapping[str, Place], deadline: Deadline) -> AbstractSet[str]:
         if not self._session.is_current():
             return set()
         with self._session.step(deadline) as connection:
             if self._state(connection) == self._seen:
-                return set(places)
+                return places.keys()
             now = tables.find(connection, self._space, list(places))
         return {page_hash for page_hash, place in places.items() if now.get(page_hash) == place}
 

@@ -17,6 +17,7 @@ import sqlite3
 import threading
 import time
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
@@ -40,6 +41,7 @@ _LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
 _POLL_S = 0.01
 # The time that SQLite waits for another process at once. Between two such waits a fork may happen.
 _WAIT_S = 0.25
+_WAIT_BITS = 5  # coarse steps, so that most calls find the wait set already
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A connection whose file was replaced tries again; the file is made anew once, not for ever.
@@ -77,7 +79,7 @@ class Database:
         """Lend a connection in a transaction that may write."""
         with self.session(deadline, make=False) as session, self._turn(deadline):
             while True:
-                with session.step(deadline, limit_s=_WAIT_S) as connection:
+                with session.step(deadline, _WAIT_S) as connection:
                     if not _begin(connection, deadline):
                         continue
                     try:
@@ -134,7 +136,7 @@ class Database:
     def _open(self, deadline: Deadline) -> Session | None:
         """Return a connection to the current file; None when the file must be made."""
         while (session := self._pop_idle()) is not None:
-            if self._identity() is not None and session.is_current():
+            if session.identity == self._identity():
                 return session
             session.close()
         try:
@@ -251,9 +253,7 @@ class Database:
     # --- errors ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _translate_errors(
-        self, session: Session, deadline: Deadline
-    ) -> Generator[None, None, None]:
+    def _translate_errors(self, session: Session, deadline: Deadline) -> Generator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -292,27 +292,27 @@ class Session:
         file, identity = layout.index_file(), _identity_of(layout.index)
         if file is None or identity is None:
             raise FileNotFoundError(layout.index)
-        self._file, self._identity = file, identity
+        self._file, self.identity = file, identity
         self.connection: sqlite3.Connection | None = None
+        self._wait_ms = -1  # as the connection was told
         self.openings = 0
         """The number of connections so far. SQLite's data version is comparable within one only."""
 
     @contextmanager
-    def step(
-        self, deadline: Deadline, *, limit_s: float | None = None
-    ) -> Generator[sqlite3.Connection, None, None]:
+    def step(self, deadline: Deadline, limit_s: float = inf) -> Generator[sqlite3.Connection]:
         """Lend the connection. SQLite waits for locks until the deadline, or for `limit_s`."""
         with FORKS.step(deadline, self):
             connection = self.connection or self._connect(deadline)
-            wait_s = deadline.remaining_s()
-            if limit_s is not None:
-                wait_s = min(wait_s, limit_s)
-            connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+            wait_ms = int(min(deadline.remaining_s(), limit_s) * 1000)
+            wait_ms -= wait_ms % (1 << max(0, wait_ms.bit_length() - _WAIT_BITS))
+            if wait_ms != self._wait_ms:
+                connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+                self._wait_ms = wait_ms
             yield connection
 
     def is_current(self) -> bool:
         """Return True while the index's name leads to this file."""
-        return self._identity == _identity_of(self._path)
+        return self.identity == _identity_of(self._path)
 
     def is_usable(self, deadline: Deadline) -> bool:
         """Return True when the file is an index of this version."""
@@ -351,20 +351,20 @@ class Session:
             connection.close()
             raise
         self.connection = connection
+        self._wait_ms = -1
         self.openings += 1
         FORKS.connected(self)
         return connection
 
     def _require_same_file(self) -> None:
-        if _identity_of(self._file) != self._identity:
+        if _identity_of(self._file) != self.identity:
             raise FileNotFoundError(self._file)
 
 
 class _NewFile:
     """The owner of the connection by which an index is made."""
 
-    def __init__(self) -> None:
-        self.connection: sqlite3.Connection | None = None
+    connection: sqlite3.Connection | None = None
 
     def disconnect(self) -> None:
         connection, self.connection = self.connection, None

@@ -7,7 +7,8 @@ down to the low one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
 from hicache_backends.hf3fs.layout import Geometry, Place, writer_of, written_ns
 from hicache_backends.hf3fs.slots import SlotFiles
@@ -16,11 +17,13 @@ from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hicache_backends.hf3fs.index.base import Entry, Limits
     from hicache_backends.hf3fs.layout import Layout
     from hicache_backends.hf3fs.writer import Writer
+
+_T = TypeVar("_T")
 
 VERSION = 1
 SCHEMA = f"""
@@ -42,10 +45,23 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
-_STEP = 500
+# A thread gives the interpreter lock up for each row of a statement, and may wait 5 ms to win it back.
+# Therefore one statement changes many rows, and the result for many pages is one row.
+_MOST_VARIABLES = 900
+# The time of a touch grows with the square of its pages: a hundred for each statement.
+_TOUCH_VARIABLES = 9
+_FIND = (
+    "SELECT (SELECT data_version FROM pragma_data_version),"
+    " group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
+    " WHERE space = ? AND page_hash IN ({})"
+)
 # The pages that are evicted at once beyond the needed ones: a set waits for them.
 _EVICTED_AHEAD = 1000
-_OLDEST = "SELECT space, page_hash, slot, slot_nbytes FROM pages JOIN spaces USING (space)"
+_OLDEST = (
+    "SELECT group_concat("
+    "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
+    ") FROM (SELECT * FROM pages JOIN spaces USING (space) {} ORDER BY used_ns LIMIT ?)"
+)
 
 
 def id_of(files: SlotFiles) -> bytes:
@@ -63,38 +79,52 @@ def register(db: sqlite3.Connection, files: SlotFiles) -> None:
 
 def find(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, Place]:
     """Return the places of the pages that are there."""
+    return find_at_version(db, space, hashes)[1]
+
+
+def find_at_version(
+    db: sqlite3.Connection, space: bytes, hashes: Sequence[str]
+) -> tuple[int, dict[str, Place]]:
+    """Return the places of the pages that are there, after SQLite's data version at that time."""
     found: dict[str, Place] = {}
-    for start in range(0, len(hashes), _STEP):
-        part = [bytes.fromhex(page_hash) for page_hash in hashes[start : start + _STEP]]
-        marks = ",".join("?" * len(part))
-        query = (
-            "SELECT page_hash, slot, stamp FROM pages"  # noqa: S608 - question marks only
-            f" WHERE space = ? AND page_hash IN ({marks})"
-        )
-        for page_hash, slot, stamp in db.execute(query, (space, *part)):
-            found[page_hash.hex()] = Place(slot, stamp)
-    return found
+    versions: list[int] = []
+    for part in _parts([bytes.fromhex(page_hash) for page_hash in hashes], 1):
+        version, text = db.execute(_FIND.format(_marks(part)), (space, *part)).fetchone()
+        versions.append(version)
+        for row in text.lower().split(",") if text else ():
+            page_hash, slot, stamp = row.split(" ")
+            found[page_hash] = Place(int(slot), bytes.fromhex(stamp))
+    return versions[0] if versions else -1, found
 
 
 def insert(db: sqlite3.Connection, space: bytes, entries: Sequence[Entry]) -> list[Place]:
     """Add pages; return the places of the entries whose pages another slot holds already."""
-    added = db.executemany(
-        "INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)",
-        [
-            (space, bytes.fromhex(page_hash), *place, used_ns)
-            for page_hash, place, used_ns in entries
-        ],
-    ).rowcount
-    if not entries or added == len(entries):
+    rows = [
+        (space, bytes.fromhex(page_hash), *place, used_ns) for page_hash, place, used_ns in entries
+    ]
+    if _insert_rows(db, "INSERT OR IGNORE INTO pages", rows) == len(entries):
         return []
     there = find(db, space, [entry.page_hash for entry in entries])
     return [entry.place for entry in entries if there[entry.page_hash] != entry.place]
 
 
+def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]]) -> None:
+    """Store the access times of pages, where they are later than the stored ones."""
+    for part in _parts(used, _TOUCH_VARIABLES):
+        hashes = [page_hash for page_hash, _ in part]
+        query = (
+            "UPDATE pages SET used_ns ="  # noqa: S608 - question marks only
+            f" max(used_ns, CASE page_hash {'WHEN ? THEN ? ' * len(part)} END)"
+            f" WHERE space = ? AND page_hash IN ({_marks(part)})"
+        )
+        db.execute(query, (*chain.from_iterable(part), space, *hashes))
+
+
 def remove(db: sqlite3.Connection, space: bytes, hashes: Sequence[bytes]) -> None:
     """Remove pages. The caller frees their slots."""
-    query = "DELETE FROM pages WHERE space = ? AND page_hash = ?"
-    db.executemany(query, [(space, page_hash) for page_hash in hashes])
+    for part in _parts(hashes, 1):
+        query = f"DELETE FROM pages WHERE space = ? AND page_hash IN ({_marks(part)})"  # noqa: S608
+        db.execute(query, (space, *part))
 
 
 def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Place]) -> None:
@@ -103,9 +133,15 @@ def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Plac
     Raises:
         StorageUnavailable: A reservation is missing: this index is not the one that made it.
     """
-    query = "DELETE FROM reserved WHERE space = ? AND slot = ? AND stamp = ?"
-    rows = [(space, *place) for place in places]
-    if rows and db.executemany(query, rows).rowcount != len(rows):
+    ended = 0
+    for part in _parts(places, 2):
+        slots, stamps = zip(*part, strict=True)
+        query = (
+            "DELETE FROM reserved"  # noqa: S608 - question marks only. No two writes share a stamp.
+            f" WHERE space = ? AND slot IN ({_marks(slots)}) AND stamp IN ({_marks(stamps)})"
+        )
+        ended += db.execute(query, (space, *slots, *stamps)).rowcount
+    if ended != len(places):
         raise StorageUnavailable(
             "hf3fs: the index has no entry for a slot that was reserved: it was replaced"
         )
@@ -113,9 +149,9 @@ def end_reservations(db: sqlite3.Connection, space: bytes, places: Sequence[Plac
 
 def free(db: sqlite3.Connection, space: bytes, slots: Sequence[int]) -> None:
     """Free slots that belonged to a page or a writer."""
-    rows = [(space, slot) for slot in slots]
-    db.executemany("INSERT INTO free VALUES (?, ?)", rows)
-    db.execute("UPDATE spaces SET taken = taken - ? WHERE space = ?", (len(rows), space))
+    if slots:
+        _insert_rows(db, "INSERT INTO free", [(space, slot) for slot in slots])
+        db.execute("UPDATE spaces SET taken = taken - ? WHERE space = ?", (len(slots), space))
 
 
 def used_nbytes(db: sqlite3.Connection) -> int:
@@ -141,6 +177,26 @@ def collect_dead(db: sqlite3.Connection, layout: Layout, writer: Writer) -> bool
         db.execute("DELETE FROM reserved WHERE space = ? AND slot = ?", (space, slot))
         free(db, space, [slot])
     return bool(left)
+
+
+def _parts(items: Sequence[_T], variables: int) -> Iterator[Sequence[_T]]:
+    """Yield the items in lists for one statement each, which has `variables` for an item."""
+    step = _MOST_VARIABLES // variables
+    return (items[start : start + step] for start in range(0, len(items), step))
+
+
+def _marks(values: Sequence[object]) -> str:
+    """Return a question mark for each value."""
+    return ",".join("?" * len(values))
+
+
+def _insert_rows(db: sqlite3.Connection, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
+    """Run an INSERT with its rows, and return the number of rows that were added."""
+    added = 0
+    for part in _parts(rows, len(rows[0]) if rows else 1):
+        values = ",".join([f"({_marks(part[0])})"] * len(part))
+        added += db.execute(f"{statement} VALUES {values}", [*chain.from_iterable(part)]).rowcount
+    return added
 
 
 class Reservation:
@@ -178,12 +234,10 @@ class Reservation:
             self.evicted += self._evict((count - len(slots)) * self._slot_nbytes, own=True)
             slots = self._free_slots(count)
         places = [Place(slot, self._writer.stamp()) for slot in slots]
-        db.executemany(
-            "DELETE FROM free WHERE space = ? AND slot = ?", [(space, slot) for slot in slots]
-        )
-        db.executemany(
-            "INSERT INTO reserved VALUES (?, ?, ?)", [(space, *place) for place in places]
-        )
+        for part in _parts(slots, 1):
+            query = f"DELETE FROM free WHERE space = ? AND slot IN ({_marks(part)})"  # noqa: S608
+            db.execute(query, (space, *part))
+        _insert_rows(db, "INSERT INTO reserved", [(space, *place) for place in places])
         db.execute("UPDATE spaces SET taken = taken + ? WHERE space = ?", (len(slots), space))
         return places
 
@@ -206,11 +260,8 @@ class Reservation:
     def _evict(self, nbytes: int, *, ahead: int | None = None, own: bool = False) -> int:
         """Remove the least recently used pages until `nbytes` are free; return the number of pages."""
         victims: dict[bytes, list[tuple[bytes, int]]] = {}
-        query = f"{_OLDEST} {'WHERE space = ?' if own else ''} ORDER BY used_ns LIMIT ?"
         most = ahead or -(-nbytes // self._slot_nbytes)
-        for space, page_hash, slot, slot_nbytes in self._db.execute(
-            query, (self._space, most) if own else (most,)
-        ):
+        for space, page_hash, slot, slot_nbytes in self._oldest(most, own=own):
             if nbytes <= 0:
                 break
             nbytes -= slot_nbytes
@@ -218,6 +269,17 @@ class Reservation:
         for space, pages in victims.items():
             self._remove(space, pages)
         return sum(map(len, victims.values()))
+
+    def _oldest(self, most: int, *, own: bool) -> list[tuple[bytes, bytes, int, int]]:
+        """Return the least recently used pages: key space, hash, slot and size of the slot."""
+        query = _OLDEST.format("WHERE space = ?" if own else "")
+        (text,) = self._db.execute(query, (self._space, most) if own else (most,)).fetchone()
+        rows = [row.split(" ") for row in text.split(",")] if text else []
+        rows.sort(key=lambda row: int(row[0]))
+        return [
+            (bytes.fromhex(space), bytes.fromhex(page_hash), int(slot), int(slot_nbytes))
+            for _, slot, slot_nbytes, space, page_hash in rows
+        ]
 
     def _remove(self, space: bytes, pages: Sequence[tuple[bytes, int]]) -> None:
         remove(self._db, space, [page_hash for page_hash, _ in pages])
@@ -229,14 +291,18 @@ class Reservation:
                 SlotFiles(self._layout, Geometry(owner)).deallocate(slots)
 
     def _free_slots(self, count: int) -> list[int]:
-        query = "SELECT slot FROM free WHERE space = ? ORDER BY slot LIMIT ?"
-        return [row[0] for row in self._db.execute(query, (self._space, count))]
+        query = (
+            "SELECT group_concat(slot) FROM"
+            " (SELECT slot FROM free WHERE space = ? ORDER BY slot LIMIT ?)"
+        )
+        (text,) = self._db.execute(query, (self._space, count)).fetchone()
+        return sorted(map(int, text.split(","))) if text else []
 
     def _grow(self, missing: int) -> None:
         query = "SELECT allocated FROM spaces WHERE space = ?"
         (before,) = self._db.execute(query, (self._space,)).fetchone()
         after = self._files.grow(before, missing, self._most_slots())
-        self._db.executemany(
-            "INSERT INTO free VALUES (?, ?)", [(self._space, slot) for slot in range(before, after)]
+        _insert_rows(
+            self._db, "INSERT INTO free", [(self._space, slot) for slot in range(before, after)]
         )
         self._db.execute("UPDATE spaces SET allocated = ? WHERE space = ?", (after, self._space))

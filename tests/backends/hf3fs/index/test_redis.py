@@ -4,74 +4,33 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
+from hf3fs_redis import (
+    HASHES,
+    SLOT_NBYTES,
+    SPACE,
+    client_of,
+    hits,
+    index_of,
+    opened,
+    stored,
+)
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.layout import Geometry
-from pages import blank, hash_of, page, space
+from pages import hash_of, page, space
 from servers import RedisServer, wait_until
 
-from hicache_storage import ConfigError, HiCacheError, KeySpace, StorageUnavailable
+from hicache_storage import ConfigError, HiCacheError, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
     from pathlib import Path
-
-    from hicache_backends.hf3fs.transfer import Outcome
-
-SPACE = space()
-SLOT_NBYTES = Geometry(SPACE).slot_nbytes
-HASHES = [hash_of(number) for number in range(64)]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def storage(server: RedisServer, tmp_path: Path) -> Iterator[Hf3fsStorage]:
-    with opened(server, tmp_path) as storage:
-        yield storage
-
-
-def opened(server: RedisServer, root: Path, **config: Any) -> Hf3fsStorage:
-    config = {"path": str(root), "index": server.url, "timeout_s": 5, **config}
-    storage = Hf3fsStorage.from_config(config)
-    storage.open_space(SPACE)
-    return storage
-
-
-def stored(storage: Hf3fsStorage, numbers: range, key_space: KeySpace = SPACE) -> None:
-    pages = [page(seed=n) for n in numbers]
-    hashes = [hash_of(n) for n in numbers]
-    assert [True] * len(pages) == storage.batch_set(key_space, hashes, pages)
-
-
-def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
-    """Return for each page whether it is a hit. A hit must have the right bytes."""
-    targets = [blank() for _ in numbers]
-    verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
-    for number, hit, target in zip(numbers, verdicts, targets, strict=True):
-        assert not hit or target.tobytes() == page(seed=number).tobytes()
-    return verdicts
 
 
 def shorten_leases(storage: Hf3fsStorage, lease_ms: int) -> None:
-    index: Any = storage._mount.get().index
+    index = index_of(storage)
     index._lease_ms = index._epoch._lease_ms = lease_ms
-
-
-@contextmanager
-def client_of(server: RedisServer) -> Generator[Any, None, None]:
-    """Lend a client of the test's own. Much of redis-py is untyped."""
-    with redis.Redis(port=server.port) as client:
-        yield client
 
 
 class TestSharing:
@@ -197,8 +156,8 @@ class TestLeases:
         transfers = storage._mount.get()._transfers
         real = transfers.write
 
-        def slow(*arguments: Any) -> list[Outcome]:
-            done = real(*arguments)
+        def slow(*arguments: Any) -> list[int]:
+            done: list[int] = real(*arguments)
             time.sleep(0.01)
             # Another storage's set takes the freed slots.
             assert _reserved(storage, 1)

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
+from hf3fs_redis import (
+    HASHES,
+    SLOT_NBYTES,
+    SPACE,
+    client_of,
+    hits,
+    index_of,
+    opened,
+    stored,
+)
 from hf3fs_roots import child
-from hicache_backends.hf3fs import Hf3fsStorage
 from hicache_backends.hf3fs.index import redis_scripts as scripts
-from hicache_backends.hf3fs.layout import Geometry, Layout
+from hicache_backends.hf3fs.layout import Layout
 from hicache_backends.hf3fs.slots import SlotFiles
-from pages import blank, hash_of, page, space
+from pages import hash_of
 from servers import RedisServer, wait_until
 
 from hicache_storage import HiCacheError, StorageUnavailable
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-SPACE = space()
-SLOT_NBYTES = Geometry(SPACE).slot_nbytes
-HASHES = [hash_of(number) for number in range(64)]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture
-def storage(server: RedisServer, tmp_path: Path) -> Iterator[Hf3fsStorage]:
-    with opened(server, tmp_path) as storage:
-        yield storage
+    from hicache_backends.hf3fs import Hf3fsStorage
 
 
 @pytest.fixture
@@ -48,28 +41,8 @@ def other(server: RedisServer, tmp_path: Path, storage: Hf3fsStorage) -> Iterato
         yield other
 
 
-def opened(server: RedisServer, root: Path) -> Hf3fsStorage:
-    storage = Hf3fsStorage.from_config({"path": str(root), "index": server.url, "timeout_s": 20})
-    storage.open_space(SPACE)
-    return storage
-
-
-def stored(storage: Hf3fsStorage, numbers: range) -> None:
-    pages = [page(seed=n) for n in numbers]
-    assert [True] * len(pages) == storage.batch_set(SPACE, [hash_of(n) for n in numbers], pages)
-
-
-def hits(storage: Hf3fsStorage, numbers: range) -> int:
-    """Return the number of hits. A hit must have the right bytes."""
-    targets = [blank() for _ in numbers]
-    verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
-    for number, hit, target in zip(numbers, verdicts, targets, strict=True):
-        assert not hit or target.tobytes() == page(seed=number).tobytes()
-    return sum(verdicts)
-
-
-def index_of(storage: Hf3fsStorage) -> Any:
-    return storage._mount.get().index
+def count_hits(storage: Hf3fsStorage, numbers: range) -> int:
+    return sum(hits(storage, numbers))
 
 
 def perform(act: str, storage: Hf3fsStorage) -> None:
@@ -80,13 +53,6 @@ def perform(act: str, storage: Hf3fsStorage) -> None:
         storage.batch_delete(SPACE, HASHES[:32])
     else:
         list(storage.scan(SPACE))
-
-
-@contextmanager
-def client_of(server: RedisServer) -> Generator[Any, None, None]:
-    """Lend a client of the test's own. Much of redis-py is untyped."""
-    with redis.Redis(port=server.port) as client:
-        yield client
 
 
 def lost_keys(server: RedisServer, storage: Hf3fsStorage) -> None:
@@ -133,7 +99,7 @@ class TestLeases:
         with pytest.raises(StorageUnavailable, match="lease"):
             perform(act, storage)
 
-        assert 32 == hits(other, range(32, 64))
+        assert 32 == count_hits(other, range(32, 64))
         index_of(storage)._lease_ms = 60_000
         assert 32 == storage.clear(SPACE)
 
@@ -155,7 +121,7 @@ class TestLeases:
 
         assert 64 == storage.clear(SPACE)
         assert renewed
-        assert 0 == hits(storage, range(64))
+        assert 0 == count_hits(storage, range(64))
         assert 0 == storage.stats().nbytes
 
     def test_a_page_set_during_a_clear_is_there_afterwards(
@@ -172,7 +138,7 @@ class TestLeases:
         monkeypatch.setattr(SlotFiles, "deallocate", overtaken)
 
         assert 32 == storage.clear(SPACE)
-        assert (0, 32) == (hits(other, range(32)), hits(other, range(32, 64)))
+        assert (0, 32) == (count_hits(other, range(32)), count_hits(other, range(32, 64)))
 
     def test_another_clear_invalidates_the_slots_that_the_first_one_could_not(
         self, storage: Hf3fsStorage, server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +165,7 @@ class TestLeases:
         storage.clear(SPACE)
         lost_keys(server, storage)
 
-        assert 0 == hits(storage, range(8))
+        assert 0 == count_hits(storage, range(8))
 
 
 _CLEARS = """
@@ -233,7 +199,7 @@ class TestProcesses:
         with child(_CLEARS, tmp_path, server.url, 50) as (pid, output):
             assert "detached\n" == output.readline()
             os.kill(pid, signal.SIGKILL)
-        assert 0 == hits(storage, range(32))
+        assert 0 == count_hits(storage, range(32))
 
         def all_are_back() -> bool:
             storage.clear(SPACE)
@@ -241,7 +207,7 @@ class TestProcesses:
             return (storage.stats().nbytes or 0) == 64 * SLOT_NBYTES
 
         wait_until(all_are_back, limit_s=30)
-        assert 64 == hits(storage, range(64))
+        assert 64 == count_hits(storage, range(64))
 
     def test_a_clear_that_was_stopped_for_longer_than_its_lease_takes_no_new_pages(
         self, storage: Hf3fsStorage, server: RedisServer, tmp_path: Path
@@ -265,7 +231,7 @@ class TestProcesses:
                 its_input.write("go on\n")
             assert "StorageUnavailable\n" == output.readline()
 
-        assert 32 == hits(storage, range(32, 64))
+        assert 32 == count_hits(storage, range(32, 64))
 
 
 class TestLostData:
@@ -288,7 +254,7 @@ class TestLostData:
             calls.append(trusted)
             if len(calls) == 2:  # the call has begun, and has an identity of the index
                 lost_keys(server, storage)
-                hits(other, range(1))
+                count_hits(other, range(1))
             return trusted
 
         monkeypatch.setattr(epoch, "require", lost_afterwards)
@@ -296,7 +262,7 @@ class TestLostData:
             calls.append("it looks at the index once less")
         with pytest.raises(HiCacheError, match=r"anew|restarted"):
             perform(act, storage)
-        assert 32 == hits(other, range(32))
+        assert 32 == count_hits(other, range(32))
 
     @pytest.mark.parametrize(
         "moment", [(Layout, "key_spaces"), (SlotFiles, "newest")], ids=["early", "late"]
@@ -319,17 +285,17 @@ class TestLostData:
             monkeypatch.setattr(owner, step, real)
             with client_of(server) as client:
                 client.delete(f"{prefix}:maker")  # as if the maker had been silent for too long
-            assert 8 == hits(other, range(8))
+            assert 8 == count_hits(other, range(8))
             stored(other, range(8, 16))
             return real(*arguments, **options)
 
         monkeypatch.setattr(owner, step, overtaken)
         with pytest.raises(StorageUnavailable, match="making"):
-            hits(storage, range(8))
+            count_hits(storage, range(8))
 
-        assert 16 == hits(storage, range(16))
+        assert 16 == count_hits(storage, range(16))
         stored(storage, range(16, 64))
-        assert 64 == hits(other, range(64))
+        assert 64 == count_hits(other, range(64))
 
 
 def _places(storage: Hf3fsStorage, numbers: range) -> Any:

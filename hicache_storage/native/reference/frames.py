@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from hicache_storage.native.reference.pieces import HIT, WRONG
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from typing_extensions import Buffer
 
-HIT, WRONG = 1, 2
+
 FRAME_NBYTES = 128
 FRAME_FIELDS = struct.Struct("<4sHHQQ16sB71s8x")
 """The fields of a frame without its last 8 bytes. `page_store.frame` describes them."""

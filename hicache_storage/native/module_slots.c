@@ -1,0 +1,170 @@
+#include "module_slots.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "batch.h"
+#include "files.h"
+#include "slots.h"
+#include "sockets.h"
+
+static const Py_ssize_t PART_MOST_NBYTES = (Py_ssize_t)1 << 46;
+
+/* The marks of slots, and the places of the slots, held for one call. */
+typedef struct {
+    texts marks;
+    batch pages;
+    int64_t *fds, *offsets, *verdicts;
+    uint64_t *digests;
+} slot_job;
+
+static void slot_job_release(slot_job *all) {
+    free(all->fds);
+    free(all->offsets);
+    free(all->verdicts);
+    free(all->digests);
+    batch_release(&all->pages);
+    texts_release(&all->marks);
+}
+
+/* Hold marks of one size, up to `most_nbytes`, and as many descriptors and offsets. Return 0, or -1 with an exception. */
+static int slot_job_hold(slot_job *all, PyObject *fds, PyObject *offsets, PyObject *marks, Py_ssize_t most_nbytes) {
+    memset(all, 0, sizeof *all);
+    if (texts_hold(&all->marks, marks))
+        return -1;
+    const size_t count = all->marks.count;
+    for (size_t i = 0; i < count; i++)
+        if (!all->marks.nbytes[i] || (Py_ssize_t)all->marks.nbytes[i] > most_nbytes ||
+            all->marks.nbytes[i] != all->marks.nbytes[0]) {
+            PyErr_SetString(PyExc_ValueError, "marks and slots do not fit together");
+            return -1;
+        }
+    if (!(all->fds = integers_of(fds, count)) || !(all->offsets = integers_of(offsets, count)))
+        return -1;
+    all->verdicts = calloc(count + 1, sizeof *all->verdicts);
+    all->digests = calloc(count + 1, sizeof *all->digests);
+    if (!all->verdicts || !all->digests) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *check_slots(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *fds, *offsets, *marks, *result = NULL;
+    long long last_offset;
+    double deadline_s;
+    if (!PyArg_ParseTuple(arguments, "OOOLd", &fds, &offsets, &marks, &last_offset, &deadline_s))
+        return NULL;
+    slot_job all;
+    if (!slot_job_hold(&all, fds, offsets, marks, MARK_MOST_NBYTES)) {
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t i = 0; i < all.marks.count; i++)
+            all.verdicts[i] = monotonic_s() > deadline_s ? LATE
+                                                   : slot_check(all.fds[i], all.offsets[i], all.marks.data[i],
+                                                                all.marks.nbytes[i], last_offset);
+        Py_END_ALLOW_THREADS
+        result = list_of(all.verdicts, all.marks.count);
+    }
+    slot_job_release(&all);
+    return result;
+}
+
+/* Move slots. Return 0, or -1 with an exception. */
+static int slot_job_move(slot_job *all, slot_batch *slots) {
+    const size_t count = all->marks.count;
+    int fits = all->pages.pages == count && slots->alignment > 0 && slots->run_nbytes > 0 &&
+               slots->run_nbytes % slots->alignment == 0;
+    for (size_t i = 0; fits && i < count; i++)
+        fits = batch_nbytes(&all->pages, i) == slots->nbytes;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "pages and slots do not fit together");
+        return -1;
+    }
+    slots->count = count;
+    slots->fds = all->fds;
+    slots->offsets = all->offsets;
+    slots->marks = all->marks.data;
+    slots->mark_nbytes = count ? all->marks.nbytes[0] : 0;
+    slots->iov = all->pages.iov;
+    slots->first = all->pages.first;
+    slots->verdicts = all->verdicts;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = slots_move(slots);
+    Py_END_ALLOW_THREADS
+    if (failed)
+        PyErr_NoMemory();
+    return failed;
+}
+
+/* Parse the sizes of the parts of a slot. Return the size of the largest mark, or -1 with an exception. */
+static Py_ssize_t shape_of(PyObject *shape, slot_batch *slots) {
+    Py_ssize_t lead, nbytes, tail;
+    if (!PyArg_ParseTuple(shape, "nnn", &lead, &nbytes, &tail))
+        return -1;
+    if (lead <= 0 || nbytes < 0 || tail <= 0 || lead > PART_MOST_NBYTES || nbytes > PART_MOST_NBYTES ||
+        tail > PART_MOST_NBYTES) {
+        PyErr_SetString(PyExc_ValueError, "the parts of a slot do not fit together");
+        return -1;
+    }
+    slots->lead = (size_t)lead;
+    slots->nbytes = (size_t)nbytes;
+    slots->tail = (size_t)tail;
+    const Py_ssize_t most = lead < tail ? lead : tail;
+    return most < MARK_MOST_NBYTES ? most : MARK_MOST_NBYTES;
+}
+
+PyObject *read_slots(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *fds, *offsets, *pages, *marks, *shape, *result = NULL;
+    slot_batch slots = {0};
+    Py_ssize_t alignment, run_nbytes, skip, alone_count;
+    if (!PyArg_ParseTuple(arguments, "OOOOO!nny#nd", &fds, &offsets, &pages, &marks, &PyTuple_Type, &shape, &alignment,
+                          &run_nbytes, &slots.alone, &alone_count, &skip, &slots.deadline_s))
+        return NULL;
+    const Py_ssize_t most_nbytes = shape_of(shape, &slots);
+    if (most_nbytes < 0)
+        return NULL;
+    slots.alignment = alignment < 0 ? 0 : (size_t)alignment;
+    slots.run_nbytes = run_nbytes < 0 ? 0 : (size_t)run_nbytes;
+    slots.alone_count = (size_t)alone_count;
+    slot_job all;
+    if (!slot_job_hold(&all, fds, offsets, marks, most_nbytes) && !batch_hold(&all.pages, pages, 1)) {
+        slots.digests = skip < 0 ? NULL : all.digests;
+        slots.skip = skip < 0 ? 0 : (size_t)skip;
+        if (!slot_job_move(&all, &slots)) {
+            PyObject *verdicts = list_of(all.verdicts, all.marks.count);
+            PyObject *values = list_of_unsigned(all.digests, all.marks.count);
+            if (verdicts && values)
+                result = PyTuple_Pack(2, verdicts, values);
+            Py_XDECREF(verdicts);
+            Py_XDECREF(values);
+        }
+    }
+    slot_job_release(&all);
+    return result;
+}
+
+PyObject *write_slots(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *fds, *offsets, *pages, *marks, *shape, *result = NULL;
+    slot_batch slots = {.writing = 1};
+    Py_ssize_t alignment, run_nbytes, alone_count;
+    if (!PyArg_ParseTuple(arguments, "OOOOO!nny#d", &fds, &offsets, &pages, &marks, &PyTuple_Type, &shape, &alignment,
+                          &run_nbytes, &slots.alone, &alone_count, &slots.deadline_s))
+        return NULL;
+    const Py_ssize_t most_nbytes = shape_of(shape, &slots);
+    if (most_nbytes < 0)
+        return NULL;
+    slots.alignment = alignment < 0 ? 0 : (size_t)alignment;
+    slots.run_nbytes = run_nbytes < 0 ? 0 : (size_t)run_nbytes;
+    slots.alone_count = (size_t)alone_count;
+    slot_job all;
+    if (!slot_job_hold(&all, fds, offsets, marks, most_nbytes) && !batch_hold(&all.pages, pages, 0) &&
+        !slot_job_move(&all, &slots))
+        result = list_of(all.verdicts, all.marks.count);
+    slot_job_release(&all);
+    return result;
+}

@@ -1,0 +1,59 @@
+"""The data plane in Python: the functions of the compiled module, with the same verdicts."""
+
+from hicache_storage.native.reference.files import (
+    check_files,
+    claim_files,
+    exists_files,
+    read_files,
+    write_files,
+)
+from hicache_storage.native.reference.frames import (
+    check_frames,
+    page_files,
+    page_trailers,
+    write_frames,
+)
+from hicache_storage.native.reference.pieces import (
+    HIT,
+    IOV_MAX,
+    KEPT,
+    LATE,
+    MISS,
+    NO_BULK,
+    UNSYNCED,
+    WRONG,
+    copy_pages,
+    digests,
+    move_all,
+)
+from hicache_storage.native.reference.slots import check_slots, read_slots, write_slots
+from hicache_storage.native.reference.sockets import receive_bulks, receive_pieces, send_pieces
+
+__all__ = [
+    "HIT",
+    "IOV_MAX",
+    "KEPT",
+    "LATE",
+    "MISS",
+    "NO_BULK",
+    "UNSYNCED",
+    "WRONG",
+    "check_files",
+    "check_frames",
+    "check_slots",
+    "claim_files",
+    "copy_pages",
+    "digests",
+    "exists_files",
+    "move_all",
+    "page_files",
+    "page_trailers",
+    "read_files",
+    "read_slots",
+    "receive_bulks",
+    "receive_pieces",
+    "send_pieces",
+    "write_files",
+    "write_frames",
+    "write_slots",
+]

@@ -1,0 +1,312 @@
+"""Many files of one directory, in Python."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from hicache_storage.native.reference.pieces import (
+    HIT,
+    KEPT,
+    MISS,
+    UNSYNCED,
+    WRONG,
+    digest_of,
+    move_all,
+    nbytes_of,
+    require,
+    verdict_by,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.native.reference.pieces import Pieces
+
+TRAILER_NBYTES = 64
+NAME_NBYTES = 40
+"""The part of a trailer that names its page. The next byte is 1 where the page was synced first."""
+
+_SEALED_NBYTES = 56
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_REWRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def exists_files(paths: Sequence[bytes], nbytes: int, deadline_s: float) -> list[int]:
+    """Return HIT for each path that is a regular file of `nbytes`.
+
+    Args:
+        paths: The names of the files.
+        nbytes: The size that a file must have.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+    """
+    return [verdict_by(deadline_s, partial(_exists, path, nbytes)) for path in paths]
+
+
+def check_files(
+    paths: Sequence[bytes],
+    names: Sequence[bytes],
+    nbytes: int,
+    touched_ns: int,
+    deadline_s: float,
+) -> list[int]:
+    """Return HIT or UNSYNCED for each file whose trailer, behind `nbytes` of page, begins with its name.
+
+    A file that has another trailer is WRONG. A hit gets the modification time `touched_ns`, unless that
+    is negative.
+    """
+    require(len(paths) == len(names) and all(len(name) >= NAME_NBYTES for name in names))
+    return [
+        verdict_by(deadline_s, partial(_check, path, name, nbytes, touched_ns))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def read_files(
+    paths: Sequence[bytes],
+    names: Sequence[bytes],
+    pages: Sequence[Pieces],
+    nbytes: int,
+    touched_ns: int,
+    interval_ns: int,
+    skip: int,
+    deadline_s: float,
+) -> tuple[list[int], list[int]]:
+    """Read each page that is there whole, and prove each by its trailer.
+
+    The trailer is read before and after the page. Equal trailers prove that no writer was at work.
+
+    Args:
+        paths: The names of the files.
+        names: The first 40 bytes that the trailer of each must have.
+        pages: The memory of each page, `nbytes` in all; unspecified where the verdict is not HIT.
+        nbytes: The size of a page, without its trailer.
+        touched_ns: The modification time of the first file after a hit, one nanosecond less for each
+            that follows; negative: none.
+        interval_ns: The age from which on a modification time is renewed.
+        skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+
+    Returns:
+        The verdicts, and the xxh3-64 of each page that was hit (0 for the others).
+    """
+    fits = len(paths) == len(names) == len(pages) and all(
+        len(name) >= NAME_NBYTES for name in names
+    )
+    require(fits and all(nbytes_of(page) == nbytes for page in pages))
+    verdicts: list[int] = []
+    values: list[int] = []
+    for index, (path, name, page) in enumerate(zip(paths, names, pages, strict=True)):
+        when_ns = -1 if touched_ns < 0 else touched_ns - index
+        verdict = verdict_by(
+            deadline_s, partial(_read, path, name, page, nbytes, when_ns, interval_ns)
+        )
+        verdicts.append(verdict)
+        values.append(digest_of(page, skip) if verdict == HIT and skip >= 0 else 0)
+    return verdicts, values
+
+
+def write_files(
+    paths: Sequence[bytes],
+    targets: Sequence[bytes],
+    trailers: Sequence[bytes],
+    pages: Sequence[Pieces],
+    nbytes: int,
+    modified_ns: int,
+    recycled: int,
+    deadline_s: float,
+    stop: bytearray,
+) -> list[int]:
+    """Write each page and its trailer to its path, then rename the path to its target.
+
+    Args:
+        paths: The files to write. The first `recycled` of them are pages that are overwritten in
+            place; the others are new.
+        targets: The name that each file gets when it is whole.
+        trailers: The 64 bytes behind each page.
+        pages: The bytes of each page, `nbytes` in all.
+        nbytes: The size of a page, without its trailer.
+        modified_ns: The modification time of the first file, one nanosecond less for each that follows.
+        recycled: The number of paths that are overwritten.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        stop: One byte, which another thread sets to 1 to end the batch.
+
+    Returns:
+        HIT where the page has its name. KEPT where a file may not be overwritten; the file is as it was.
+        After an errno, nothing is left at the path. An errno and `stop` end the batch: the verdict on
+        the rest is MISS, and their files are as they were.
+    """
+    require(len(paths) == len(targets) == len(trailers) == len(pages))
+    require(all(len(trailer) >= TRAILER_NBYTES for trailer in trailers))
+    require(all(nbytes_of(page) == nbytes for page in pages))
+    verdicts = [MISS] * len(paths)
+    for index, (path, target, trailer, page) in enumerate(
+        zip(paths, targets, trailers, pages, strict=True)
+    ):
+        if any(stop):
+            break
+        pieces = [*page, trailer[:TRAILER_NBYTES]]
+        when_ns = modified_ns - index
+        write = partial(_write, path, target, pieces, nbytes, when_ns, recycled=index < recycled)
+        verdicts[index] = verdict_by(deadline_s, write)
+        if verdicts[index] < 0:
+            break
+    return verdicts
+
+
+def claim_files(
+    paths: Sequence[bytes],
+    targets: Sequence[bytes],
+    modified_ns: Sequence[int],
+    nbytes: Sequence[int],
+    kept_nbytes: int,
+    most_kept: int,
+    deadline_s: float,
+) -> list[int]:
+    """Take page files out of their key space, each by a rename to a name of the caller's own.
+
+    Args:
+        paths: The files.
+        targets: The name that each file gets.
+        modified_ns: The modification time that each file must have.
+        nbytes: The size that each file must have.
+        kept_nbytes: The size of the files that can be overwritten.
+        most_kept: The number of these files that are kept at their targets.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+
+    Returns:
+        KEPT where the file is at its target, HIT where it was removed, MISS where it was gone or had
+        another time or size. A file with other names is not kept.
+    """
+    require(len(paths) == len(targets) == len(modified_ns) == len(nbytes))
+    require(all(targets))
+    verdicts: list[int] = []
+    for path, target, time_ns, size in zip(paths, targets, modified_ns, nbytes, strict=True):
+        keep = most_kept > 0 and size == kept_nbytes
+        verdict = verdict_by(deadline_s, partial(_claim, path, target, time_ns, size, keep=keep))
+        most_kept -= verdict == KEPT
+        verdicts.append(verdict)
+    return verdicts
+
+
+# --- one file ------------------------------------------------------------------------------------
+
+
+def _exists(path: bytes, nbytes: int) -> int:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return MISS
+    return HIT if stat.S_ISREG(status.st_mode) and status.st_size == nbytes else MISS
+
+
+def _check(path: bytes, name: bytes, nbytes: int, touched_ns: int) -> int:
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError:
+        return MISS
+    try:
+        trailer = os.pread(fd, TRAILER_NBYTES + 1, nbytes)
+        if not _is_named(trailer, name):
+            return WRONG
+        if touched_ns >= 0:
+            _touch(fd, touched_ns, 0)
+        return HIT if trailer[NAME_NBYTES] else UNSYNCED
+    finally:
+        os.close(fd)
+
+
+def _read(
+    path: bytes, name: bytes, page: Pieces, nbytes: int, touched_ns: int, interval_ns: int
+) -> int:
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError:
+        return MISS
+    try:
+        before = os.pread(fd, TRAILER_NBYTES + 1, nbytes)
+        if not _is_named(before, name):
+            return WRONG
+        after = bytearray(TRAILER_NBYTES)
+        wanted = nbytes + TRAILER_NBYTES
+        if move_all(os.preadv, fd, [*page, after], wanted) != wanted or bytes(after) != before:
+            return MISS
+        if touched_ns >= 0:
+            _touch(fd, touched_ns, interval_ns)
+        return HIT
+    finally:
+        os.close(fd)
+
+
+def _write(
+    path: bytes, target: bytes, pieces: Pieces, nbytes: int, modified_ns: int, *, recycled: bool
+) -> int:
+    try:
+        fd = os.open(path, _REWRITE if recycled else _CREATE, 0o666)
+    except OSError:
+        if recycled:
+            return KEPT
+        raise
+    try:
+        try:
+            if recycled and not _spoil(fd, nbytes):
+                return KEPT
+            move_all(os.pwritev, fd, pieces, nbytes + TRAILER_NBYTES)
+            os.utime(fd, ns=(modified_ns, modified_ns))
+        finally:
+            os.close(fd)
+        os.rename(path, target)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
+    return HIT
+
+
+def _spoil(fd: int, nbytes: int) -> bool:
+    """Overwrite the trailer, so that a reader that is under way finds another one afterwards.
+
+    Return False, and change nothing, where the file holds no page of this size, or one that was synced.
+    """
+    old = os.pread(fd, TRAILER_NBYTES + 1, nbytes)
+    if len(old) != TRAILER_NBYTES or old[NAME_NBYTES]:
+        return False
+    os.pwrite(fd, bytes(TRAILER_NBYTES), nbytes)
+    return True
+
+
+def _claim(path: bytes, target: bytes, modified_ns: int, nbytes: int, *, keep: bool) -> int:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        if (status.st_mtime_ns, status.st_size) != (modified_ns, nbytes):
+            return MISS
+        os.rename(path, target)
+    except FileNotFoundError:
+        return MISS
+    if keep and status.st_nlink == 1:
+        return KEPT
+    with suppress(OSError):
+        os.unlink(target)
+    return HIT
+
+
+def _touch(fd: int, touched_ns: int, interval_ns: int) -> None:
+    """Set the modification time. A file whose time cannot be set keeps the one it has."""
+    with suppress(OSError):
+        if interval_ns and touched_ns - os.fstat(fd).st_mtime_ns < interval_ns:
+            return
+        os.utime(fd, ns=(touched_ns, touched_ns))
+
+
+def _is_named(trailer: bytes, name: bytes) -> bool:
+    return (
+        len(trailer) == TRAILER_NBYTES
+        and trailer[:NAME_NBYTES] == name[:NAME_NBYTES]
+        and trailer[_SEALED_NBYTES:] == xxhash.xxh3_64_digest(trailer[:_SEALED_NBYTES])
+    )

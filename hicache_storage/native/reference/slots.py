@@ -1,0 +1,244 @@
+"""Many slots of large files, in Python.
+
+A slot has a lead, a page and a tail, one behind the other. Lead and tail begin with the mark of the
+page; zeros follow. A slot with the right mark at both places holds the whole page.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hicache_storage.native.reference.pieces import (
+    HIT,
+    IOV_MAX,
+    LATE,
+    MISS,
+    WRONG,
+    digest_of,
+    move_all,
+    nbytes_of,
+    require,
+    verdict_by,
+)
+from hicache_storage.page import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hicache_storage.native.reference.pieces import Pieces
+
+    Move: TypeAlias = Callable[[int, Any, int], int]
+    """os.preadv, os.pwritev, or a function with their arguments."""
+
+MARK_MOST_NBYTES = 256
+_SLOTS_A_RUN = 64
+
+
+def check_slots(
+    fds: Sequence[int],
+    offsets: Sequence[int],
+    marks: Sequence[bytes],
+    last_offset: int,
+    deadline_s: float,
+) -> list[int]:
+    """Return HIT for each slot that has its mark at both places, and WRONG for the others.
+
+    Args:
+        fds: The open files. A negative number, in the place of a file that could not be opened, is the
+            verdict on its slots.
+        offsets: The place of each slot in its file.
+        marks: The marks, all of one size, up to 256 bytes.
+        last_offset: The place of the second mark in a slot.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+    """
+    _require_marks(fds, offsets, marks, MARK_MOST_NBYTES)
+    check = partial(_check, last_offset)
+    return [
+        verdict_by(deadline_s, partial(check, *slot))
+        for slot in zip(fds, offsets, marks, strict=True)
+    ]
+
+
+def read_slots(
+    fds: Sequence[int],
+    offsets: Sequence[int],
+    pages: Sequence[Pieces],
+    marks: Sequence[bytes],
+    shape: tuple[int, int, int],
+    alignment: int,
+    run_nbytes: int,
+    alone: bytes,
+    skip: int,
+    deadline_s: float,
+    move: Move | None = None,
+) -> tuple[list[int], list[int]]:
+    """Read the page of each slot, and prove each by its marks.
+
+    Args:
+        fds: The open files, as in `check_slots`.
+        offsets: The place of each slot in its file. Neighbours are moved in one call.
+        pages: The memory of each page; unspecified where the verdict is not HIT.
+        marks: The mark of each page, all of one size.
+        shape: The sizes of lead, page and tail.
+        alignment: The multiple that each address and size of a page must be, and that `run_nbytes` is.
+            A page with another is not tried. Its verdict is -EINVAL.
+        run_nbytes: The size up to which neighbours are moved in one call, and a large page in parts.
+        alone: errno numbers, a byte each, after which the slots of a failed call are moved one by one.
+        skip: The number of leading bytes that the digest of a page leaves out; negative: no digests.
+        deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
+        move: A function in the place of os.preadv. The compiled function has no such argument.
+
+    Returns:
+        The verdicts, and the xxh3-64 of each page that was hit (0 for the others). A verdict is HIT;
+        WRONG where the marks are others, or the file ends before; LATE; or a negated errno.
+    """
+    batch = _Batch(fds, offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
+    verdicts = batch.run(move or os.preadv, writing=False)
+    return verdicts, [
+        digest_of(page, skip) if verdict == HIT and skip >= 0 else 0
+        for page, verdict in zip(pages, verdicts, strict=True)
+    ]
+
+
+def write_slots(
+    fds: Sequence[int],
+    offsets: Sequence[int],
+    pages: Sequence[Pieces],
+    marks: Sequence[bytes],
+    shape: tuple[int, int, int],
+    alignment: int,
+    run_nbytes: int,
+    alone: bytes,
+    deadline_s: float,
+    move: Move | None = None,
+) -> list[int]:
+    """Write the page of each slot between its marks, front to back.
+
+    `read_slots` describes the arguments. A verdict is HIT; LATE; a negated errno, after which the slot
+    may have been written in part; or MISS where the file took no more.
+    """
+    batch = _Batch(fds, offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
+    return batch.run(move or os.pwritev, writing=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    fds: Sequence[int]
+    offsets: Sequence[int]
+    pages: Sequence[Pieces]
+    marks: Sequence[bytes]
+    shape: tuple[int, int, int]
+    alignment: int
+    run_nbytes: int
+    alone: bytes
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        lead, nbytes, tail = self.shape
+        require(lead > 0 and nbytes >= 0 and tail > 0)
+        _require_marks(self.fds, self.offsets, self.marks, min(lead, tail, MARK_MOST_NBYTES))
+        require(len(self.pages) == len(self.marks))
+        require(self.alignment > 0 and self.run_nbytes > 0)
+        require(not self.run_nbytes % self.alignment)
+        require(all(nbytes_of(page) == nbytes for page in self.pages))
+
+    def run(self, move: Move, *, writing: bool) -> list[int]:
+        """Move all slots, and return the verdicts."""
+        verdicts: list[int] = []
+        for run in self._runs():
+            if self._is_aligned(run.start):
+                verdicts += self._move_run(move, run, writing=writing)
+            else:
+                verdicts.append(-errno.EINVAL)
+        return verdicts
+
+    def _runs(self) -> Iterator[range]:
+        """Yield slots that lie side by side, and fit in one call. A page without alignment is alone."""
+        most = max(1, min(_SLOTS_A_RUN, self.run_nbytes // sum(self.shape)))
+        start = pieces = 0
+        for slot in range(len(self.marks)):
+            size = len(self.pages[slot]) + 2
+            if slot > start and (
+                slot - start == most
+                or pieces + size > IOV_MAX
+                or self.fds[slot] != self.fds[start]
+                or self.offsets[slot] != self.offsets[slot - 1] + sum(self.shape)
+                or not (self._is_aligned(start) and self._is_aligned(slot))
+            ):
+                yield range(start, slot)
+                start, pieces = slot, 0
+            pieces += size
+        if self.marks:
+            yield range(start, len(self.marks))
+
+    def _move_run(self, move: Move, run: range, *, writing: bool) -> list[int]:
+        if self.fds[run.start] < 0:
+            return [self.fds[run.start]] * len(run)
+        if time.monotonic() > self.deadline_s:
+            return [LATE] * len(run)
+        try:
+            return self._move_together(move, run, writing=writing)
+        except OSError as error:
+            number = error.errno or errno.EIO
+        if len(run) > 1 and number in self.alone:
+            each = (self._move_run(move, range(slot, slot + 1), writing=writing) for slot in run)
+            return [verdict for (verdict,) in each]
+        return [-number] * len(run)
+
+    def _move_together(self, move: Move, run: range, *, writing: bool) -> list[int]:
+        lead, _, tail = self.shape
+        # The mapping is not closed: a traceback may keep views of it.
+        memory = memoryview(mmap.mmap(-1, len(run) * (lead + tail)))
+        margins: list[tuple[memoryview, memoryview]] = []
+        pieces: list[Any] = []
+        for slot in run:
+            margin, memory = memory[: lead + tail], memory[lead + tail :]
+            margins.append((margin[:lead], margin[lead:]))
+            if writing:
+                for part in margins[-1]:
+                    part[: len(self.marks[slot])] = self.marks[slot]
+            pieces += [margins[-1][0], *self.pages[slot], margins[-1][1]]
+        nbytes = len(run) * sum(self.shape)
+        done = move_all(move, self.fds[run.start], pieces, nbytes, self.offsets[run.start])
+        whole = run[: done // sum(self.shape)]
+        if writing:
+            return [HIT] * len(whole) + [MISS] * (len(run) - len(whole))
+        found = zip((self.marks[slot] for slot in whole), margins, strict=False)
+        return [*starmap(_verdict_of, found), *[WRONG] * (len(run) - len(whole))]
+
+    def _is_aligned(self, slot: int) -> bool:
+        if self.alignment == 1:
+            return True
+        views = [memoryview(piece).cast("B") for piece in self.pages[slot]]
+        return not any(
+            address_of(view) % self.alignment or view.nbytes % self.alignment
+            for view in views
+            if view.nbytes
+        )
+
+
+def _verdict_of(mark: bytes, margins: tuple[memoryview, memoryview]) -> int:
+    return HIT if all(bytes(part[: len(mark)]) == mark for part in margins) else WRONG
+
+
+def _check(last_offset: int, fd: int, offset: int, mark: bytes) -> int:
+    if fd < 0:
+        return fd
+    for place in (offset, offset + last_offset):
+        if os.pread(fd, len(mark), place) != mark:
+            return WRONG
+    return HIT
+
+
+def _require_marks(
+    fds: Sequence[int], offsets: Sequence[int], marks: Sequence[bytes], most_nbytes: int
+) -> None:
+    require(len(fds) == len(offsets) == len(marks))
+    require(all(0 < len(mark) == len(marks[0]) <= most_nbytes for mark in marks))

@@ -1,0 +1,186 @@
+#define _GNU_SOURCE
+#include "slots.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "files.h"
+#include "pieces.h"
+#include "sockets.h"
+
+enum { SLOTS_A_RUN = 64, BLOCK_NBYTES = 4096 };
+
+/* Memory of one call. */
+typedef struct {
+    uint8_t *margins;  /* lead and tail of each slot of a run */
+    struct iovec *iov; /* all pieces of a run */
+    struct iovec chunk[PIECES_A_CALL], part[PIECES_A_CALL];
+} workspace;
+
+/* The place that a run has reached. */
+typedef struct {
+    size_t slot, position; /* the slot, and the bytes of it that were moved */
+    size_t skip;
+    xxh3_stream stream;
+} progress;
+
+static size_t slot_nbytes(const slot_batch *all) { return all->lead + all->nbytes + all->tail; }
+
+static size_t pieces_of(const slot_batch *all, size_t slot) { return all->first[slot + 1] - all->first[slot]; }
+
+static uint8_t *margins_of(const slot_batch *all, const workspace *space, size_t index) {
+    return space->margins + index * (all->lead + all->tail);
+}
+
+static void begin_slot(const slot_batch *all, progress *at, size_t slot) {
+    at->slot = slot;
+    at->position = 0;
+    at->skip = all->skip;
+    if (all->digests)
+        xxh3_begin(&at->stream);
+}
+
+/* List the pieces of a run; return their number. */
+static size_t lay_out(const slot_batch *all, workspace *space, size_t start, size_t count) {
+    struct iovec *next = space->iov;
+    for (size_t i = 0; i < count; i++) {
+        const size_t slot = start + i, pieces = pieces_of(all, slot);
+        uint8_t *lead = margins_of(all, space, i), *tail = lead + all->lead;
+        if (all->writing) {
+            memset(lead, 0, all->lead + all->tail);
+            memcpy(lead, all->marks[slot], all->mark_nbytes);
+            memcpy(tail, all->marks[slot], all->mark_nbytes);
+        }
+        *next++ = (struct iovec){lead, all->lead};
+        memcpy(next, all->iov + all->first[slot], pieces * sizeof *next);
+        next += pieces;
+        *next++ = (struct iovec){tail, all->tail};
+    }
+    return (size_t)(next - space->iov);
+}
+
+static void end_slot(const slot_batch *all, const progress *at, const uint8_t *margins) {
+    const char *mark = all->marks[at->slot];
+    const int whole = all->writing || (!memcmp(margins, mark, all->mark_nbytes) &&
+                                       !memcmp(margins + all->lead, mark, all->mark_nbytes));
+    all->verdicts[at->slot] = whole ? HIT : WRONG;
+    if (all->digests)
+        all->digests[at->slot] = whole ? xxh3_digest(&at->stream) : 0;
+}
+
+/* Hash the pages among `done` bytes that were moved, and give the verdict on each slot that is whole. */
+static void advance(const slot_batch *all, const workspace *space, size_t start, progress *at, size_t done) {
+    for (size_t i = 0; done; i++) {
+        struct iovec piece = space->chunk[i];
+        if (piece.iov_len > done)
+            piece.iov_len = done;
+        if (all->digests && at->position >= all->lead && at->position < all->lead + all->nbytes)
+            pieces_hash(&at->stream, &piece, 1, &at->skip);
+        done -= piece.iov_len;
+        at->position += piece.iov_len;
+        if (at->position == slot_nbytes(all)) {
+            end_slot(all, at, margins_of(all, space, at->slot - start));
+            begin_slot(all, at, at->slot + 1);
+        }
+    }
+}
+
+/* Move neighbouring slots; return 0 or -errno. Slots behind the end of the file are WRONG, or MISS in a write. */
+static int64_t move_together(const slot_batch *all, workspace *space, size_t start, size_t count) {
+    cursor at = {space->iov, lay_out(all, space, start, count), 0};
+    progress reached;
+    begin_slot(all, &reached, start);
+    int64_t offset = all->offsets[start];
+    size_t nbytes;
+    for (size_t pieces; (pieces = pieces_take(&at, space->chunk, PIECES_A_CALL, all->run_nbytes, &nbytes));) {
+        memcpy(space->part, space->chunk, pieces * sizeof *space->part);
+        const int64_t done = pieces_move((int)all->fds[start], space->part, pieces, nbytes, offset, all->writing);
+        if (done < 0)
+            return done;
+        advance(all, space, start, &reached, (size_t)done);
+        if ((size_t)done < nbytes)
+            break;
+        offset += done;
+    }
+    for (size_t slot = reached.slot; slot < start + count; slot++)
+        all->verdicts[slot] = all->writing ? MISS : WRONG;
+    return 0;
+}
+
+static void move_run(const slot_batch *all, workspace *space, size_t start, size_t count) {
+    int64_t failed = all->fds[start] < 0 ? all->fds[start] : LATE;
+    if (failed == LATE && monotonic_s() <= all->deadline_s) {
+        failed = move_together(all, space, start, count);
+        if (!failed)
+            return;
+        if (count > 1 && memchr(all->alone, (int)-failed, all->alone_count)) {
+            for (size_t i = 0; i < count; i++)
+                move_run(all, space, start + i, 1);
+            return;
+        }
+    }
+    for (size_t slot = start; slot < start + count; slot++) {
+        all->verdicts[slot] = failed;
+        if (all->digests)
+            all->digests[slot] = 0;
+    }
+}
+
+static int is_aligned(const slot_batch *all, size_t slot) {
+    return pieces_are_aligned(all->iov + all->first[slot], pieces_of(all, slot), all->alignment);
+}
+
+/* Return how many slots from `start` on lie side by side, and fit in one call. */
+static size_t run_length(const slot_batch *all, size_t start, size_t most) {
+    size_t count = 1, pieces = pieces_of(all, start) + 2;
+    for (size_t slot = start + 1; slot < all->count && count < most; slot++, count++) {
+        pieces += pieces_of(all, slot) + 2;
+        if (pieces > PIECES_A_CALL || all->fds[slot] != all->fds[start] ||
+            all->offsets[slot] != all->offsets[slot - 1] + (int64_t)slot_nbytes(all) || !is_aligned(all, slot))
+            break;
+    }
+    return count;
+}
+
+int slots_move(const slot_batch *all) {
+    size_t most = all->run_nbytes / slot_nbytes(all), pieces = PIECES_A_CALL;
+    most = most > SLOTS_A_RUN ? SLOTS_A_RUN : most ? most : 1;
+    for (size_t slot = 0; slot < all->count; slot++)
+        if (pieces_of(all, slot) + 2 > pieces)
+            pieces = pieces_of(all, slot) + 2;
+    workspace *space = malloc(sizeof *space);
+    void *margins = NULL;
+    int failed = !space || posix_memalign(&margins, BLOCK_NBYTES, most * (all->lead + all->tail));
+    if (!failed) {
+        space->margins = margins;
+        failed = !(space->iov = calloc(pieces, sizeof *space->iov));
+    }
+    for (size_t slot = 0, count; !failed && slot < all->count; slot += count) {
+        count = 1;
+        if (is_aligned(all, slot))
+            move_run(all, space, slot, count = run_length(all, slot, most));
+        else
+            all->verdicts[slot] = -EINVAL;
+    }
+    if (margins)
+        free(space->iov);
+    free(margins);
+    free(space);
+    return failed ? -1 : 0;
+}
+
+int64_t slot_check(int64_t fd, int64_t offset, const char *mark, size_t mark_nbytes, int64_t last_offset) {
+    if (fd < 0)
+        return fd;
+    const int64_t places[2] = {offset, offset + last_offset};
+    for (int i = 0; i < 2; i++) {
+        uint8_t found[MARK_MOST_NBYTES];
+        const int64_t got = read_at((int)fd, found, mark_nbytes, places[i]);
+        if (got < 0)
+            return got;
+        if ((size_t)got < mark_nbytes || memcmp(found, mark, mark_nbytes))
+            return WRONG;
+    }
+    return HIT;
+}

@@ -1,0 +1,56 @@
+"""Storages of `hf3fs` with their index in a Redis server, for tests."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import redis
+from hicache_backends.hf3fs import Hf3fsStorage
+from hicache_backends.hf3fs.layout import Geometry
+from pages import blank, hash_of, page, space
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from servers import RedisServer
+
+    from hicache_storage import KeySpace
+
+SPACE = space()
+SLOT_NBYTES = Geometry(SPACE).slot_nbytes
+HASHES = [hash_of(number) for number in range(64)]
+
+
+def opened(server: RedisServer, root: Path, **config: Any) -> Hf3fsStorage:
+    config = {"path": str(root), "index": server.url, "timeout_s": 20, **config}
+    storage = Hf3fsStorage.from_config(config)
+    storage.open_space(SPACE)
+    return storage
+
+
+def stored(storage: Hf3fsStorage, numbers: range, key_space: KeySpace = SPACE) -> None:
+    pages = [page(seed=n) for n in numbers]
+    hashes = [hash_of(n) for n in numbers]
+    assert [True] * len(pages) == storage.batch_set(key_space, hashes, pages)
+
+
+def hits(storage: Hf3fsStorage, numbers: range) -> list[bool]:
+    """Return for each page whether it is a hit. A hit must have the right bytes."""
+    targets = [blank() for _ in numbers]
+    verdicts = storage.batch_get(SPACE, [hash_of(n) for n in numbers], targets)
+    for number, hit, target in zip(numbers, verdicts, targets, strict=True):
+        assert not hit or target.tobytes() == page(seed=number).tobytes()
+    return verdicts
+
+
+def index_of(storage: Hf3fsStorage) -> Any:
+    return storage._mount.get().index
+
+
+@contextmanager
+def client_of(server: RedisServer) -> Generator[Any, None, None]:
+    """Lend a client of the test's own. Much of redis-py is untyped."""
+    with redis.Redis(port=server.port) as client:
+        yield client
