@@ -50,3 +50,4 @@ def build(*, sanitize: bool = False) -> str:
 if __name__ == "__main__":
     reason = build(sanitize="--sanitize" in sys.argv[1:])
     print(f"no compiled data plane: {reason}" if reason else f"built {FOLDER / MODULE}")  # noqa: T201 - a command
+    sys.exit(1 if reason else 0)
