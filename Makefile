@@ -24,7 +24,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   field-lmcache-fs field-lmcache-fs-native field-lmcache-resp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake test-sanitized quick check lint verify-types \
+.PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake test-sanitized fuzz quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
@@ -94,6 +94,13 @@ test-sanitized: $(VENV)/.all .servers/.done ## the data plane under ASan and UBS
 	  UBSAN_OPTIONS=print_stacktrace=1:log_path=$(SANITIZED)/finding \
 	  $(BIN)/python -m pytest -q --hicache-quick $(SANITIZED_TESTS); status=$$?; \
 	  for finding in $(SANITIZED)/finding.*; do if [ -e $$finding ]; then cat $$finding; status=1; fi; done; exit $$status
+
+FUZZ_INPUTS ?= 10000000
+FUZZ_SEED ?= 0
+
+fuzz: $(VENV)/.all ## FUZZ_INPUTS damaged replies, and as many page files, to the data plane under ASan and UBSan
+	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q --timeout 0 --durations 2 \
+	  tests/native/test_fuzz.py -k misjudged
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@echo "setting up $(VENV)-s3fs"

@@ -293,3 +293,14 @@ def test_a_missing_directory_is_a_miss_to_look_for_and_an_error_to_read(
 
     assert [MISS] == module.exists_files([path], 10, by_s)
     assert module.check_files([path], [name_of(1)], 10, -1, by_s) != [WRONG]
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_page_of_no_bytes_has_its_trailer(module: Any, tmp_path: Path) -> None:
+    new, page = os.fsencode(tmp_path / "new"), os.fsencode(tmp_path / "page")
+    trailer = trailer_of(name_of(1), b"n" * 15)
+    by_s = time.monotonic() + SOON_S
+
+    assert [HIT] == module.write_files([new], [page], [trailer], [[]], 0, NS, 0, by_s)
+    assert trailer == (tmp_path / "page").read_bytes()
+    assert [HIT] == module.read_files([page], [name_of(1)], [[]], 0, -1, 0, -1, by_s)[0]
