@@ -24,7 +24,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   field-lmcache-fs field-lmcache-fs-native field-lmcache-resp
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake test-sanitized fuzz quick check lint verify-types \
+.PHONY: help demo demo-sglang environments test test-kit test-backends test-sdk test-sglang test-sglang-full test-s3fs test-rgw test-mooncake test-sanitized fuzz wheel quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-sglang \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
@@ -101,6 +101,9 @@ FUZZ_SEED ?= 0
 fuzz: $(VENV)/.all ## FUZZ_INPUTS damaged replies, and as many page files, to the data plane under ASan and UBSan
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q --timeout 0 --durations 2 \
 	  tests/native/test_fuzz.py -k misjudged
+
+wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
+	@$(BIN)/python -m pytest -q --timeout 900 tests/wheels.py
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@echo "setting up $(VENV)-s3fs"
@@ -315,4 +318,4 @@ field-lmcache-known: $(VENV)-lmcache/.field ## that the kit finds what is known 
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(VENV)-lmcache $(SGLANG) .servers .pytest_cache .mypy_cache \
-	  .ruff_cache .hypothesis
+	  .ruff_cache .hypothesis dist artifacts/sanitized
