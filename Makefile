@@ -79,7 +79,8 @@ quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of 
 	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
 
 # The sanitized module lies in a copy of the SDK, which comes before the editable one. CPython frees little at its end, so
-# leaks are not reported. Python's own allocator would hide small overflows. The servers of tests run without the runtime.
+# leaks are not reported. Python's own allocator would hide small overflows. UBSan reports to stderr, which is not captured,
+# and ASan to files. The servers of tests run without the runtime.
 SANITIZED := $(CURDIR)/artifacts/sanitized
 SANITIZER_CC := gcc
 SANITIZED_TESTS := tests/native tests/native/sanitized.py tests/page_store \
@@ -91,8 +92,8 @@ test-sanitized: $(VENV)/.all .servers/.done ## the data plane under ASan and UBS
 	@HICACHE_NATIVE=1 PYTHONPATH=$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc \
 	  LD_PRELOAD="$$($(SANITIZER_CC) -print-file-name=libasan.so) $$($(SANITIZER_CC) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:log_path=$(SANITIZED)/finding \
-	  UBSAN_OPTIONS=print_stacktrace=1:log_path=$(SANITIZED)/finding \
-	  $(BIN)/python -m pytest -q --hicache-quick $(SANITIZED_TESTS); status=$$?; \
+	  UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest -q --capture=sys --hicache-quick $(SANITIZED_TESTS); status=$$?; \
 	  for finding in $(SANITIZED)/finding.*; do if [ -e $$finding ]; then cat $$finding; status=1; fi; done; exit $$status
 
 FUZZ_INPUTS ?= 10000000
