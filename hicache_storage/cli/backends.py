@@ -92,10 +92,8 @@ def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Itera
             yield f"{prefix}{entry['problem']}"
     from hicache_storage import native  # noqa: PLC0415 - only this verb tells
 
-    missing = (
-        "the Python reference. With a C compiler and Python's headers, install this package again"
-    )
-    yield f"The data plane is {'compiled' if native.implementation == 'compiled' else missing}."
+    plain = f"the Python reference: {native.reason}"
+    yield f"The data plane is {'compiled' if native.implementation == 'compiled' else plain}."
     if not everything:
         yield "The config of an open storage may reduce these. All capabilities: --capabilities"
         return

@@ -2,16 +2,20 @@
 
 Each function takes a batch and returns one verdict a page. The compiled module releases the interpreter
 lock once for the whole call. `reference` has the same functions in Python, with the same verdicts. The
-reference serves where the compiled module is missing, or where the environment has `HICACHE_NATIVE=0`.
-`HICACHE_NATIVE=1` insists on the compiled module.
+reference serves where the compiled module is missing, where it was compiled of other C sources than
+those beside it, or where the environment has `HICACHE_NATIVE=0`. `HICACHE_NATIVE=1` insists on the
+compiled module. `implementation` says which one serves, and `reason` why it is the reference.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from hicache_storage.native._sources import checksum
 from hicache_storage.native.reference import (
     HIT,
     KEPT,
@@ -59,6 +63,7 @@ __all__ = [
     "page_trailers",
     "read_files",
     "read_slots",
+    "reason",
     "receive_bulks",
     "receive_pieces",
     "send_pieces",
@@ -67,6 +72,7 @@ __all__ = [
     "write_slots",
 ]
 
+logger: logging.Logger = logging.getLogger(__name__)
 _FUNCTIONS = (
     "check_files",
     "check_frames",
@@ -88,27 +94,42 @@ _FUNCTIONS = (
 )
 
 
-def _compiled() -> Any:
-    """Return the compiled module, or None where the reference is to be used."""
+def _load() -> tuple[Any, str]:
+    """Return the compiled module and "", or None and the reason why the reference serves."""
     wanted = os.environ.get("HICACHE_NATIVE", "")
     if wanted not in ("", "0", "1"):
         raise ImportError(
             f"HICACHE_NATIVE is {wanted!r}: set it to 0 (Python) or 1 (compiled), or unset it"
         )
     if wanted == "0":
-        return None
+        return None, "HICACHE_NATIVE is 0"
+    module, why_not = _compiled()
+    if module is None and wanted:
+        raise ImportError(f"HICACHE_NATIVE is 1, and {why_not}")
+    return module, why_not
+
+
+def _compiled() -> tuple[Any, str]:
     try:
-        return import_module("hicache_storage.native._native")
+        module = import_module("hicache_storage.native._native")
     except ImportError as error:
-        if not wanted:
-            return None
-        raise ImportError(
-            f"HICACHE_NATIVE is 1, and there is no compiled data plane ({error}): install a C compiler"
-            " and the headers of Python, then this package again"
-        ) from error
+        return None, (
+            f"there is no compiled module ({error}). With a C compiler and the headers of Python,"
+            " install this package again"
+        )
+    folder = Path(__file__).parent
+    expected = checksum(folder)
+    if expected in ("", getattr(module, "SOURCES", None)):
+        return module, ""
+    why_not = (
+        "the compiled module is not of the C sources beside it. Rebuild it:"
+        f" python {folder / '_build.py'}"
+    )
+    logger.warning("Python serves as the data plane: %s", why_not)
+    return None, why_not
 
 
-_module = _compiled()
+_module, reason = _load()
 implementation = "reference" if _module is None else "compiled"
 if _module is not None:
     globals().update({name: getattr(_module, name) for name in _FUNCTIONS})

@@ -8,6 +8,7 @@ python hicache_storage/native/_build.py [--sanitize]
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -51,14 +52,22 @@ def build(*, sanitize: bool = False) -> str:
         extra = (*extra, "-Werror")
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         target = Path(scratch) / MODULE
-        command = [*compiler, *_FLAGS, *extra, f"-I{include}", *SOURCES, "-o", str(target)]
+        sources = f'-DHICACHE_SOURCES="{_checksum()}"'
+        command = [*compiler, *_FLAGS, sources, *extra, f"-I{include}", *SOURCES, "-o", str(target)]
         done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)  # noqa: S603 - the compiler of this Python
         if done.returncode:
-            return f"the compiler failed: {done.stderr.strip().splitlines()[0]}"
+            said = done.stderr.strip().splitlines() or [f"{compiler[0]} said nothing"]
+            return f"the compiler failed: {said[0]}"
         target.replace(FOLDER / MODULE)
     return ""
+
+
+def _checksum() -> str:
+    checksum: str = runpy.run_path(str(FOLDER / "_sources.py"))["checksum"](FOLDER)
+    return checksum
 
 
 if __name__ == "__main__":
     reason = build(sanitize="--sanitize" in sys.argv[1:])
     print(f"no compiled data plane: {reason}" if reason else f"built {FOLDER / MODULE}")  # noqa: T201 - a command
+    sys.exit(1 if reason else 0)

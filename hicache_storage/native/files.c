@@ -119,7 +119,8 @@ static int64_t write_page(int fd, const page_write *wanted) {
     struct iovec chunk[PIECES + 1];
     size_t nbytes;
     int64_t offset = 0;
-    for (size_t count; (count = pieces_take(&at, chunk, PIECES, SSIZE_MAX, &nbytes));) {
+    do { /* once for a page of no bytes, too, whose trailer is written */
+        size_t count = pieces_take(&at, chunk, PIECES, SSIZE_MAX, &nbytes);
         if (!at.left) { /* the trailer goes with the last pieces, in one call */
             chunk[count].iov_base = (void *)wanted->trailer;
             chunk[count++].iov_len = TRAILER_NBYTES;
@@ -129,7 +130,7 @@ static int64_t write_page(int fd, const page_write *wanted) {
         if (done < (int64_t)nbytes)
             return done < 0 ? done : -EIO;
         offset += done;
-    }
+    } while (at.left);
     const struct timespec time = {wanted->modified_ns / 1000000000, wanted->modified_ns % 1000000000};
     const struct timespec times[2] = {time, time};
     return futimens(fd, times) ? -errno : 0;

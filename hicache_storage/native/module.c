@@ -10,6 +10,10 @@
 #include "sockets.h"
 #include "xxh3.h"
 
+#ifndef HICACHE_SOURCES /* the checksum of the sources (_sources.py) */
+#error "compile the module with _build.py"
+#endif
+
 static PyObject *digests(PyObject *module, PyObject *pages) {
     (void)module;
     batch all;
@@ -380,6 +384,10 @@ static PyMethodDef methods[] = {
     {"write_slots", write_slots, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+static int add_sources(PyObject *module) { return PyModule_AddStringConstant(module, "SOURCES", HICACHE_SOURCES); }
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_sources}, {0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, methods, slots, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

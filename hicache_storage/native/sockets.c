@@ -144,7 +144,8 @@ int64_t bulk_read(bulk_reader *reader, const struct iovec *iov, size_t pieces, u
     struct iovec *reply = pieces <= LOCAL_PIECES ? local : malloc((pieces + 3) * sizeof *reply);
     if (!reply)
         return -ENOMEM;
-    memcpy(reply + 1, iov, pieces * sizeof *iov);
+    if (pieces) /* a batch without buffers has no array of them */
+        memcpy(reply + 1, iov, pieces * sizeof *iov);
     const int64_t verdict = read_rest(reader, reply, pieces, header, nbytes, more);
     if (reply != local)
         free(reply);

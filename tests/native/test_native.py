@@ -416,3 +416,14 @@ def test_claims_that_do_not_fit_are_refused(module: Any) -> None:
     for targets in ([], [b""], [b"/to"] * 2):
         with pytest.raises(ValueError, match=r"fit|path"):
             module.claim_files([b"/none"], targets, [NS], [10], 10, 1, by_s)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_page_of_no_bytes_has_its_trailer(module: Any, tmp_path: Path) -> None:
+    new, page = os.fsencode(tmp_path / "new"), os.fsencode(tmp_path / "page")
+    trailer = trailer_of(name_of(1), b"n" * 15)
+    by_s = time.monotonic() + SOON_S
+
+    assert [HIT] == module.write_files([new], [page], [trailer], [[]], 0, NS, 0, by_s, RUN)
+    assert trailer == (tmp_path / "page").read_bytes()
+    assert [HIT] == module.read_files([page], [name_of(1)], [[]], 0, -1, 0, -1, by_s)[0]

@@ -218,3 +218,13 @@ def test_a_peer_that_is_gone_is_an_error(
 
     assert -errno.EPIPE == module.send_pieces(ours.fileno(), [b"x"], soon())
     assert -errno.ECONNRESET == module.receive_pieces(ours.fileno(), [bytearray(1)], 1, soon())
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_page_of_no_bytes_is_received(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(b"$0\r\n\r\n")
+
+    assert ([HIT], b"") == module.receive_bulks(ours.fileno(), b"", [[]], False, soon())

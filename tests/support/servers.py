@@ -98,11 +98,13 @@ class ServerProcess:
     def start(self) -> None:
         """Start the server; return when it answers."""
         assert self._process is None, "it is running"
+        environment = {**os.environ, **self.environment()}
+        environment.pop("LD_PRELOAD", None)  # `make test-sanitized` sets it for Python only
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
                 cwd=self.directory,
-                env={**os.environ, **self.environment()},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

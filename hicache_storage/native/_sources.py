@@ -1,0 +1,21 @@
+"""The checksum of the C sources. A module that was compiled of others is not used.
+
+The build of the module runs this file alone: it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def checksum(folder: Path) -> str:
+    """Return the CRC-32 of the C sources in `folder`, or "" where there are none, as in a wheel."""
+    sources = sorted(path for path in folder.iterdir() if path.suffix in (".c", ".h"))
+    value = 0
+    for path in sources:
+        value = zlib.crc32(path.read_bytes(), zlib.crc32(path.name.encode(), value))
+    return f"{value:08x}" if sources else ""

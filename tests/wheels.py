@@ -1,0 +1,191 @@
+"""`make wheel`: what is in sdist and wheel, and that each runs where it is installed.
+
+pytest does not collect this file by itself: the environments are made with packages from an index. The
+distributions stay in `dist/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+NAME = f"hicache_storage-{VERSION}"
+DIST = ROOT / "dist"
+NO_COMPILER = {"CC": "no-such-compiler"}
+REFERENCE_SERVES = "hicache-storage runs without its compiled data plane: "
+PLATFORM = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def run(directory: Path, *command: Path | str, **variables: str) -> str:
+    """Run a command outside of the tree. Return what it printed."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env={**plain, "COLUMNS": "200", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout
+    return done.stdout
+
+
+def made_environment(folder: Path) -> Path:
+    """Return the directory of the programs of a new environment."""
+    run(folder.parent, sys.executable, "-m", "venv", folder)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Build the sdist, and of it the wheel."""
+    for old in DIST.glob("hicache_storage-*"):
+        old.unlink()
+    programs = made_environment(tmp_path_factory.mktemp("build") / "environment")
+    run(ROOT, programs / "pip", "install", "--quiet", "build")
+    run(ROOT, programs / "python", "-m", "build", "--outdir", str(DIST), HICACHE_NATIVE="1")
+    (sdist,) = DIST.glob("*.tar.gz")
+    (wheel,) = DIST.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.fixture(scope="module")
+def installed_wheel(
+    distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    programs = made_environment(tmp_path_factory.mktemp("wheel") / "environment")
+    constraints = ROOT / "constraints.txt"
+    run(DIST, programs / "pip", "install", "-c", constraints, distributions[1], **NO_COMPILER)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def installed_sdist(
+    distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
+    """Install the sdist without a compiler. Return the programs, and what pip printed."""
+    programs = made_environment(tmp_path_factory.mktemp("sdist") / "environment")
+    command = (programs / "pip", "install", "-v", "-c", ROOT / "constraints.txt", distributions[0])
+    return programs, run(DIST, *map(str, command), **NO_COMPILER)
+
+
+def replay(programs: Path, directory: Path) -> str:
+    config = json.dumps({"path": str(directory / "pages")})
+    options = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config")
+    return run(directory, programs / "hicache", "replay", *options, config)
+
+
+def names_in(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_one_wheel_serves_python_3_11_and_later(distributions: tuple[Path, Path]) -> None:
+    assert f"{NAME}-cp311-abi3-{PLATFORM}.whl" == distributions[1].name
+
+
+def test_the_wheel_has_the_packages_and_the_compiled_module(
+    distributions: tuple[Path, Path],
+) -> None:
+    names = names_in(distributions[1])
+    packages = {"hicache_storage", "hicache_backends", "hicache_conformance"}
+    native = {name for name in names if name.startswith("hicache_storage/native/")}
+
+    assert {*packages, f"{NAME}.dist-info"} == {name.split("/")[0] for name in names}
+    assert {f"{package}/py.typed" for package in packages} <= names
+    assert {
+        f"hicache_storage/native/{name}"
+        for name in ("__init__.py", "_native.abi3.so", "_sources.py", "reference.py")
+    } == native
+
+
+def test_the_wheel_has_every_module_of_the_tree(distributions: tuple[Path, Path]) -> None:
+    tree = {
+        str(path.relative_to(folder))
+        for folder, package in (
+            (ROOT, "hicache_storage"),
+            (ROOT / "backends", "hicache_backends"),
+            (ROOT / "conformance", "hicache_conformance"),
+        )
+        for path in (folder / package).rglob("*.py")
+    }
+
+    assert {"hicache_storage/native/_build.py"} == tree - names_in(distributions[1])
+
+
+def test_the_sdist_has_the_sources_in_c_and_nothing_compiled(
+    distributions: tuple[Path, Path],
+) -> None:
+    with tarfile.open(distributions[0]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    native = ROOT / "hicache_storage" / "native"
+    sources = {str(path.relative_to(ROOT)) for path in native.glob("*.[ch]")}
+
+    assert sources
+    assert {*sources, "hatch_build.py", "hicache_storage/native/_build.py"} <= names
+    assert not {name for name in names if name.endswith((".so", ".o", ".pyc"))}
+
+
+def test_an_installed_wheel_is_compiled(installed_wheel: Path, tmp_path: Path) -> None:
+    assert "The data plane is compiled." in run(tmp_path, installed_wheel / "hicache", "backends")
+
+
+def test_an_installed_wheel_replays(installed_wheel: Path, tmp_path: Path) -> None:
+    print(replay(installed_wheel, tmp_path))  # noqa: T201 - a failure shows it
+
+
+def test_an_install_without_a_compiler_says_so_in_one_line(
+    installed_sdist: tuple[Path, str],
+) -> None:
+    said = [line for line in installed_sdist[1].splitlines() if REFERENCE_SERVES in line]
+
+    assert 1 == len(said)
+    assert said[0].endswith("there is no C compiler (no-such-compiler)")
+
+
+def test_an_install_without_a_compiler_serves_by_the_reference(
+    installed_sdist: tuple[Path, str], tmp_path: Path
+) -> None:
+    printed = run(tmp_path, installed_sdist[0] / "hicache", "backends")
+
+    assert f"{NAME}-py3-none-any.whl" in installed_sdist[1]
+    assert "The data plane is the Python reference: there is no compiled module" in printed
+
+
+def test_an_install_without_a_compiler_replays(
+    installed_sdist: tuple[Path, str], tmp_path: Path
+) -> None:
+    print(replay(installed_sdist[0], tmp_path))  # noqa: T201 - a failure shows it
+
+
+def test_a_compiled_data_plane_can_be_left_out(installed_wheel: Path, tmp_path: Path) -> None:
+    command = (installed_wheel / "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT))
+    run(tmp_path, *command, HICACHE_NATIVE="0")
+
+    (wheel,) = tmp_path.iterdir()
+    assert f"{NAME}-py3-none-any.whl" == wheel.name
+    assert not {name for name in names_in(wheel) if name.endswith((".so", ".c", ".h"))}
+
+
+def test_a_compiled_data_plane_can_be_insisted_on(
+    installed_sdist: tuple[Path, str], distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    command = (installed_sdist[0] / "pip", "wheel", "--no-deps", distributions[0])
+
+    with pytest.raises(AssertionError, match="HICACHE_NATIVE is 1, and there is no compiled"):
+        run(tmp_path, *command, **NO_COMPILER, HICACHE_NATIVE="1")
