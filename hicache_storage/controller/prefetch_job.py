@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller.explain import Explanations
     from hicache_storage.controller.pools import PoolBits
-    from hicache_storage.controller.settings import ControllerSettings
+    from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store.results import Verdict
 
 # The timeout of a call that is made when the request's deadline has just passed.
