@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 
 class PrefetchQuota:
@@ -58,15 +57,10 @@ class InFlightReads:
 
     def acquire(self, nbytes: int, timeout_s: float) -> bool:
         """Wait until `nbytes` more may be read; return False at the timeout. A lone read always may."""
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while not self._fits(nbytes):
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return False
-                self._changed.wait(left_s)
-            self._nbytes += nbytes
-            return True
+            fits = self._changed.wait_for(lambda: self._fits(nbytes), timeout_s)
+            self._nbytes += nbytes if fits else 0
+            return fits
 
     def release(self, nbytes: int) -> None:
         """End `acquire`. The store does not touch these bytes any more."""
