@@ -216,17 +216,13 @@ class PrefetchJob:
         return True
 
     def add_loaded(self, page: int, entry: Entry) -> bool:
-        """Add a pinned page that was loaded; return False, without adding it, after the end."""
+        """Add a page that was loaded in some pool; return False, without adding it, after the end.
+
+        The job has pinned the page before, or takes over the pin of the caller.
+        """
         with self._lock:
             if not self._ended:
                 self._entries[page] = entry
-                self.loaded.add(page)
-            return not self._ended
-
-    def mark_loaded(self, page: int) -> bool:
-        """Mark a page as loaded in more pools; return False after the end."""
-        with self._lock:
-            if not self._ended:
                 self.loaded.add(page)
             return not self._ended
 
