@@ -60,7 +60,7 @@ class FramedIO:
         bounced = self._bounce_pages(framed, stored)
         for source, target in zip(stored, bounced, strict=True):
             if target is not source:
-                _gather(source, target.segments[0])
+                source.copy_to(target.segments[0])
         accepted = checked_answers(self._storage.batch_set(framed, hashes, bounced), len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
@@ -101,10 +101,3 @@ def _check_frame(
         logger.warning("a stored page is wrong and will be deleted: %s", error)
         return Verdict(error.reason)
     return Verdict.OK
-
-
-def _gather(source: Page, target: memoryview) -> None:
-    start = 0
-    for segment in source.segments:
-        target[start : start + segment.nbytes] = segment
-        start += segment.nbytes

@@ -126,10 +126,7 @@ def copy_to_mirrors(transfers: Sequence[Transfer], copies: Sequence[Transfer]) -
     """Copy the payloads of `transfers` to `copies`."""
     for transfer, copy in zip(transfers, copies, strict=True):
         for page, mirror in zip(transfer.pages, copy.pages, strict=True):
-            start, (target,) = 0, mirror.payload.segments
-            for segment in page.payload.segments:
-                target[start : start + segment.nbytes] = segment
-                start += segment.nbytes
+            page.payload.copy_to(mirror.payload.segments[0])
 
 
 def copy_from_mirrors(
