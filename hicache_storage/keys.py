@@ -256,7 +256,8 @@ class KeySpace:
             ValueError: A field is missing, unknown or wrong.
         """
         try:
-            return cls(**{**manifest, "shard": Shard(**manifest["shard"])})
+            values: dict[str, Any] = {**manifest, "shard": Shard(**manifest["shard"])}
+            return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the manifest of a key space: {error}") from error
 
