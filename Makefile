@@ -158,7 +158,7 @@ kill-matrix: $(VENV)/.all ## every wrong store against every check of its rules:
 	@$(BIN)/hicache-conformance selftest --matrix docs/kill-matrix.md
 
 identity-page: $(VENV)/.base ## write docs/sglang-identity.md from the table of SGLang's arguments
-	@$(BIN)/python -m hicache_storage.integrations.sglang._arguments > docs/sglang-identity.md
+	@$(BIN)/python tests/support/identity_page.py > docs/sglang-identity.md
 
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from hicache_storage.controller.settings import ControllerSettings, PrefetchPolicy, WritePolicy
+from hicache_storage.controller_settings import ControllerSettings, PrefetchPolicy, WritePolicy
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.scalars import MAX_INT64, format_number

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -244,9 +244,9 @@ class KeySpace:
 
     def manifest(self) -> dict[str, Any]:
         """Return all fields in a form for JSON. `from_manifest` is the inverse."""
-        shard = {field.name: _jsonable(getattr(self.shard, field.name)) for field in fields(Shard)}
-        names = (field.name for field in fields(KeySpace) if field.name != "shard")
-        return {**{name: getattr(self, name) for name in names}, "shard": shard}
+        manifest = asdict(self)
+        ranges = manifest["shard"].items()
+        return manifest | {"shard": {name: ends and list(ends) for name, ends in ranges}}
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> KeySpace:
@@ -256,9 +256,8 @@ class KeySpace:
             ValueError: A field is missing, unknown or wrong.
         """
         try:
-            shard = {name: _tupled(value) for name, value in manifest["shard"].items()}
-            rest = {name: value for name, value in manifest.items() if name != "shard"}
-            return cls(shard=Shard(**shard), **rest)
+            values: dict[str, Any] = {**manifest, "shard": Shard(**manifest["shard"])}
+            return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the manifest of a key space: {error}") from error
 
@@ -308,11 +307,3 @@ def _range(name: str, value: object) -> tuple[int, int]:
     if start >= end:
         raise ValueError(f"{name} must be [start, end) with 0 <= start < end, not {(start, end)}")
     return start, end
-
-
-def _jsonable(value: tuple[int, int] | None) -> list[int] | None:
-    return None if value is None else list(value)
-
-
-def _tupled(value: object) -> Any:
-    return tuple(cast("list[int]", value)) if isinstance(value, list) else value

@@ -112,11 +112,18 @@ class _Families:
     """The metrics of one scrape. Each is described once, with the samples of all caches."""
 
     def __init__(self, names: Sequence[str]) -> None:
+        self.metrics: list[Metric] = []
+        """All metrics, with the samples that were added so far."""
+
         def counter(name: str, help_text: str, *labels: str) -> CounterMetricFamily:
-            return CounterMetricFamily(name, help_text, labels=[*names, *labels])
+            family = CounterMetricFamily(name, help_text, labels=[*names, *labels])
+            self.metrics.append(family)
+            return family
 
         def gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(name, help_text, labels=[*names, *labels])
+            family = GaugeMetricFamily(name, help_text, labels=[*names, *labels])
+            self.metrics.append(family)
+            return family
 
         self.pages = counter(
             "hicache_pages", "Pages by direction and verdict", "direction", "verdict"
@@ -154,23 +161,6 @@ class _Families:
         self.handoff = counter(
             "hicache_handoff_events", "Requests handed over or awaited, by how they ended", "event"
         )
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """All metrics, with the samples that were added so far."""
-        return [
-            self.pages,
-            self.payload,
-            self.wrong,
-            self.match_failed,
-            self.opened,
-            self.state,
-            self.turned_away,
-            *self.gauges.values(),
-            self.storage,
-            self.controller,
-            self.handoff,
-        ]
 
     def show(self, cache: _Cache) -> None:
         """Add the samples of one cache."""

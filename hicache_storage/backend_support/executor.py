@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageClosed
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ class DaemonExecutor:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(deadline.remaining_s())
         return not any(thread.is_alive() for thread in self._threads)
 
     def remove(self, future: Future[Any]) -> bool:

@@ -31,6 +31,11 @@ class CallGate:
         """The calls in flight."""
         return self._calls
 
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
     def begin(self) -> bool:
         """Return True, and count a call that must `end`. Return False after `close`."""
         with self._changed:

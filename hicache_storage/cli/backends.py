@@ -17,7 +17,6 @@ SUMMARY = "List the storage backends: capabilities, and what is missing to use t
 # Users choose a backend by these capabilities. More of them do not fit into 80 columns.
 _MAIN_CAPABILITIES = ("retention", "durability", "shared", "bounded")
 _WIDE = 180
-_FILE_WIDTH = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +61,11 @@ def _entry(backend: Backend) -> dict[str, Any]:
 def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None:
     """Print a line for each backend, then the problems, then all capabilities if `everything`."""
     from rich import box  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
+
+    console = output_console()
     is_wide = console.width >= _WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown = _all_capabilities(entries) if is_wide else _MAIN_CAPABILITIES
@@ -77,12 +75,8 @@ def _print_table(entries: Sequence[dict[str, Any]], *, everything: bool) -> None
         values = [str(entry["capabilities"].get(name, "")) for name in shown]
         installed = "yes" if entry["installed"] else "no"
         origin = [entry["distribution"]] if is_wide else []
-        table.add_row(*(_plain(text) for text in (entry["name"], installed, *values, *origin)))
-    with console.capture() as captured:
-        console.print(table)
-        for paragraph in _paragraphs(entries, everything=everything):
-            console.print(paragraph, soft_wrap=True)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+        table.add_row(entry["name"], installed, *values, *origin)
+    print_lines(console, [table, *_paragraphs(entries, everything=everything)])
 
 
 def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Iterator[str]:
@@ -105,10 +99,3 @@ def _paragraphs(entries: Sequence[dict[str, Any]], *, everything: bool) -> Itera
 
 def _all_capabilities(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for entry in entries for name in entry["capabilities"]))
-
-
-def _plain(text: str) -> Any:
-    """Return text that rich prints literally: `hicache-storage[redis]` must not become a style."""
-    from rich.text import Text  # noqa: PLC0415
-
-    return Text(text)

@@ -41,7 +41,6 @@ SUMMARY = "Replay a trace of requests through the cache and a storage, and verif
 _PAGE_TOKENS = 64
 _CONVERSATIONS = 75
 _CORRUPT = 1
-_FILE_WIDTH = 80
 _MOST_REQUESTS = 10_000_000
 _MOST_CONVERSATIONS = 1_000_000
 _MOST_RANKS = 256
@@ -318,17 +317,10 @@ def _progress() -> Generator[Progress, None, None]:
 
 
 def _publish(report: dict[str, Any], path: Path | None) -> None:
-    from rich.console import Console  # noqa: PLC0415
-
+    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
     from hicache_storage.replay.tables import tables  # noqa: PLC0415
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    for table in tables(report):
-        with console.capture() as captured:
-            console.print(table)
-        sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    print_lines(output_console(), tables(report))
     if path is None:
         return
     try:

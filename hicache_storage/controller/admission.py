@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 
 class PrefetchQuota:
@@ -15,26 +14,22 @@ class PrefetchQuota:
 
     def __init__(self, limit_pages: float) -> None:
         self._limit_pages = limit_pages
-        self._pages = 0
-        self._lock = threading.Lock()
-
-    @property
-    def pages(self) -> int:
+        self.pages = 0
         """Pages that are acquired now."""
-        return self._pages
+        self._lock = threading.Lock()
 
     def acquire(self, pages: int) -> bool:
         """Admit a prefetch of `pages` pages, to be followed by `release`; return False if refused."""
         with self._lock:
-            if self._pages and self._pages >= self._limit_pages:
+            if self.pages and self.pages >= self._limit_pages:
                 return False
-            self._pages += pages
+            self.pages += pages
             return True
 
     def release(self, pages: int) -> None:
         """Give acquired pages back."""
         with self._lock:
-            self._pages -= pages
+            self.pages -= pages
 
 
 class InFlightReads:
@@ -42,13 +37,9 @@ class InFlightReads:
 
     def __init__(self, limit_nbytes: int | None) -> None:
         self._limit_nbytes = limit_nbytes
-        self._nbytes = 0
-        self._changed = threading.Condition()
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """Bytes that are in flight now."""
-        return self._nbytes
+        self._changed = threading.Condition()
 
     def pages_per_read(self, pages: int, page_nbytes: int) -> int:
         """Return the number of pages, from 1 to `pages`, that one read may have."""
@@ -58,22 +49,17 @@ class InFlightReads:
 
     def acquire(self, nbytes: int, timeout_s: float) -> bool:
         """Wait until `nbytes` more may be read; return False at the timeout. A lone read always may."""
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while not self._fits(nbytes):
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return False
-                self._changed.wait(left_s)
-            self._nbytes += nbytes
-            return True
+            fits = self._changed.wait_for(lambda: self._fits(nbytes), timeout_s)
+            self.nbytes += nbytes if fits else 0
+            return fits
 
     def release(self, nbytes: int) -> None:
         """End `acquire`. The store does not touch these bytes any more."""
         with self._changed:
-            self._nbytes -= nbytes
+            self.nbytes -= nbytes
             self._changed.notify_all()
 
     def _fits(self, nbytes: int) -> bool:
         limit = self._limit_nbytes
-        return limit is None or not self._nbytes or self._nbytes + nbytes <= limit
+        return limit is None or not self.nbytes or self.nbytes + nbytes <= limit

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.admission import InFlightReads
-from hicache_storage.controller.settings import MIN_END_WAIT_S
 from hicache_storage.controller.writeback import Writeback
+from hicache_storage.controller_settings import MIN_END_WAIT_S
 from hicache_storage.errors import HiCacheError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.controller.cache import HostCache
     from hicache_storage.controller.eviction import Entry
-    from hicache_storage.controller.settings import ControllerSettings
+    from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store import PageStore
 

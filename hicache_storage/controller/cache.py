@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.eviction import Entry, EvictingAllocator
 from hicache_storage.controller.pools import PoolSet, pool_numbers
 from hicache_storage.durations import MAX_DURATION_S
@@ -89,17 +89,15 @@ class HostCache:
         The list is shorter where pages are pinned or must be written first. With `timeout_s` the call
         waits that long for the first page's slots.
         """
-        deadline_s = time.monotonic() + min(timeout_s, MAX_DURATION_S)
+        deadline = Deadline(min(timeout_s, MAX_DURATION_S))
         while True:
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline.remaining_s()
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._allocator.can_allocate(wanted), max(0.0, left_s)
-                )
+                self._changed.wait_for(lambda: self._allocator.can_allocate(wanted), left_s)
                 got, to_write = self._allocator.allocate(wanted)
                 if to_write and self._write_back is not None:
                     self._write_back(to_write)
-            if got or not wanted or left_s <= 0:
+            if got or not wanted or not left_s:
                 return got
 
     def free(self, groups: Iterable[PageSlots]) -> None:

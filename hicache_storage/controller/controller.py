@@ -17,7 +17,7 @@ from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
 from hicache_storage.controller.prefetch_worker import PrefetchWorker
 from hicache_storage.controller.ranks import SingleRank
-from hicache_storage.controller.settings import (
+from hicache_storage.controller_settings import (
     MIN_END_WAIT_S,
     ControllerSettings,
     PartialHits,

@@ -111,22 +111,17 @@ class TrailingSlots:
         entry.filled &= ~pools
         entry.stored &= ~pools
 
-    def has_evictable(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> bool:
-        """Return True where some page can lose its slot of a trailing pool."""
-        return any(is_evictable(entry, number) for entry in self._holders[number].values())
+    def evictable(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> Entry | None:
+        """Return the least recently used page that can lose its slot of a trailing pool, or None."""
+        holders = self._holders[number].values()
+        return next((entry for entry in holders if is_evictable(entry, number)), None)
 
     def allocate(self, number: int, is_evictable: Callable[[Entry, int], bool]) -> int | None:
         """Return a slot of a trailing pool: a free one, or an evictable page's in LRU order."""
         host = self._pools[number].host
+        if not host.free_slots and (entry := self.evictable(number, is_evictable)):
+            self.release(entry, 1 << number)
         got = host.allocate(1)
-        if got is None:
-            entry = next(
-                (entry for entry in self._holders[number].values() if is_evictable(entry, number)),
-                None,
-            )
-            if entry is not None:
-                self.release(entry, 1 << number)
-                got = host.allocate(1)
         return got[0] if got else None
 
 
@@ -199,7 +194,7 @@ class EvictingAllocator:
         if exhausted & self._pool_set.all_pages:
             return self._can_evict(len(wanted))
         return all(
-            self.trailing.has_evictable(number, self._is_evictable)
+            self.trailing.evictable(number, self._is_evictable)
             for number in pool_numbers(exhausted)
         )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.pools import pool_numbers
-from hicache_storage.controller.settings import WritePolicy
 from hicache_storage.controller.transfer_batch import TransferBatch
+from hicache_storage.controller_settings import WritePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +166,7 @@ class PrefixLoader:
         if entry is not None:
             cache.fill(entry, ok, stored=ok, epoch=self._attached.epoch)
             settled.add_done_callback(lambda _: self._unclaim(entry, row.bits & ~ok))
-            return bool(ok) and self._job.mark_loaded(row.page)
+            return bool(ok) and self._job.add_loaded(row.page, entry)
         if self._essential_pools & ~ok:
             settled.add_done_callback(lambda _: cache.free([row.slots]))
             return False

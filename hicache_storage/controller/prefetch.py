@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,8 @@ class Prefetch:
         self._context.counters.add("cancelled_requests")
         self._job.take_prefix(0)
         self._count_unused(0)
-        self._explain(0, 0, first_missing=0, reason=Reason.CANCELLED)
+        nothing = self._explanation(0, 0)
+        self._context.explanations.add(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
 
     def _take(
         self, agree: Callable[[Topic, RankPages], AgreedPages]
@@ -129,26 +131,25 @@ class Prefetch:
         """Record why the lease is no longer than it is; `usable_pages` is this rank's prefix."""
         prefix, diagnostics = agreed.prefix, self._job.diagnostics
         gap = self._first_gap(agreed.local, usable_pages)
-        counts = (lease.pages, lease.l3_pages)
+        result = self._explanation(lease.pages, lease.l3_pages)
         if prefix.lost:
-            self._explain(*counts, first_missing=lease.pages, reason=Reason.RANKS_LOST)
+            result = replace(result, first_missing=lease.pages, reason=Reason.RANKS_LOST)
         elif prefix.pages < usable_pages:
-            self._explain(
-                *counts, first_missing=lease.pages, reason=Reason.OTHER_RANK, rank=prefix.rank
+            result = replace(
+                result, first_missing=lease.pages, reason=Reason.OTHER_RANK, rank=prefix.rank
             )
-        elif gap is None:
-            self._explain(*counts)
-        else:
+        elif gap is not None:
             page, number = gap
             reason = diagnostics.reason(page, number, default=self._job.time_up_reason())
             on_other_rank = reason in (Reason.OTHER_RANK, Reason.RANKS_LOST)
-            self._explain(
-                *counts,
+            result = replace(
+                result,
                 first_missing=page,
                 pool=None if on_other_rank else self._cache.pools[number].space.pool,
                 rank=diagnostics.rank if on_other_rank else None,
                 reason=reason,
             )
+        self._context.explanations.add(result)
 
     def _first_gap(self, filled: Sequence[PoolBits], usable_pages: int) -> tuple[int, int] | None:
         """Return the (page, pool) that ends the prefix: a page to be loaded, else one not available."""
@@ -158,26 +159,12 @@ class Prefetch:
         planned = longest(pool_set.usable(known, hit_pools))
         return pool_set.first_gap(filled[:planned] if usable_pages < planned else known, hit_pools)
 
-    def _explain(
-        self,
-        pages: int,
-        l3_pages: int,
-        *,
-        first_missing: int | None = None,
-        pool: str | None = None,
-        rank: int | None = None,
-        reason: Reason | None = None,
-    ) -> None:
-        self._context.explanations.add(
-            Explanation(
-                request_id=self.request_id,
-                asked_pages=len(self.hashes),
-                usable_pages=pages,
-                l2_pages=pages - l3_pages,
-                l3_pages=l3_pages,
-                first_missing=first_missing,
-                pool=pool,
-                rank=rank,
-                reason=reason,
-            )
+    def _explanation(self, pages: int, l3_pages: int) -> Explanation:
+        """Return the explanation of a prefix of `pages` pages that nothing has cut."""
+        return Explanation(
+            request_id=self.request_id,
+            asked_pages=len(self.hashes),
+            usable_pages=pages,
+            l2_pages=pages - l3_pages,
+            l3_pages=l3_pages,
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.ranks import Topic
 from hicache_storage.durations import MAX_DURATION_S
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller.explain import Explanations
     from hicache_storage.controller.pools import PoolBits
-    from hicache_storage.controller.settings import ControllerSettings
+    from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store.results import Verdict
 
 # The timeout of a call that is made when the request's deadline has just passed.
@@ -113,8 +113,7 @@ class PrefetchJob:
         """Pages that were loaded in time, in any pool."""
         self._cache = context.cache
         self._quota = context.quota
-        self._began_s = time.monotonic()
-        self._deadline_s = deadline_s
+        self._deadline = None if deadline_s is None else Deadline(deadline_s)
         page_tokens = self._cache.pools[0].space.page_tokens
         self._max_wait_s = context.settings.max_wait_s(len(hashes), page_tokens)
         self._entries = self._cache.pin(hashes)
@@ -152,7 +151,7 @@ class PrefetchJob:
     def time_up_reason(self) -> Reason:
         """Return the limit that ended the wait: the request's deadline, or the prefetch policy."""
         left_s = self._remaining_s()
-        return Reason.DEADLINE if left_s is not None and left_s <= 0 else Reason.PATIENCE
+        return Reason.DEADLINE if left_s == 0 else Reason.PATIENCE
 
     def stop_reason(self) -> Reason | None:
         """Return the reason that no caller waits for pages any more; None while one waits."""
@@ -163,9 +162,7 @@ class PrefetchJob:
 
     def _remaining_s(self) -> float | None:
         """Return the seconds until the request's deadline; None where it has none."""
-        if self._deadline_s is None:
-            return None
-        return self._deadline_s - (time.monotonic() - self._began_s)
+        return None if self._deadline is None else self._deadline.remaining_s()
 
     # --- pages ---------------------------------------------------------------------------------------
 
@@ -216,17 +213,13 @@ class PrefetchJob:
         return True
 
     def add_loaded(self, page: int, entry: Entry) -> bool:
-        """Add a pinned page that was loaded; return False, without adding it, after the end."""
+        """Add a page that was loaded in some pool; return False, without adding it, after the end.
+
+        The job has pinned the page before, or takes over the pin of the caller.
+        """
         with self._lock:
             if not self._ended:
                 self._entries[page] = entry
-                self.loaded.add(page)
-            return not self._ended
-
-    def mark_loaded(self, page: int) -> bool:
-        """Mark a page as loaded in more pools; return False after the end."""
-        with self._lock:
-            if not self._ended:
                 self.loaded.add(page)
             return not self._ended
 

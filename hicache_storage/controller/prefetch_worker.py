@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.availability import look_up
 from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.loader import PrefixLoader
@@ -66,10 +66,10 @@ class PrefetchWorker:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads, then finish the jobs still queued; return False at the timeout."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(max(0.0, deadline_s - time.monotonic()))
+                thread.join(deadline.remaining_s())
         self.finish_queued()
         return not any(thread.is_alive() for thread in self._threads)
 

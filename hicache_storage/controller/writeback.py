@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hicache_storage.controller.settings import MIN_END_WAIT_S, DropPolicy
 from hicache_storage.controller.transfer_batch import TransferBatch
+from hicache_storage.controller_settings import MIN_END_WAIT_S, DropPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.controller.cache import HostCache
     from hicache_storage.controller.eviction import Entry
-    from hicache_storage.controller.settings import ControllerSettings
+    from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store import PageStore
 
 logger: logging.Logger = logging.getLogger(__name__)

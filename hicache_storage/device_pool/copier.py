@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.device_pool.slot_mapping import map_slots
 from hicache_storage.device_pool.streams import Pages, stream_for
@@ -130,10 +130,9 @@ class LayerCopier:
         """
         with self._lock:
             self._closed = True
-        deadline_s = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         stopped = [
-            executor.close(max(0.0, deadline_s - time.monotonic()))
-            for executor, _ in (self._loading, self._storing)
+            executor.close(deadline.remaining_s()) for executor, _ in (self._loading, self._storing)
         ]
         return all(stopped)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_storage.host_pool.memory import load_torch
+from hicache_storage.host_pool.shape import POOL_AXES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,17 +75,11 @@ def _as_words(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _by_layer(host: HostPool, plane: int) -> list[torch.Tensor]:
     """Return one view for each layer of a host plane, [slots, page_tokens, heads, dim]."""
     shape = host.shape
-    array = host.tensors()[plane]
     heads, dim = shape.planes[plane]
-    if host.layout == "layer_first":
-        array = array.view(shape.layers, host.slots, shape.page_tokens, heads, dim)
-        return [array[layer] for layer in range(shape.layers)]
-    if host.layout == "page_first":
-        array = array.view(host.slots, shape.page_tokens, shape.layers, heads, dim)
-        return [array[:, :, layer] for layer in range(shape.layers)]
-    if host.layout == "page_first_direct":
-        return [array[:, layer] for layer in range(shape.layers)]
-    return [array[:, :, :, layer].transpose(1, 2) for layer in range(shape.layers)]  # page_head
+    sizes = {"s": host.slots, "t": shape.page_tokens, "l": shape.layers, "h": heads, "d": dim}
+    axes = POOL_AXES[host.layout].replace("n", "st")
+    array = host.tensors()[plane].view([sizes[axis] for axis in axes])
+    return list(array.permute([axes.index(axis) for axis in "lsthd"]))
 
 
 def _check(host: HostPool, planes: Sequence[Sequence[torch.Tensor]]) -> None:

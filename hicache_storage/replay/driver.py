@@ -13,7 +13,7 @@ from hicache_storage.controller import CacheController, CachePool, Channel, Cont
 from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import HostPool
-from hicache_storage.keys import page_hashes
+from hicache_storage.keys import KeySpace, page_hashes
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.replay.content import PageContent
 from hicache_storage.replay.report import RequestCounts, Throughput, figures
@@ -373,9 +373,6 @@ def _cache_pool(
     pool: PoolShape, settings: ReplaySettings, frame_nbytes: int, opened: ExitStack
 ) -> CachePool:
     extent, topology, rank = extent_of(pool.shape), settings.topology, settings.rank
-    space = pool.space(
-        model=settings.model, layout=settings.layout, page_tokens=settings.page_tokens
-    )
     part = topology.part(extent, rank)
     if part is None:
         raise ValueError(f"rank {rank} holds none of its layers")
@@ -388,8 +385,17 @@ def _cache_pool(
         frame_nbytes=frame_nbytes,
         tiles=topology.tiles(extent, rank, grid),
     )
+    space = KeySpace(
+        model=settings.model,
+        dtype=shape.dtype,
+        layout=settings.layout,
+        page_tokens=settings.page_tokens,
+        page_nbytes=shape.nbytes,
+        shard=part.shard,
+        pool=pool.name,
+    )
     return CachePool(
-        space=replace(space, shard=part.shard, page_nbytes=shape.nbytes),
+        space=space,
         host=opened.enter_context(host),
         writes=part.writes,
     )

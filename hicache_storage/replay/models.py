@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_storage.host_pool import PageShape
-    from hicache_storage.keys import KeySpace
 
 TARGET = "kv"
 
@@ -83,22 +82,6 @@ class PoolShape:
 
     name: str
     shape: KVShape
-
-    def space(self, *, model: str, layout: str, page_tokens: int) -> KeySpace:
-        """Return the key space of the pages of the unsharded model."""
-        from hicache_storage.keys import KeySpace, Shard  # noqa: PLC0415
-
-        shape = self.shape
-        heads = (0, shape.heads) if shape.kind == "mha" else None
-        return KeySpace(
-            model=model,
-            dtype=shape.dtype,
-            layout=layout,
-            page_tokens=page_tokens,
-            page_nbytes=shape.page(page_tokens).nbytes,
-            shard=Shard(layers=(0, shape.layers), heads=heads),
-            pool=self.name,
-        )
 
 
 @dataclass(frozen=True, slots=True)

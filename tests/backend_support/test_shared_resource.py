@@ -34,6 +34,7 @@ class TestGate:
         gate.close()
 
         assert not gate.begin()
+        assert gate.closed
         assert gate.calls == 1
 
     def test_the_close_ends_an_idle_gate_once(self) -> None:

@@ -259,6 +259,17 @@ class TestSettings:
         with pytest.raises(ConfigError, match=r"pool 'kv' .*page_head"):
             Replay(MemoryStorage(), _settings(_MLA, layout="page_head"))
 
+    def test_the_draft_is_another_key_space(self) -> None:
+        with Replay(MemoryStorage(), _settings()) as replay:
+            target, draft = (pool.space for pool in replay.pools)
+
+        assert ("kv", "draft") == (target.pool, draft.pool)
+        assert target.id != draft.id
+
+    def test_an_mla_pool_is_the_same_on_every_rank(self) -> None:
+        with Replay(MemoryStorage(), _settings(_MLA)) as replay:
+            assert {pool.space.shard.heads for pool in replay.pools} == {None}
+
     def test_pools_share_l2_in_proportion(self) -> None:
         with Replay(MemoryStorage(), _settings()) as replay:
             assert [pool.host.slots for pool in replay.pools] == [400, 400]

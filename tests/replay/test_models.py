@@ -34,19 +34,6 @@ class TestShapes:
         assert (target.name, draft.name) == ("kv", "draft")
         assert replace(target.shape, layers=1) == draft.shape
 
-    def test_the_draft_is_another_key_space(self) -> None:
-        ids = {
-            pool.space(model="m", layout="page_first", page_tokens=64).id
-            for pool in PRESETS["qwen3-32b"].pools
-        }
-
-        assert len(ids) == 2
-
-    def test_an_mla_pool_is_the_same_on_every_rank(self) -> None:
-        space = PoolShape("kv", _MLA).space(model="m", layout="page_first", page_tokens=64)
-
-        assert space.shard.heads is None
-
     def test_an_unknown_dtype_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"bfloat61.*did you mean 'bfloat16'"):
             replace(_MHA, dtype="bfloat61").page(64)

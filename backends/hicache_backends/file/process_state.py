@@ -12,6 +12,7 @@ from hicache_backends.file.ledger import Ledger
 from hicache_backends.file.writer import Writer, collect_dead
 from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ class ProcessState:
     def __init__(self, layout: Layout, limits: Limits, counters: Counters) -> None:
         self.layout = layout
         self.counters = counters
-        self._changed = threading.Condition()
-        self._batches = 0
+        self._batches = CallGate()
         self.stop = bytearray(1)
         """1 from the begin of `close` on: pages that are not begun are refused."""
         with ExitStack() as undo:
@@ -52,14 +52,11 @@ class ProcessState:
     @contextmanager
     def writing(self) -> Generator[None]:
         """Hold off `close` while a batch uses temporary files."""
-        with self._changed:
-            self._batches += 1
+        self._batches.begin()
         try:
             yield
         finally:
-            with self._changed:
-                self._batches -= 1
-                self._changed.notify_all()
+            self._batches.end()
 
     def restore_writer(self, deadline: Deadline) -> None:
         """Make the writer's directory again after another program removed it.
@@ -116,8 +113,7 @@ class ProcessState:
 
     def _close(self) -> None:
         deadline = Deadline(_CLOSE_LIMIT_S)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._batches, deadline.remaining_s())
+        self._batches.wait_until_idle(deadline.remaining_s())
         self.capacity.close(deadline)
         self.writer.close()
         self.ledger.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_backends.mooncake.lifecycle import (
@@ -20,6 +20,8 @@ from hicache_backends.mooncake.lifecycle import (
 )
 from hicache_backends.mooncake.master import MasterState, probe_master
 from hicache_backends.mooncake.memory import RegisteredMemory
+from hicache_storage.backend_support.shared_resource import CallGate
+from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import (
     ConfigError,
     HiCacheError,
@@ -76,9 +78,7 @@ class Client:
         self.registered = RegisteredMemory()
         self._settings = settings
         self._native = module.MooncakeDistributedStore()
-        self._changed = threading.Condition()
-        self._running = 0
-        self._closing = False
+        self._gate = CallGate()
         self._closed = Future[None]()
         self._is_suspect = False
         self._has_joined = False
@@ -140,29 +140,22 @@ class Client:
             TimeoutError: The work still runs.
             StorageUnavailable, StorageTimeout, StorageClosed: The work was not begun.
         """
-        done = Future[T]()
         self._enter()
 
-        def run() -> None:
+        def run() -> T:
             try:
-                result = work()
-            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it again
+                return work()
+            finally:
                 self._leave()
-                done.set_exception(error)
-            else:
-                self._leave()
-                done.set_result(result)
 
         try:
-            threading.Thread(target=run, name="hicache-mooncake", daemon=True).start()
-        except RuntimeError:
+            ended = SingleFlight("hicache-mooncake", run).wait(deadline.remaining_s())
+        except StorageUnavailable:  # the system has no thread
             self._leave()
-            raise StorageUnavailable(
-                f"{self._name()}: the system has no thread for a call"
-            ) from None
-        if not wait([done], deadline.remaining_s()).done:
+            raise
+        if ended is None:
             raise TimeoutError("the call still runs")
-        return done.result()
+        return ended.result()
 
     def register(self, start: int, nbytes: int) -> bool:
         """Register a range of this process's memory; return False where the native client refuses it."""
@@ -182,13 +175,9 @@ class Client:
 
     def close(self) -> None:
         """Close the native client after the running calls. Return within some seconds in any case."""
-        if self.pid != os.getpid():
+        if self.pid != os.getpid() or self._gate.closed:
             return
-        with self._changed:
-            was_closing, self._closing = self._closing, True
-            is_idle = self._running == 0
-        if was_closing:
-            return
+        is_idle = self._gate.close()
         if is_idle:
             threading.Thread(
                 target=self._close_native, name="hicache-mooncake-close", daemon=True
@@ -200,7 +189,7 @@ class Client:
 
     def is_busy(self) -> bool:
         """Return True while a native call or the close of the native client runs."""
-        return self._running > 0 or (self._closing and not self._closed.done())
+        return self._gate.calls > 0 or (self._gate.closed and not self._closed.done())
 
     def native(self) -> object:
         """Return the native client, for a reference and not for calls."""
@@ -273,20 +262,15 @@ class Client:
 
     def _enter(self) -> None:
         self._ensure_own_process()
-        with self._changed:
-            if self._closing:
-                raise StorageClosed("this MooncakeStorage was closed: open a new one")
-            if self._running >= _MAX_RUNNING:
-                raise StorageTimeout(
-                    f"{self._name()}: {self._running} calls are overdue; no more until some have ended"
-                )
-            self._running += 1
+        if self._gate.calls >= _MAX_RUNNING:
+            raise StorageTimeout(
+                f"{self._name()}: {_MAX_RUNNING} calls are overdue; no more until some have ended"
+            )
+        if not self._gate.begin():
+            raise StorageClosed("this MooncakeStorage was closed: open a new one")
 
     def _leave(self) -> None:
-        with self._changed:
-            self._running -= 1
-            is_last = self._closing and self._running == 0
-        if is_last:
+        if self._gate.end():
             self._close_native()
 
     def _close_native(self) -> None:

@@ -20,7 +20,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hicache_backends.mooncake.master import MasterState, forget_lookups, probe_master
+from hicache_backends.mooncake.master import MasterState, probe_master
 from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ def _at_exit() -> None:
 
 def _in_forked_child() -> None:
     DEFERRED_CLOSES.forget()
-    forget_lookups()
     for client in _clients:
         _keep_alive(client.native())
     if _Library.was_used:

@@ -9,13 +9,11 @@ import enum
 import http.client
 import socket
 import struct
-import threading
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.single_flight import SingleFlight
+from hicache_storage.backend_support.resolver import RESOLVER
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -48,11 +46,13 @@ def probe_master(settings: MooncakeSettings, limit_s: float) -> MasterState:
         return MasterState.ANSWERS
     deadline = Deadline(limit_s)
     try:
-        found = _LOOKUPS.addresses(settings.master, deadline)
+        found = RESOLVER.addresses(*settings.master, deadline)
+    except StorageTimeout:
+        return MasterState.SILENT
     except OSError:
         return MasterState.GONE
-    states = [MasterState.SILENT] if found is None else []
-    for family, *_, address in found or ():
+    states: list[MasterState] = []
+    for family, address in found:
         states.append(_probe_address(family, address, deadline))
         if states[-1] is MasterState.ANSWERS or deadline.passed():
             break
@@ -72,37 +72,6 @@ def _probe_address(family: int, address: Any, deadline: Deadline) -> MasterState
     except OSError:
         return MasterState.GONE
     return MasterState.ANSWERS
-
-
-class _Lookups:
-    """Name lookups of masters, at most one in flight for each. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_master: dict[tuple[str, int], SingleFlight[list[Any]]] = {}
-
-    def addresses(self, master: tuple[str, int], deadline: Deadline) -> list[Any] | None:
-        """Return the result of `getaddrinfo`; None where it still runs at the deadline.
-
-        Raises:
-            OSError: The name has no address.
-        """
-        with self._lock:
-            lookup = self._by_master.get(master)
-            if lookup is None:
-                find = partial(socket.getaddrinfo, *master, type=socket.SOCK_STREAM)
-                lookup = self._by_master[master] = SingleFlight("hicache-master-lookup", find)
-        ended = lookup.wait(deadline.remaining_s())
-        return None if ended is None else ended.result()
-
-    def forget(self) -> None:
-        """Drop the parent's lookups in a forked child, where their threads do not run."""
-        self._lock = threading.Lock()
-        self._by_master = {}
-
-
-_LOOKUPS = _Lookups()
-forget_lookups = _LOOKUPS.forget
 
 
 def list_keys(

@@ -62,7 +62,7 @@ class Transfers:
         firsts = _first_indices(keys)
         for indices, staged in self._parts(pages, sorted(set(firsts))):
             for index, page in zip(indices, staged, strict=False):
-                _gather(pages[index], page.segments[0])
+                pages[index].copy_to(page.segments[0])
             sources = staged or _select(pages, indices)
             codes = self._move(put, _select(keys, indices), sources, deadline, staged=bool(staged))
             for index, code in zip(indices, codes, strict=True):
@@ -164,13 +164,6 @@ def _staging(pages: list[Page]) -> list[Page]:
         found.append(Page(memory[start : start + page.nbytes]))
         start += page.nbytes
     return found
-
-
-def _gather(source: Page, target: memoryview) -> None:
-    start = 0
-    for segment in source.segments:
-        target[start : start + segment.nbytes] = segment
-        start += segment.nbytes
 
 
 def _have_one_segment(pages: Sequence[Page]) -> bool:

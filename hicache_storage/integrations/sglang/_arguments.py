@@ -2,13 +2,11 @@
 
 A test compares these tables with the `ServerArgs` of the installed SGLang, and so finds the arguments
 of a later SGLang. `LaunchIdentity` assumes that KV depends on an argument until it is classified here.
-
-    python -m hicache_storage.integrations.sglang._arguments > docs/sglang-identity.md
+`make identity-page` writes the tables to docs/sglang-identity.md.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ _REFUSED: Mapping[str, str] = {
 }
 
 # KV does not depend on these arguments, for the reason given as the key.
-_INERT: Mapping[str, str] = {
+INERT: Mapping[str, str] = {
     "The process, its devices and its clocks.": """
         device base_gpu_id gpu_id_step random_seed mlx_enable_sampling watchdog_timeout
         soft_watchdog_timeout sleep_on_idle use_ray custom_sigquit_handler numa_node gc_threshold""",
@@ -283,12 +281,8 @@ _INERT: Mapping[str, str] = {
 }
 
 
-def classified() -> list[tuple[str, str, str]]:
-    """Return (argument, "enters", "refused" or "cannot", where or why) for every known argument."""
-    return list(_classified())
-
-
-def _classified() -> Iterator[tuple[str, str, str]]:
+def classified() -> Iterator[tuple[str, str, str]]:
+    """Yield (argument, "enters", "refused" or "cannot", where or why) for every known argument."""
     for name, neutral in BY_VALUE.items():
         yield name, "enters", f"`revision`, by its value, unless that is `{neutral}`"
     for name, neutral in DRAFT_BY_VALUE.items():
@@ -301,47 +295,12 @@ def _classified() -> Iterator[tuple[str, str, str]]:
         yield name, "enters", where
     for name, why in _REFUSED.items():
         yield name, "refused", why
-    for why, names in _INERT.items():
+    for why, names in INERT.items():
         for name in names.split():
             yield name, "cannot", why
 
 
-KNOWN = frozenset(name for name, _, _ in _classified())
-ENTERING = frozenset(name for name, how, _ in _classified() if how == "enters")
+KNOWN = frozenset(name for name, _, _ in classified())
+ENTERING = frozenset(name for name, how, _ in classified() if how == "enters")
 # These must not change while a storage is attached. The attach itself sets the config after opening it.
 WATCHED = ENTERING - {"hicache_storage_backend_extra_config"}
-
-
-def page() -> str:
-    """Return docs/sglang-identity.md."""
-    entries = classified()
-    lines = [
-        "# SGLang's server arguments and the key space",
-        "",
-        f"Written by `{_COMMAND}`. A test compares it with the `ServerArgs` of the installed SGLang.",
-        "[sglang.md](sglang.md) has the rules of sharing.",
-        "",
-        *_table("Enters the key space", "where", entries, "enters"),
-        *_table("Refused", "when, and why", entries, "refused"),
-        "## Cannot change KV bytes",
-        "",
-    ]
-    for why, names in _INERT.items():
-        listed = ", ".join(f"`{name}`" for name in sorted(names.split()))
-        lines += [f"**{why}** {listed}.", ""]
-    return "\n".join(lines[:-1]) + "\n"
-
-
-_COMMAND = "make identity-page"
-
-
-def _table(
-    title: str, second: str, entries: list[tuple[str, str, str]], wanted: str
-) -> Iterator[str]:
-    yield from (f"## {title}", "", f"| argument | {second} |", "|---|---|")
-    yield from (f"| `{name}` | {text} |" for name, how, text in sorted(entries) if how == wanted)
-    yield ""
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

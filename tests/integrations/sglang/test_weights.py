@@ -11,9 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import identity_page
 import pytest
 
-from hicache_storage.integrations.sglang import _arguments, _weights
+from hicache_storage.integrations.sglang import _weights
 from hicache_storage.integrations.sglang._weights import file_digest, weights_at
 
 PAGE = Path(__file__).parents[3] / "docs" / "sglang-identity.md"
@@ -169,4 +170,4 @@ def test_a_files_digest_is_of_its_bytes(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_argument() -> None:
-    assert _arguments.page() == PAGE.read_text(encoding="utf-8"), "run `make identity-page`"
+    assert identity_page.page() == PAGE.read_text(encoding="utf-8"), "run `make identity-page`"
