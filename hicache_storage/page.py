@@ -85,17 +85,6 @@ class Page:
             segment[:] = source[start:end]
             start = end
 
-    def copy_to(self, target: memoryview) -> None:
-        """Copy the page in one piece to the start of `target`, a flat view of bytes.
-
-        Raises:
-            ValueError: `target` is shorter than the page.
-        """
-        start = 0
-        for segment in self.segments:
-            target[start : start + segment.nbytes] = segment
-            start += segment.nbytes
-
     def __repr__(self) -> str:
         return f"Page({self.nbytes} bytes in {len(self.segments)} segments)"
 

@@ -236,18 +236,6 @@ def test_a_copy_of_another_length_is_refused_and_writes_nothing(nbytes: int) -> 
     assert before == borrowed.tobytes()
 
 
-def test_the_segments_are_copied_to_one_place() -> None:
-    target = bytearray(b"." * (len(DATA) + 2))
-    Page(DATA[:5], DATA[5:]).copy_to(memoryview(target))
-
-    assert DATA + b".." == target
-
-
-def test_a_page_is_not_copied_to_a_shorter_place() -> None:
-    with pytest.raises(ValueError, match="different structures"):
-        Page(DATA).copy_to(memoryview(bytearray(len(DATA) - 1)))
-
-
 def test_tobytes_is_a_copy() -> None:
     borrowed = Page(bytearray(DATA))
     copied = borrowed.tobytes()

@@ -6,7 +6,7 @@ import logging
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from hicache_storage import native
+from hicache_storage.backend_support.copies import copy_pages
 from hicache_storage.page import Page
 from hicache_storage.page_store.call_executor import checked_answers
 from hicache_storage.page_store.frame import Framing
@@ -40,7 +40,7 @@ class FramedIO:
             target.digest, target.digest_skip = None, skip
         hits = checked_answers(self._storage.batch_get(framed, hashes, bounced), len(hashes))
         if bounced is not stored:
-            _copy(list(compress(stored, hits)), list(compress(bounced, hits)))
+            copy_pages(list(compress(stored, hits)), list(compress(bounced, hits)))
         found = [index for index, hit in enumerate(hits) if hit]
         verdicts = [Verdict.OK if hit else Verdict.MISS for hit in hits]
         errors = Framing(framed, checksum=self._checksum).errors(
@@ -61,7 +61,7 @@ class FramedIO:
         stored = [page.stored for page in pages]
         bounced = self._bounce_pages(framed, stored)
         if bounced is not stored:
-            _copy(bounced, stored)
+            copy_pages(bounced, stored)
         accepted = checked_answers(self._storage.batch_set(framed, hashes, bounced), len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
@@ -76,7 +76,3 @@ class FramedIO:
         nbytes = framed.stored_nbytes
         bounce = memoryview(bytearray(nbytes * len(stored)))
         return [Page(bounce[n * nbytes : (n + 1) * nbytes]) for n in range(len(stored))]
-
-
-def _copy(targets: Sequence[Page], sources: Sequence[Page]) -> None:
-    native.copy_pages([page.segments for page in targets], [page.segments for page in sources], -1)

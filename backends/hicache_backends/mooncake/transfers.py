@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from hicache_backends.mooncake.client import checked
 from hicache_backends.mooncake.objects import not_stored
+from hicache_storage.backend_support.copies import copy_pages
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page import Page
 
@@ -45,11 +47,14 @@ class Transfers:
             codes = self._move(_get, _select(keys, indices), targets, deadline, staged=bool(staged))
             for index, target, code in zip(indices, targets, codes, strict=True):
                 results[index] = code == target.nbytes
-                if staged and results[index]:
-                    pages[index].copy_from(target.segments[0])
+            if staged:
+                found = [results[index] for index in indices]
+                copy_pages(
+                    list(compress(_select(pages, indices), found)), list(compress(staged, found))
+                )
         for index, first in enumerate(firsts):
             if index != first and results[first]:
-                pages[index].copy_from(pages[first].tobytes())
+                copy_pages([pages[index]], [pages[first]])
                 results[index] = True
         return results
 
@@ -61,8 +66,8 @@ class Transfers:
         results = [False] * len(keys)
         firsts = _first_indices(keys)
         for indices, staged in self._parts(pages, sorted(set(firsts))):
-            for index, page in zip(indices, staged, strict=False):
-                pages[index].copy_to(page.segments[0])
+            if staged:
+                copy_pages(staged, _select(pages, indices))
             sources = staged or _select(pages, indices)
             codes = self._move(put, _select(keys, indices), sources, deadline, staged=bool(staged))
             for index, code in zip(indices, codes, strict=True):
