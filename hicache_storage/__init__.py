@@ -1,33 +1,63 @@
 """KV-cache storage for LLM servers: one interface, many backends, and a cache that never lies.
 
-The package holds the names that users and backend authors import. Its import loads the standard library
-alone.
+The package holds the names that users and backend authors import. Each name is loaded when it is
+first used, so that importing the package takes little time.
 """
 
 from __future__ import annotations
 
-from hicache_storage.errors import (
-    BackendNotInstalled,
-    ConfigError,
-    CorruptPage,
-    HiCacheError,
-    StorageClosed,
-    StorageTimeout,
-    StorageUnavailable,
-    UnknownBackend,
-    UnsupportedOperation,
-)
-from hicache_storage.keys import KeySpace, Shard, namespace_seed, page_hashes
-from hicache_storage.page import Page
-from hicache_storage.registry import open_storage
-from hicache_storage.storage import (
-    Capabilities,
-    Durability,
-    HiCacheStorage,
-    PageInfo,
-    Retention,
-    StorageStats,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hicache_storage.errors import (
+        BackendNotInstalled,
+        ConfigError,
+        CorruptPage,
+        HiCacheError,
+        StorageClosed,
+        StorageTimeout,
+        StorageUnavailable,
+        UnknownBackend,
+        UnsupportedOperation,
+    )
+    from hicache_storage.keys import KeySpace, Shard, namespace_seed, page_hashes
+    from hicache_storage.page import Page
+    from hicache_storage.registry import open_storage
+    from hicache_storage.storage import (
+        Capabilities,
+        Durability,
+        HiCacheStorage,
+        PageInfo,
+        Retention,
+        StorageStats,
+    )
+
+_MODULES = {
+    "errors": (
+        "BackendNotInstalled",
+        "ConfigError",
+        "CorruptPage",
+        "HiCacheError",
+        "StorageClosed",
+        "StorageTimeout",
+        "StorageUnavailable",
+        "UnknownBackend",
+        "UnsupportedOperation",
+    ),
+    "keys": ("KeySpace", "Shard", "namespace_seed", "page_hashes"),
+    "page": ("Page",),
+    "registry": ("open_storage",),
+    "storage": (
+        "Capabilities",
+        "Durability",
+        "HiCacheStorage",
+        "PageInfo",
+        "Retention",
+        "StorageStats",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BackendNotInstalled",
@@ -52,3 +82,15 @@ __all__ = [
     "open_storage",
     "page_hashes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

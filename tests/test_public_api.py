@@ -11,21 +11,19 @@ HEAVY = "numpy, torch, pydantic, rich, yaml, xxhash, redis, boto3, hicache_backe
 
 
 def test_public_names_are_sorted_and_complete() -> None:
-    imported = {
-        name
-        for name, value in vars(hicache_storage).items()
-        if getattr(value, "__module__", "").startswith("hicache_storage.")
-    }
+    names = [name for of_one in hicache_storage._MODULES.values() for name in of_one]
 
-    assert sorted(imported) == hicache_storage.__all__
+    assert sorted(names) == hicache_storage.__all__
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", hicache_storage.__all__)
-def test_a_public_name_is_that_of_its_module(name: str) -> None:
+def test_a_public_name_is_there_and_is_its_modules(name: str) -> None:
     value = getattr(hicache_storage, name)
 
     assert name == value.__name__
-    assert value is getattr(sys.modules[value.__module__], name)
+    assert f"hicache_storage.{hicache_storage._MODULE_OF[name]}" == value.__module__
+    assert value is getattr(hicache_storage, name)
     assert name in dir(hicache_storage)
 
 
@@ -34,6 +32,11 @@ def test_a_star_import_brings_all_of_them() -> None:
     exec("from hicache_storage import *", namespace)  # noqa: S102 - the test is of a star import
 
     assert set(hicache_storage.__all__) <= set(namespace)
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Pgae'"):
+        _ = hicache_storage.Pgae
 
 
 @pytest.mark.parametrize(
