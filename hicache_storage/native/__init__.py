@@ -29,14 +29,35 @@ from hicache_storage.native.reference import (
     send_pieces,
     write_files,
 )
+from hicache_storage.native.reference_exchanges import (
+    FILLED,
+    HEAD_NBYTES,
+    LANE,
+    RECEIVED,
+    SENT,
+    STALE,
+    STATE_COUNT,
+    STOPPED,
+    VERDICT,
+    run_exchanges,
+)
 
 __all__ = [
+    "FILLED",
+    "HEAD_NBYTES",
     "HIT",
     "KEPT",
+    "LANE",
     "LATE",
     "MISS",
     "NO_BULK",
+    "RECEIVED",
+    "SENT",
+    "STALE",
+    "STATE_COUNT",
+    "STOPPED",
     "UNSYNCED",
+    "VERDICT",
     "WRONG",
     "check_files",
     "digests",
@@ -45,6 +66,7 @@ __all__ = [
     "read_files",
     "receive_bulks",
     "receive_pieces",
+    "run_exchanges",
     "send_pieces",
     "write_files",
 ]
@@ -56,6 +78,7 @@ _FUNCTIONS = (
     "read_files",
     "receive_bulks",
     "receive_pieces",
+    "run_exchanges",
     "send_pieces",
     "write_files",
 )

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SOURCES = ("module.c", "batch.c", "files.c", "sockets.c", "xxh3.c")
+SOURCES = ("module.c", "batch.c", "exchanges.c", "files.c", "sockets.c", "xxh3.c")
 MODULE = "_native.abi3.so"
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra"),

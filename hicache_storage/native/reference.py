@@ -167,8 +167,8 @@ def send_pieces(fd: int, pieces: Pieces, deadline_s: float) -> int:
     ETIMEDOUT stands for the deadline.
     """
     try:
-        with _borrowed(fd) as connection:
-            todo = _after([memoryview(piece) for piece in pieces], 0)
+        with borrowed(fd) as connection:
+            todo = rest_after([memoryview(piece) for piece in pieces], 0)
             while todo:
                 sent = _when(
                     connection,
@@ -176,7 +176,7 @@ def send_pieces(fd: int, pieces: Pieces, deadline_s: float) -> int:
                     deadline_s,
                     partial(connection.sendmsg, todo[:IOV_MAX], (), _SEND_FLAGS),
                 )
-                todo = _after(todo, sent)
+                todo = rest_after(todo, sent)
     except OSError as error:
         return -(error.errno or 0)
     return 0
@@ -189,7 +189,7 @@ def receive_pieces(fd: int, pieces: Pieces, least: int, deadline_s: float) -> in
     connection that the other side has ended.
     """
     try:
-        with _borrowed(fd) as connection:
+        with borrowed(fd) as connection:
             return _receive(connection, [memoryview(piece) for piece in pieces], least, deadline_s)
     except OSError as error:
         return -(error.errno or 0)
@@ -219,7 +219,7 @@ def receive_bulks(
     if len(head) > _HEAD_NBYTES:
         raise ValueError("a head has at most 4 bytes")
     verdicts: list[int] = []
-    with _borrowed(fd) as connection:
+    with borrowed(fd) as connection:
         for index, page in enumerate(pages):
             follows = more or index + 1 < len(pages)
             try:
@@ -330,7 +330,7 @@ def _touch(fd: int, touched_ns: int, interval_ns: int) -> None:
 
 
 @contextmanager
-def _borrowed(fd: int) -> Generator[socket.socket]:
+def borrowed(fd: int) -> Generator[socket.socket]:
     """Yield a socket object for `fd`, which stays open."""
     connection = socket.socket(fileno=fd)
     try:
@@ -356,14 +356,14 @@ def _receive(
     connection: socket.socket, views: list[memoryview], least: int, deadline_s: float
 ) -> int:
     received = 0
-    todo = _after(views, 0)
+    todo = rest_after(views, 0)
     while todo and received < least:
         call = partial(connection.recvmsg_into, todo[:IOV_MAX], 0, socket.MSG_DONTWAIT)
         step = _when(connection, select.POLLIN, deadline_s, call)[0]
         if not step:
             raise ConnectionResetError(errno.ECONNRESET, "the other side has ended the connection")
         received += step
-        todo = _after(todo, step)
+        todo = rest_after(todo, step)
     return received
 
 
@@ -425,17 +425,17 @@ def move_all(
     done = call(fd, pieces[:IOV_MAX], offset)
     if done in (0, nbytes):
         return done
-    todo = _after([memoryview(piece) for piece in pieces], done)
+    todo = rest_after([memoryview(piece) for piece in pieces], done)
     while todo:
         step = call(fd, todo[:IOV_MAX], offset + done)
         if not step:
             break
         done += step
-        todo = _after(todo, step)
+        todo = rest_after(todo, step)
     return done
 
 
-def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
+def rest_after(views: list[memoryview], nbytes: int) -> list[memoryview]:
     """Return `views` without their first `nbytes`."""
     for index, view in enumerate(views):
         if nbytes < view.nbytes:
@@ -446,7 +446,7 @@ def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
 
 def _digest(page: Pieces, skip: int = 0) -> int:
     state = xxhash.xxh3_64()
-    for piece in _after([memoryview(piece) for piece in page], skip):
+    for piece in rest_after([memoryview(piece) for piece in page], skip):
         state.update(piece)
     return state.intdigest()
 
