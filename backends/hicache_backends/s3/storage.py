@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from hicache_backends.s3.access import Access
 from hicache_backends.s3.bucket import Bucket
 from hicache_backends.s3.client import open_client
-from hicache_backends.s3.exchange import CallFailed
 from hicache_backends.s3.layout import Layout
+from hicache_backends.s3.losses import CallFailed
 from hicache_backends.s3.page_calls import PageCalls
 from hicache_backends.s3.settings import S3Settings
 from hicache_storage.backend_support.counters import Counters
