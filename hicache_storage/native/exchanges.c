@@ -14,6 +14,7 @@ enum { MAX_PIECES = 1024, STATUS_NBYTES = 12, MAX_DIGITS = 15, OVERLOADED = 429,
 typedef struct {
     int status;
     int64_t length; /* -1: not said */
+    int is_encoded;
 } framing;
 
 static int is_token(char c) {
@@ -58,7 +59,7 @@ static int take_header(const char *line, size_t nbytes, framing *found) {
         end--;
     const size_t value_nbytes = (size_t)(end - value);
     if (is_text(line, name_nbytes, "transfer-encoding"))
-        return 0;
+        return !found->is_encoded++;
     if (is_text(line, name_nbytes, "connection"))
         return is_text(value, value_nbytes, "keep-alive");
     if (is_text(line, name_nbytes, "content-length")) {
@@ -77,6 +78,7 @@ static int parse(const char *text, size_t nbytes, framing *found) {
         return 0;
     found->status = (int)number_of(text + 9, 3);
     found->length = -1;
+    found->is_encoded = 0;
     if (found->status < 200 || found->status > 599 || (nbytes > STATUS_NBYTES && !strchr(" \r", text[STATUS_NBYTES])))
         return 0;
     int is_first = 1;
@@ -154,7 +156,7 @@ static int fits(const exchange *one, const framing *found) {
     const int64_t behind = state->received - state->head_nbytes;
     if (!one->has_reply_body || found->status == 204 || found->status == 304)
         return !behind;
-    if (found->length < 0 || behind > found->length)
+    if (found->is_encoded || found->length < 0 || behind > found->length)
         return 0;
     if (found->status == 200 && one->in_nbytes)
         return found->length == one->in_nbytes;

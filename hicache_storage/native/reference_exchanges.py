@@ -48,8 +48,8 @@ def run_exchanges(
     A connection that has carried an exchange carries the next one that has not begun, unless the reply
     was a 429 or its status is 500 or higher. A reply that is not plain stops its exchange before a byte
     behind the head is judged: the caller goes on from the state. Plain is a final reply of HTTP/1.1
-    with at most one `content-length`, without `transfer-encoding`, and without `connection` but
-    `keep-alive`, that ends in the page (a 200) or in the slot.
+    without `connection` but `keep-alive`, that has no body, or a body with one `content-length` and
+    without `transfer-encoding` that fits into the page (a 200) or into the slot.
 
     Args:
         fds: Connected sockets, or sockets that are connecting.
@@ -270,16 +270,20 @@ def _run(exchanges: Sequence[_Exchange], lanes: Sequence[_Lane], deadline_s: flo
 
 
 def _plain_framing(head: bytes) -> tuple[int, int | None] | None:
-    """Return the status and the length of a plain reply; None where it is none."""
+    """Return the status of a plain reply, and the length of its body where it has a plain one."""
     found = _HEAD.fullmatch(head)
     if found is None:
         return None
     length: int | None = None
+    is_encoded = False
     for name, text in _FRAMING.findall(found["headers"]):
         value = text.rstrip(b" \t")
         if name.lower() == b"connection" and value.lower() == b"keep-alive":
             continue
+        if name.lower() == b"transfer-encoding" and not is_encoded:
+            is_encoded = True
+            continue
         if name.lower() != b"content-length" or length is not None or not _LENGTH.fullmatch(value):
             return None
         length = int(value)
-    return int(found["status"]), length
+    return int(found["status"]), None if is_encoded else length

@@ -39,7 +39,7 @@ T = TypeVar("T")
 _PROCESSED_NBYTES_PER_S = 8e6
 """The rate at which even a slow store processes a page before it answers."""
 _PREPARE_S = 0.005
-"""Time for which a call prepares requests ahead of the connections that will carry them."""
+"""Processor time for which a call prepares requests ahead of the connections that will carry them."""
 _CHECK_S = 0.2
 """Interval of the checks for a closed storage and for stalled connections."""
 
@@ -129,8 +129,8 @@ class Exchange:
     def _start_calls(self, fresh: deque[int]) -> None:
         """Start a call for each unused connection, and more of them ahead for the data plane."""
         may_be_ahead = self._connections.is_plain and not self._paused and not self._python_count
-        ahead_s = self._now_s + _PREPARE_S if may_be_ahead else 0.0
-        while fresh and (len(self._ready) < self._unused_count() or self._now_s < ahead_s):
+        ahead_s = time.thread_time() + _PREPARE_S if may_be_ahead else 0.0
+        while fresh and (len(self._ready) < self._unused_count() or time.thread_time() < ahead_s):
             self._start_call(fresh.popleft())
 
     def _start_call(self, number: int) -> None:

@@ -169,7 +169,7 @@ class S3Storage(HiCacheStorage):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _page_names(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
-        return [self._layout.page(space.id, page_hash) for page_hash in hashes]
+        return self._layout.pages(space.id, hashes)
 
     def _deadline(self) -> Deadline:
         """Return the deadline of a call that begins now."""
