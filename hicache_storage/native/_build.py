@@ -20,10 +20,12 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 SOURCES = (
     "module.c",
+    "module_exchanges.c",
     "module_frames.c",
     "module_slots.c",
     "batch.c",
     "copies.c",
+    "exchanges.c",
     "files.c",
     "frames.c",
     "pieces.c",

@@ -5,6 +5,7 @@
 
 #include "copies.h"
 #include "files.h"
+#include "module_exchanges.h"
 #include "module_frames.h"
 #include "module_slots.h"
 #include "sockets.h"
@@ -378,6 +379,7 @@ static PyMethodDef methods[] = {
     {"read_slots", read_slots, METH_VARARGS, NULL},
     {"receive_bulks", receive_bulks, METH_VARARGS, NULL},
     {"receive_pieces", receive_pieces, METH_VARARGS, NULL},
+    {"run_exchanges", run_exchanges, METH_VARARGS, NULL},
     {"send_pieces", send_pieces, METH_VARARGS, NULL},
     {"write_files", write_files, METH_VARARGS, NULL},
     {"write_frames", write_frames, METH_VARARGS, NULL},

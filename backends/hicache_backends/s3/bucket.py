@@ -17,7 +17,7 @@ import botocore.exceptions
 from botocore.awsrequest import AWSResponse
 
 from hicache_backends.s3.client import is_denied
-from hicache_backends.s3.exchange import CallFailed
+from hicache_backends.s3.losses import CallFailed
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hicache_backends.s3.addresses import Addresses, is_loopback
 from hicache_backends.s3.connections import ConnectionPool, Request
-from hicache_backends.s3.exchange import Call, CallFailed, Exchange, Loss, Pause, ReplyLost
+from hicache_backends.s3.exchange import Call, Exchange, Pause
+from hicache_backends.s3.losses import CallFailed, Loss, ReplyLost
 from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
@@ -94,12 +95,17 @@ class Client:
         body: Sequence[memoryview] | None = None,
         into: Sequence[memoryview] = (),
         into_nbytes: int = 0,
+        is_common: bool = True,
     ) -> Request:
-        """Return a signed request for an object."""
-        payload = EMPTY_SHA256
-        if body is not None:
-            payload = _sha256(body) if self._signs_payload else UNSIGNED_PAYLOAD
-        head = self._signer.head(
+        """Return a signed request for an object.
+
+        `is_common`: many requests have this very `headers`, which does not change.
+        """
+        payload = EMPTY_SHA256 if body is None else UNSIGNED_PAYLOAD
+        head_of = self._signer.common_head if is_common else self._signer.head
+        if body is not None and self._signs_payload:
+            payload, head_of = _sha256(body), self._signer.head
+        head = head_of(
             method,
             f"{self.target.root}{name}",
             headers,

@@ -2,21 +2,29 @@
 
 A call is a generator for one page: it yields requests and pauses, and receives replies. No thread
 is started, so none can be left over, and no buffer is touched after the end of the storage call.
+
+The data plane carries requests over plain sockets: all that are ready, in one native call that waits
+without the interpreter lock. It stops a request whose reply is not plain. Then Python carries all
+requests in flight, from where the data plane has left them, and those over TLS.
 """
 
 from __future__ import annotations
 
-import enum
 import heapq
+import os
 import select
 import ssl
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from hicache_backends.s3.connections import Connection, Request
+from hicache_backends.s3.data_plane import Progress, carry
+from hicache_backends.s3.losses import CallFailed, Loss, ReplyLost
 from hicache_backends.s3.replies import Malformed, Reply, Truncated
+from hicache_storage import native
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -30,57 +38,10 @@ T = TypeVar("T")
 
 _PROCESSED_NBYTES_PER_S = 8e6
 """The rate at which even a slow store processes a page before it answers."""
+_PREPARE_S = 0.005
+"""Processor time for which a call prepares requests ahead of the connections that will carry them."""
 _CHECK_S = 0.2
 """Interval of the checks for a closed storage and for stalled connections."""
-
-
-class Loss(enum.Enum):
-    """The kind of a lost reply."""
-
-    UNREACHABLE = "unreachable"
-    """No connection was made."""
-    RESET = "resets"
-    """The connection broke."""
-    TRUNCATED = "truncated"
-    """The connection ended in the middle of the reply."""
-    MALFORMED = "malformed"
-    """The received bytes are no reply."""
-    STALLED = "stalls"
-    """Nothing moved on the connection for too long."""
-    LATE = "timeouts"
-    """The deadline of the call has passed."""
-
-
-class ReplyLost(Exception):
-    """The failure of a request without a reply."""
-
-    def __init__(
-        self,
-        loss: Loss,
-        reason: str,
-        *,
-        was_sent: bool = False,
-        is_stale: bool = False,
-        error: HiCacheError | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.loss = loss
-        self.error = error
-        """The error to raise instead of one made from `reason`."""
-        self.was_sent = was_sent
-        """The server may have received the whole request."""
-        self.is_stale = is_stale
-        """The connection was an idle one, which the server may have closed meanwhile."""
-
-
-class CallFailed(Exception):
-    """The failure of a call for another reason than an absent page."""
-
-    def __init__(self, error: HiCacheError, *, in_doubt: bool = False) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.in_doubt = in_doubt
-        """A write may have taken effect, or may still do so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +57,23 @@ Call: TypeAlias = "Generator[Request | Pause, Reply | None, T]"
 class _InFlight:
     """A request in flight."""
 
-    __slots__ = ("address", "connection", "number", "processing_s")
+    __slots__ = ("address", "connection", "number", "progress", "request")
 
     def __init__(
         self, number: int, connection: Connection, request: Request, address: Address | None
     ) -> None:
         self.number = number
         self.connection = connection
-        self.processing_s = sum(map(len, request.body)) / _PROCESSED_NBYTES_PER_S
+        self.request = request
         self.address = address
         """The address of a connection that is still connecting."""
+        self.progress: Progress | None = None
+        """How far the data plane has come. None: Python carries the request."""
+
+    @property
+    def processing_s(self) -> float:
+        """The time that the store may need for the body."""
+        return sum(map(len, self.request.body)) / _PROCESSED_NBYTES_PER_S
 
 
 class Exchange:
@@ -121,7 +89,11 @@ class Exchange:
         self._calls: Sequence[Call[Any]] = ()
         self._outcomes: list[Any] = []
         self._poller = select.poll()
+        self._ready: list[tuple[int, Request]] = []
+        """Requests that wait for a connection, as a heap: the earliest call goes first."""
         self._in_flight: dict[int, _InFlight] = {}
+        self._python_count = 0
+        """The number of requests in flight that Python carries."""
         self._paused: list[tuple[float, int]] = []
         self._now_s = time.monotonic()
         self._deadline_s = self._now_s + deadline.remaining_s()
@@ -138,9 +110,10 @@ class Exchange:
         fresh = deque(range(len(calls)))
         self._connections.begin_call()
         try:
-            while fresh or self._in_flight or self._paused:
-                while fresh and len(self._in_flight) + len(self._paused) < self._fan_out:
-                    self._start_call(fresh.popleft())
+            while fresh or self._ready or self._in_flight or self._paused:
+                self._start_calls(fresh)
+                while self._ready and self._unused_count() > 0:
+                    self._begin_request(*heapq.heappop(self._ready))
                 if self._in_flight or self._paused:
                     self._wait()
             return cast("list[T | CallFailed]", self._outcomes)
@@ -148,6 +121,17 @@ class Exchange:
             for flight in self._in_flight.values():
                 flight.connection.close()
             self._connections.end_call()
+
+    def _unused_count(self) -> int:
+        """Return how many more requests may be in flight. A paused call keeps its place."""
+        return self._fan_out - len(self._in_flight) - len(self._paused)
+
+    def _start_calls(self, fresh: deque[int]) -> None:
+        """Start a call for each unused connection, and more of them ahead for the data plane."""
+        may_be_ahead = self._connections.is_plain and not self._paused and not self._python_count
+        ahead_s = time.thread_time() + _PREPARE_S if may_be_ahead else 0.0
+        while fresh and (len(self._ready) < self._unused_count() or time.thread_time() < ahead_s):
+            self._start_call(fresh.popleft())
 
     def _start_call(self, number: int) -> None:
         self._now_s = time.monotonic()  # the hash of the page before may have taken long
@@ -162,15 +146,14 @@ class Exchange:
     # --- one turn ------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Wait for the first event, and handle it."""
+        """Wait for an event in Python, or for all replies on the data plane, and handle them."""
         until_s = min(self._deadline_s, self._next_check_s)
         if self._paused:
             until_s = min(until_s, self._paused[0][0])
-        wait_ms = max(0, int((until_s - self._now_s) * 1000) + 1)
-        ready = self._poller.poll(wait_ms)
-        self._now_s = time.monotonic()
-        for fd, events in ready:
-            self._handle_events(self._in_flight[fd], events)
+        if self._in_flight and not self._python_count:
+            self._carry(until_s)
+        else:
+            self._poll(until_s)
         while self._paused and self._paused[0][0] <= self._now_s:
             _, number = heapq.heappop(self._paused)
             self._resume_call(number, lambda call: call.send(None))
@@ -191,20 +174,87 @@ class Exchange:
             ):
                 self._fail_request(flight, Loss.STALLED, "the connection fell silent")
         if is_late:
-            paused, self._paused = self._paused, []
-            for _, number in paused:
+            waiting = [
+                *(number for _, number in self._paused),
+                *(number for number, _ in self._ready),
+            ]
+            self._paused.clear()
+            self._ready.clear()
+            for number in waiting:
                 self._fail_call(
                     number, ReplyLost(Loss.LATE, "there was no time for another attempt")
                 )
 
-    # --- requests ------------------------------------------------------------------------------------
+    # --- on the data plane ---------------------------------------------------------------------------
 
-    def _handle_events(self, flight: _InFlight, events: int) -> None:
+    def _carry(self, until_s: float) -> None:
+        """Carry all requests that are ready, in one call without the interpreter lock."""
+        flights = list(self._in_flight.values())
+        begun = [flight.progress or Progress() for flight in flights]
+        queued = sorted(self._ready)
+        requests = [flight.request for flight in flights] + [request for _, request in queued]
+        lanes = [flight.connection for flight in flights]
+        found = carry([lane.fd for lane in lanes], begun, requests, until_s)
+        self._now_s = time.monotonic()
+        queued_progress = [one for one in found[len(begun) :] if one.lane >= 0]
+        self._ready = queued[len(queued_progress) :]  # requests begin in order
+        self._in_flight = {}
+        for (number, request), progress in zip(queued, queued_progress, strict=False):
+            flights.append(_InFlight(number, lanes[progress.lane], request, None))
+        for flight, progress in zip(flights, found, strict=False):
+            self._settle(flight, progress)
+        for lane in lanes:
+            if lane.is_lent and lane.fd not in self._in_flight:
+                self._connections.release(lane)
+
+    def _settle(self, flight: _InFlight, progress: Progress) -> None:
+        """Handle what the data plane has done for one request."""
         connection = flight.connection
-        connection.last_progress_s = self._now_s
+        if progress.is_complete:
+            connection.is_connected = connection.was_used = True
+            self._resume_call(flight.number, lambda call: call.send(progress.reply()))
+            return
+        if progress.verdict == native.STALE and connection.was_used:
+            connection.close()
+            heapq.heappush(self._ready, (flight.number, flight.request))
+            return
+        if flight.progress is None or flight.progress.moved != progress.moved:
+            connection.last_progress_s = self._now_s
+        flight.progress = progress
+        self._in_flight[connection.fd] = flight
+        if progress.verdict < 0:
+            error = OSError(-progress.verdict, os.strerror(-progress.verdict))
+            self._fail_request(flight, Loss.RESET, _reason(error))
+        elif progress.verdict:
+            self._take_over(flight, progress)
+
+    def _take_over(self, flight: _InFlight, progress: Progress) -> None:
+        """Carry a request in Python, from where the data plane has left it."""
+        flight.progress = None
+        self._python_count += 1
+        self._poller.register(flight.connection.fd, flight.connection.events)
+        self._step(flight, partial(_resumed, flight, progress))
+
+    # --- in Python -----------------------------------------------------------------------------------
+
+    def _poll(self, until_s: float) -> None:
+        """Carry requests until the first event."""
+        for flight in list(self._in_flight.values()):
+            if flight.progress is not None:
+                self._take_over(flight, flight.progress)
+        wait_ms = max(0, int((until_s - self._now_s) * 1000) + 1)
+        ready = self._poller.poll(wait_ms)
+        self._now_s = time.monotonic()
+        for fd, events in ready:
+            flight = self._in_flight[fd]
+            flight.connection.last_progress_s = self._now_s
+            self._step(flight, partial(flight.connection.handle_events, events))
+
+    def _step(self, flight: _InFlight, step: Callable[[], Reply | None]) -> None:
+        connection = flight.connection
         wanted = connection.events
         try:
-            reply = connection.handle_events(events)
+            reply = step()
         except Truncated as error:
             self._fail_request(flight, Loss.TRUNCATED, str(error))
         except Malformed as error:
@@ -222,31 +272,38 @@ class Exchange:
                 self._connections.release(connection)
                 self._resume_call(flight.number, lambda call: call.send(reply))
 
+    # --- requests ------------------------------------------------------------------------------------
+
     def _begin_request(self, number: int, request: Request) -> None:
+        is_native = self._connections.is_plain and not self._python_count
         address: Address | None = None
-        connection = self._connections.take_idle()
         try:
+            connection = self._connections.take_idle(is_checked=not is_native)
             if connection is None:
                 connection, address = self._connections.connect(self._deadline)
-            connection.last_progress_s = self._now_s
-            flight = _InFlight(number, connection, request, address)
-            self._in_flight[connection.fd] = flight
-            self._poller.register(connection.fd, connection.events)
-            connection.begin(request)
-            self._poller.modify(connection.fd, connection.events)
         except StorageTimeout as error:  # an OSError, as the next one is
             self._fail_call(number, ReplyLost(Loss.LATE, str(error), error=error))
+            return
         except StorageUnavailable as error:
             self._fail_call(number, ReplyLost(Loss.UNREACHABLE, str(error), error=error))
+            return
         except OSError as error:
-            reason = _reason(error)
-            if connection is None:
-                self._fail_call(number, ReplyLost(Loss.UNREACHABLE, reason))
-            else:
-                self._fail_request(self._in_flight[connection.fd], Loss.RESET, reason)
+            self._fail_call(number, ReplyLost(Loss.UNREACHABLE, _reason(error)))
+            return
+        connection.last_progress_s = self._now_s
+        flight = self._in_flight[connection.fd] = _InFlight(number, connection, request, address)
+        if is_native:
+            connection.lend()
+            flight.progress = Progress()
+        else:
+            self._python_count += 1
+            self._poller.register(connection.fd, connection.events)
+            self._step(flight, partial(connection.begin, request))
 
     def _fail_request(self, flight: _InFlight, loss: Loss, reason: str) -> None:
         connection = flight.connection
+        if flight.progress is not None:
+            _resumed(flight, flight.progress)  # what is said below is true then
         self._end_request(flight)
         connection.close()
         if flight.address is not None and not connection.is_connected:
@@ -257,7 +314,9 @@ class Exchange:
         self._fail_call(flight.number, lost)
 
     def _end_request(self, flight: _InFlight) -> None:
-        self._poller.unregister(flight.connection.fd)
+        if flight.progress is None:
+            self._poller.unregister(flight.connection.fd)
+            self._python_count -= 1
         del self._in_flight[flight.connection.fd]
 
     # --- calls ---------------------------------------------------------------------------------------
@@ -266,7 +325,7 @@ class Exchange:
         self._resume_call(number, lambda call: call.throw(lost))
 
     def _resume_call(self, number: int, resume: Callable[[Call[Any]], Request | Pause]) -> None:
-        """Resume a call, and begin the step that it yields."""
+        """Resume a call, and keep the step that it yields."""
         try:
             step = resume(self._calls[number])
         except StopIteration as end:
@@ -277,9 +336,19 @@ class Exchange:
             self._outcomes[number] = CallFailed(error)
         else:
             if isinstance(step, Request):
-                self._begin_request(number, step)
+                heapq.heappush(self._ready, (number, step))
             else:
                 heapq.heappush(self._paused, (self._now_s + step.seconds, number))
+
+
+def _resumed(flight: _InFlight, progress: Progress) -> Reply | None:
+    return flight.connection.resume(
+        flight.request,
+        sent=progress.sent,
+        received=progress.received,
+        head_nbytes=progress.head_nbytes,
+        filled=progress.filled,
+    )
 
 
 def _reason(error: OSError) -> str:

@@ -10,8 +10,12 @@ can partition below a key space, where the hashes spread evenly.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.manifest import SPACE_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PAGE = re.compile(r"(?P<fan>[0-9a-f]{2})/(?P=fan)(?:[0-9a-f]{2}){15,63}")
 
@@ -29,8 +33,9 @@ class Layout:
         """Return the beginning of the names of a key space's pages."""
         return f"{self.prefix}{space_id}/"
 
-    def page(self, space_id: str, page_hash: str) -> str:
-        return f"{self.prefix}{space_id}/{page_hash[:2]}/{page_hash}"
+    def pages(self, space_id: str, hashes: Sequence[str]) -> list[str]:
+        root = self.root(space_id)
+        return [f"{root}{page_hash[:2]}/{page_hash}" for page_hash in hashes]
 
     def manifest(self, space_id: str) -> str:
         return f"{self.manifest_root}{space_id}.json"

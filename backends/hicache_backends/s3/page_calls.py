@@ -13,13 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_backends.s3.client import FAULTS
-from hicache_backends.s3.exchange import Call, CallFailed
+from hicache_backends.s3.losses import CallFailed
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache_backends.s3.client import Answer, Client
+    from hicache_backends.s3.exchange import Call
     from hicache_backends.s3.replies import Reply
     from hicache_backends.s3.settings import S3Settings
     from hicache_storage.page import Page
@@ -44,6 +45,7 @@ class PageCalls:
             **({"x-amz-checksum-mode": "ENABLED"} if self._has_checksums else {}),
         }
         self._write_headers = settings.write_headers
+        self._conditional_headers = {**self._write_headers, "if-none-match": "*"}
 
     def exists(self, name: str, nbytes: int) -> Call[bool]:
         """Return True where an object of the right size exists."""
@@ -105,20 +107,26 @@ class PageCalls:
     # --- writing -------------------------------------------------------------------------------------
 
     def _put(self, name: str, page: Page, *, if_absent: bool) -> Call[bool]:
-        headers = dict(self._write_headers)
+        is_conditional = if_absent and self._is_conditional
+        headers = self._conditional_headers if is_conditional else self._write_headers
         if self._has_checksums:
-            headers["x-amz-sdk-checksum-algorithm"] = "CRC32"
-            headers[_CRC32] = _crc32(page.segments)
-        if if_absent and self._is_conditional:
-            headers["if-none-match"] = "*"
-        make = partial(self._client.object_request, "PUT", name, headers, body=page.segments)
+            checksum = {_CRC32: _crc32(page.segments)}
+            headers = {**headers, "x-amz-sdk-checksum-algorithm": "CRC32", **checksum}
+        make = partial(
+            self._client.object_request,
+            "PUT",
+            name,
+            headers,
+            body=page.segments,
+            is_common=not self._has_checksums,
+        )
         try:
             answer = yield from self._client.send(make)
         except CallFailed as failed:
             if failed.in_doubt and not isinstance(failed.error, StorageTimeout):
                 return (yield from self._confirm_put(name, page, failed))
             raise
-        return (yield from self._put_result(name, page, answer, "if-none-match" in headers))
+        return (yield from self._put_result(name, page, answer, is_conditional))
 
     def _put_result(
         self,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _STATUS_LINE = re.compile(r"HTTP/1\.(?P<minor>[01]) (?P<status>[1-5][0-9]{2})(?: .*)?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
@@ -37,12 +37,17 @@ class Reply:
     """A server's reply."""
 
     status: int
-    headers: dict[str, str]
-    """Layout in lower case."""
+    head: bytes
+    """The head without its blank line."""
     body: bytes = b""
     """The body, unless it went into a page."""
     is_page_filled: bool = False
     """The body has filled the given page exactly."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers, by their names in lower case. They are parsed anew for each use."""
+        return _parsed(self.head)[1]
 
     @property
     def code(self) -> str:
@@ -136,11 +141,12 @@ class ReplyReader:
     def _take_head(self) -> None:
         """Parse the heads that have come. The first one that is not interim is the reply's."""
         while (end := self._end_of_head()) >= 0:
-            head = _parsed(bytes(self._scratch[: end - len(_END_OF_HEAD)]))
+            text = bytes(self._scratch[: end - len(_END_OF_HEAD)])
+            status, headers = _parsed(text)
             rest = bytes(self._scratch[end : self._used])
-            if head.status >= 200:
+            if status >= 200:
                 self._used = 0
-                self._begin_body(head, rest)
+                self._begin_body(Reply(status, text), headers, rest)
                 return
             self._interim_nbytes += end
             if self._interim_nbytes > _INTERIM_LIMIT:
@@ -150,10 +156,10 @@ class ReplyReader:
         if self._used == len(self._scratch):
             raise Malformed("the head of a reply is too long")
 
-    def _begin_body(self, head: Reply, rest: bytes) -> None:
+    def _begin_body(self, head: Reply, headers: Mapping[str, str], rest: bytes) -> None:
         """Begin the body with the bytes that came with the head."""
         self._head = head
-        self._frame(head)
+        self._frame(head, headers)
         if self.reply is None and self._views:
             self._fill_page(rest)
         elif self.reply is None:
@@ -166,19 +172,20 @@ class ReplyReader:
         found = self._scratch.find(_END_OF_HEAD, 0, self._used)
         return found + len(_END_OF_HEAD) if found >= 0 else -1
 
-    def _frame(self, head: Reply) -> None:
+    def _frame(self, head: Reply, headers: Mapping[str, str]) -> None:
         """Determine the length of the body and its destination."""
-        self.reusable = head.headers.get("connection", "").lower() != "close"
-        encoding = head.headers.get("transfer-encoding")
-        length = head.headers.get("content-length")
+        self.reusable = headers.get("connection", "").lower() != "close"
+        encoding = headers.get("transfer-encoding")
+        length = headers.get("content-length")
         if not self._has_body or head.status in (204, 304):
             self._finish()
             return
         if encoding is not None and (encoding.lower() != "chunked" or length is not None):
             raise Malformed("a reply has an encoding that this client does not take")
-        if length is not None and head.content_length is None:
+        if length is not None and not _LENGTH.fullmatch(length):
             raise Malformed("the length of a reply is no number")
-        self._body_left, self._is_chunked = head.content_length, encoding is not None
+        self._body_left = None if length is None else int(length)
+        self._is_chunked = encoding is not None
         if head.status == 200 and self._into_nbytes:
             if self._body_left == self._into_nbytes:
                 self._views = list(self._into)
@@ -261,7 +268,8 @@ class ReplyReader:
         self.reply = self._head
 
 
-def _parsed(head: bytes) -> Reply:
+def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
+    """Return the status and the headers."""
     status_line, *lines = head.decode("latin-1").split("\r\n")
     match = _STATUS_LINE.fullmatch(status_line)
     if match is None:
@@ -276,7 +284,7 @@ def _parsed(head: bytes) -> Reply:
             raise Malformed(f"a reply has two different headers {name}")
     if match["minor"] == "0":
         headers.setdefault("connection", "close")
-    return Reply(int(match["status"]), headers)
+    return int(match["status"]), headers
 
 
 _FRAMING = ("content-length", "transfer-encoding", "connection")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+_CRLF = "\r\n"
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
@@ -49,6 +50,36 @@ class _Day:
     key: bytes
 
 
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class _Template:
+    """The parts of a head that do not depend on the path."""
+
+    method: str
+    headers: Mapping[str, str]
+    keys: FrozenKeys | None
+    now: str
+    key: bytes = b""
+    to_hash: str = ""
+    """The end of the canonical request, behind the path."""
+    to_sign: str = ""
+    """The beginning of the text that is signed, before the digest."""
+    to_send: str
+    """The head behind the path, up to the signature."""
+
+    def is_for(self, headers: Mapping[str, str], keys: FrozenKeys | None, now: str) -> bool:
+        return self.headers is headers and self.keys is keys and (keys is None or self.now == now)
+
+    def head(self, path: str, body_nbytes: int | None) -> bytes:
+        length = "" if body_nbytes is None else f"content-length: {body_nbytes}\r\n"
+        if self.keys is None:
+            return f"{self.method} {path}{self.to_send}{length}\r\n".encode("latin-1")
+        request = f"{self.method}\n{path}{self.to_hash}".encode("latin-1")
+        text = f"{self.to_sign}{hashlib.sha256(request).hexdigest()}".encode()
+        signature = hmac.digest(self.key, text, "sha256").hex()
+        head = f"{self.method} {path}{self.to_send}{signature}\r\n{length}\r\n"
+        return head.encode("latin-1")
+
+
 class Signer:
     """Signs for one host and region. Thread-safe: its cached parts are replaced and never modified."""
 
@@ -57,6 +88,7 @@ class Signer:
         self._region = region
         self._day: _Day | None = None
         self._second = (0, "")
+        self._templates: dict[tuple[str, int, str], _Template] = {}
 
     def head(
         self,
@@ -73,32 +105,64 @@ class Signer:
 
         `path` and `query` are escaped already; the names in `headers` are in lower case.
         """
-        sent = {"host": self._host, **headers}
-        if keys is not None:
-            sent["x-amz-content-sha256"] = payload_sha256
-            self._sign(f"{method}\n{path}\n{_canonical(query)}", sent, keys)
-        if body_nbytes is not None:
-            sent["content-length"] = str(body_nbytes)
-        target = f"{path}?{query}" if query else path
-        lines = "".join([f"{name}: {value}\r\n" for name, value in sent.items()])
-        return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+        template = self._template(method, headers, keys, query, payload_sha256)
+        return template.head(path, body_nbytes)
 
-    def _sign(self, target: str, sent: dict[str, str], keys: FrozenKeys) -> None:
-        """Add a signature over `target` and all headers so far."""
+    def common_head(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        keys: FrozenKeys | None,
+        payload_sha256: str,
+        body_nbytes: int | None,
+    ) -> bytes:
+        """Return what `head` returns, for headers that many requests have.
+
+        `headers` must not change, and is kept. There may be few of them, and few payloads.
+        """
+        key = (method, id(headers), payload_sha256)
+        template = self._templates.get(key)
+        if template is None or not template.is_for(headers, keys, self._now()):
+            template = self._template(method, headers, keys, "", payload_sha256)
+            self._templates[key] = template
+        return template.head(path, body_nbytes)
+
+    def _template(
+        self,
+        method: str,
+        headers: Mapping[str, str],
+        keys: FrozenKeys | None,
+        query: str,
+        payload_sha256: str,
+    ) -> _Template:
+        sent = {"host": self._host, **headers}
+        version = f"?{query} HTTP/1.1\r\n" if query else " HTTP/1.1\r\n"
+        if keys is None:
+            head = f"{version}{_lines(sent, ': ', _CRLF)}"
+            return _Template(method=method, headers=headers, keys=None, now="", to_send=head)
+        sent["x-amz-content-sha256"] = payload_sha256
         now = sent["x-amz-date"] = self._now()
         if keys.token:
             sent["x-amz-security-token"] = keys.token
-        names = sorted(sent)
-        signed = ";".join(names)
-        lines = "".join([f"{name}:{sent[name]}\n" for name in names])
-        request = f"{target}\n{lines}\n{signed}\n{sent['x-amz-content-sha256']}"
-        digest = hashlib.sha256(request.encode("latin-1")).hexdigest()
+        canonical = {name: sent[name] for name in sorted(sent)}
+        names = ";".join(canonical)
+        lines = _lines(canonical, ":", "\n")
         day = self._of_day(now[:8], keys.secret_key or "")
-        text = f"AWS4-HMAC-SHA256\n{now}\n{day.scope}\n{digest}"
-        signature = hmac.digest(day.key, text.encode(), "sha256").hex()
-        sent["authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={keys.access_key}/{day.scope},"
-            f" SignedHeaders={signed}, Signature={signature}"
+        return _Template(
+            method=method,
+            headers=headers,
+            keys=keys,
+            now=now,
+            key=day.key,
+            to_hash=f"\n{_canonical(query)}\n{lines}\n{names}\n{payload_sha256}",
+            to_sign=f"AWS4-HMAC-SHA256\n{now}\n{day.scope}\n",
+            to_send=(
+                f"{version}{_lines(sent, ': ', _CRLF)}"
+                f"authorization: AWS4-HMAC-SHA256 Credential={keys.access_key}/{day.scope},"
+                f" SignedHeaders={names}, Signature="
+            ),
         )
 
     def _now(self) -> str:
@@ -117,6 +181,10 @@ class Signer:
                 key = hmac.digest(key, part.encode(), "sha256")
             day = self._day = _Day(date, secret_key, f"{date}/{self._region}/s3/aws4_request", key)
         return day
+
+
+def _lines(headers: Mapping[str, str], separator: str, end: str) -> str:
+    return "".join([f"{name}{separator}{value}{end}" for name, value in headers.items()])
 
 
 def _canonical(query: str) -> str:

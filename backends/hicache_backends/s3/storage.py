@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from hicache_backends.s3.access import Access
 from hicache_backends.s3.bucket import Bucket
 from hicache_backends.s3.client import open_client
-from hicache_backends.s3.exchange import CallFailed
 from hicache_backends.s3.layout import Layout
+from hicache_backends.s3.losses import CallFailed
 from hicache_backends.s3.page_calls import PageCalls
 from hicache_backends.s3.settings import S3Settings
 from hicache_storage.backend_support.counters import Counters
@@ -169,7 +169,7 @@ class S3Storage(HiCacheStorage):
     # --- parts ---------------------------------------------------------------------------------------
 
     def _page_names(self, space: KeySpace, hashes: Sequence[str]) -> list[str]:
-        return [self._layout.page(space.id, page_hash) for page_hash in hashes]
+        return self._layout.pages(space.id, hashes)
 
     def _deadline(self) -> Deadline:
         """Return the deadline of a call that begins now."""

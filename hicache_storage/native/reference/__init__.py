@@ -1,5 +1,6 @@
 """The data plane in Python: the functions of the compiled module, with the same verdicts."""
 
+from hicache_storage.native.reference.exchanges import run_exchanges
 from hicache_storage.native.reference.files import (
     check_files,
     claim_files,
@@ -52,6 +53,7 @@ __all__ = [
     "read_slots",
     "receive_bulks",
     "receive_pieces",
+    "run_exchanges",
     "send_pieces",
     "write_files",
     "write_frames",

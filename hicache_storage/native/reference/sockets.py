@@ -36,7 +36,7 @@ def send_pieces(fd: int, pieces: Pieces, deadline_s: float) -> int:
     ETIMEDOUT stands for the deadline.
     """
     try:
-        with _borrowed(fd) as connection:
+        with borrowed(fd) as connection:
             todo = pieces_after([memoryview(piece) for piece in pieces], 0)
             while todo:
                 sent = _when(
@@ -58,7 +58,7 @@ def receive_pieces(fd: int, pieces: Pieces, least: int, deadline_s: float) -> in
     connection that the other side has ended.
     """
     try:
-        with _borrowed(fd) as connection:
+        with borrowed(fd) as connection:
             return _receive(connection, [memoryview(piece) for piece in pieces], least, deadline_s)
     except OSError as error:
         return -(error.errno or 0)
@@ -88,7 +88,7 @@ def receive_bulks(
     if len(head) > _HEAD_NBYTES:
         raise ValueError("a head has at most 4 bytes")
     verdicts: list[int] = []
-    with _borrowed(fd) as connection:
+    with borrowed(fd) as connection:
         for index, page in enumerate(pages):
             follows = more or index + 1 < len(pages)
             try:
@@ -105,7 +105,7 @@ def receive_bulks(
 
 
 @contextmanager
-def _borrowed(fd: int) -> Generator[socket.socket]:
+def borrowed(fd: int) -> Generator[socket.socket]:
     """Yield a socket object for `fd`, which stays open."""
     connection = socket.socket(fileno=fd)
     try:

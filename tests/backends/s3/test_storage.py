@@ -318,7 +318,8 @@ class TestCost:
         ):
             before = proxy.connections
             monkeypatch.setattr(connections, "_KEPT_S", 0.0)
-            storage.batch_exists(space(), HASHES[:3])
+            for page_hash in HASHES[:3]:
+                storage.batch_exists(space(), [page_hash])
 
             assert proxy.connections - before == 3
 

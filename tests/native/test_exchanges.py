@@ -1,0 +1,504 @@
+"""HTTP exchanges of the data plane, compiled and in Python: the same bytes and the same verdicts."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import socket
+import threading
+import time
+from array import array
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache_storage.native import (
+    FILLED,
+    LANE,
+    RECEIVED,
+    SENT,
+    STALE,
+    STATE_COUNT,
+    STOPPED,
+    VERDICT,
+)
+from hicache_storage.native.reference import exchanges as reference_exchanges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+try:
+    compiled: Any = importlib.import_module("hicache_storage.native._native")
+except ImportError:
+    compiled = None
+
+BOTH = [
+    pytest.param(reference_exchanges, id="reference"),
+    pytest.param(
+        compiled,
+        id="compiled",
+        marks=pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here"),
+    ),
+]
+SOON_S = 30.0
+SLOT_NBYTES = 512
+GET = b"GET /p HTTP/1.1\r\n\r\n"
+PAGE = bytes(range(256)) * 4
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def soon() -> float:
+    return time.monotonic() + SOON_S
+
+
+@dataclass
+class Batch:
+    """The arguments of one call, and what it leaves in them."""
+
+    requests: Sequence[Sequence[bytes]]
+    pages: Sequence[Sequence[bytearray]]
+    lanes: int = 1
+    slot_nbytes: int = SLOT_NBYTES
+
+    def __post_init__(self) -> None:
+        self.slots = bytearray(self.slot_nbytes * len(self.requests))
+        self.states = array("q", [0, -1, 0, 0, 0, 0] * len(self.requests))
+        for lane in range(min(self.lanes, len(self.requests))):
+            self.states[lane * STATE_COUNT + LANE] = lane
+
+    def run(self, module: Any, fds: Sequence[int], until_s: float | None = None) -> int:
+        until_s = soon() if until_s is None else until_s
+        result: int = module.run_exchanges(
+            fds, self.requests, self.pages, self.slots, self.states, until_s
+        )
+        return result
+
+    def numbers(self, kind: int) -> list[int]:
+        return list(self.states[kind::STATE_COUNT])
+
+    def received(self, number: int) -> bytes:
+        start = number * self.slot_nbytes
+        return bytes(self.slots[start : start + self.numbers(RECEIVED)[number]])
+
+
+def page_reply(page: bytes) -> bytes:
+    return OK + b"Content-Length: %d\r\n\r\n%b" % (len(page), page)
+
+
+def send_in_parts(connection: socket.socket, data: bytes, cuts: Sequence[int]) -> None:
+    """Send `data` in parts, then end that direction."""
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    for start, end in pairwise(edges):
+        connection.sendall(data[start:end])
+    connection.shutdown(socket.SHUT_WR)
+
+
+def feed_reply(
+    connection: socket.socket, request_nbytes: int, data: bytes, cuts: Sequence[int]
+) -> None:
+    receive(connection, request_nbytes)
+    send_in_parts(connection, data, cuts)
+
+
+def receive(connection: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        part = connection.recv(nbytes - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def answer(connection: socket.socket, replies: Sequence[bytes], request_nbytes: int) -> bytes:
+    """Answer each request of one size; return all requests."""
+    requests = b""
+    for reply in replies:
+        request = receive(connection, request_nbytes)
+        if not request:
+            break
+        requests += request
+        connection.sendall(reply)
+    return requests
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+statuses = st.sampled_from([b"200"] * 6 + [b"404", b"204", b"304", b"100", b"500", b"2x0", b"600"])
+fields = st.sampled_from(
+    [
+        *[b"Content-Length: 30"] * 6,
+        b"content-length:30 \t",
+        b"Content-Length: 31",
+        b"Content-Length: 0",
+        b"Content-Length: +3",
+        b"Content-Length: ",
+        b"Content-Length: 1234567890123456",
+        b"Connection: keep-alive",
+        b"connection: Keep-Alive\t",
+        b"Connection: close",
+        b"Transfer-Encoding: chunked",
+        b"ETag: \xe4\xff:;",
+        b"Date : x",
+        b": x",
+        b"no colon",
+        b"x: \x00",
+        b"x: \r",
+        b"x: a\nContent-Length: 4",
+        b"",
+    ]
+)
+
+
+def head_of(version: bytes, status: bytes, reason: bytes, lines: list[bytes]) -> bytes:
+    return b"\r\n".join([version + status + reason, *lines])
+
+
+heads = st.builds(
+    head_of,
+    st.sampled_from([b"HTTP/1.1 "] * 8 + [b"HTTP/1.0 ", b"HTTP/1.1", b"ICY "]),
+    statuses,
+    st.sampled_from([b" OK", b"", b" ", b"x", b" a\nb", b" \xff\t"]),
+    st.lists(fields, max_size=4),
+)
+heads_or_noise = st.one_of(heads, heads, heads, st.binary(max_size=600))
+
+
+@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@settings(max_examples=300, deadline=None)
+@given(
+    head=heads_or_noise,
+    body=st.binary(max_size=40),
+    method=st.sampled_from([b"GET", b"HEAD"]),
+    has_page=st.booleans(),
+    cuts=st.lists(st.integers(0, 2000), max_size=6),
+)
+def test_replies_are_judged_alike_and_as_by_the_parser_in_python(
+    head: bytes,
+    body: bytes,
+    method: bytes,
+    has_page: bool,  # noqa: FBT001
+    cuts: list[int],
+) -> None:
+    data = head + b"\r\n\r\n" + body
+    request = method + b" /p\r\n\r\n"
+    seen = list[Any]()
+    for module in (reference_exchanges, compiled):
+        page = [bytearray(b"\xa5" * 10), bytearray(b""), bytearray(b"\xa5" * 20)]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            batch = Batch([[request]], [page if has_page else []])
+            feeding = threading.Thread(target=feed_reply, args=(theirs, len(request), data, cuts))
+            feeding.start()
+            assert batch.run(module, [ours.fileno()]) == 0
+            feeding.join()
+            rest = receive(ours, len(data))
+        filled = b"".join(page)[: batch.numbers(FILLED)[0]]
+        whole = batch.received(0)
+        surplus = whole.partition(b"\r\n\r\n")[2] if filled else b""
+        assert data == whole + filled[len(surplus) :] + rest
+        seen.append((list(batch.states), whole, filled))
+
+    if not cuts:  # Otherwise the bytes after the end may be seen, or come too late to be seen.
+        assert seen[0] == seen[1]
+    for outcome in seen:
+        if outcome[0][VERDICT] == STOPPED:
+            continue
+        into = [memoryview(bytearray(30))] if has_page else []
+        reader = ReplyReader(
+            bytearray(SCRATCH_NBYTES),
+            has_body=method == b"GET",
+            into=into,
+            into_nbytes=30 if has_page else 0,
+        )
+        feed(reader, data)
+        assert reader.reply is not None
+        assert (outcome[0][VERDICT], outcome[0][FILLED] == 30) == (
+            reader.reply.status,
+            reader.reply.is_page_filled,
+        )
+        if reader.reply.is_page_filled:
+            assert bytes(into[0]) == outcome[2]
+
+
+def feed(reader: ReplyReader, data: bytes) -> None:
+    at = 0
+    while at < len(data) and reader.reply is None:
+        buffer = reader.buffers()[0]
+        step = min(len(buffer), len(data) - at)
+        buffer[:step] = data[at : at + step]
+        try:
+            reader.received(step)
+        except Malformed:
+            pytest.fail("the data plane has taken what the parser refuses")
+        at += step
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_one_call_carries_many_requests_over_few_connections(module: Any) -> None:
+    requests = [[b"GET /%d\r\n\r\n" % number, b"x" * 50] for number in range(10, 30)]
+    pages = [[bytearray(400), bytearray(624)] for _ in requests]
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(3)]
+        for ours, theirs in pairs:
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+        batch = Batch(requests, pages, lanes=3)
+        request_nbytes = len(requests[0][0]) + 50
+        servers = [
+            threading.Thread(target=answer, args=(theirs, [page_reply(PAGE)] * 20, request_nbytes))
+            for _, theirs in pairs
+        ]
+        for server in servers:
+            server.start()
+        assert batch.run(module, [ours.fileno() for ours, _ in pairs]) == 0
+        for ours, _ in pairs:
+            ours.shutdown(socket.SHUT_RDWR)
+        for server in servers:
+            server.join(SOON_S)
+
+    assert [200] * 20 == batch.numbers(VERDICT)
+    assert [PAGE] * 20 == [b"".join(page) for page in pages]
+    assert {0, 1, 2} >= set(batch.numbers(LANE))
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_large_request_and_a_large_page_go_whole(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    body = PAGE * 4000
+    pages = [[bytearray(len(body) // 2), bytearray(len(body) // 2)]]
+    batch = Batch([[b"PUT /p\r\n\r\n", *[PAGE] * 4000]], pages)
+    taken: list[bytes] = []
+
+    def serve() -> None:
+        taken.append(receive(theirs, 10 + len(body)))
+        theirs.sendall(page_reply(body))
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert batch.run(module, [ours.fileno()]) == 0
+    server.join()
+
+    assert [200, 0, 10 + len(body)] == list(batch.states[:3])
+    assert (taken[0][10:], b"".join(pages[0])) == (body, body)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_call_goes_on_where_the_last_one_ended(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    page = bytearray(len(PAGE))
+    batch = Batch([[GET]], [[page]])
+    reply = page_reply(PAGE)
+    for start, end in pairwise([0, 10, len(reply) - len(PAGE), len(reply) - 5, len(reply)]):
+        assert batch.numbers(VERDICT) == [0]
+        theirs.sendall(reply[start:end])
+        ended = end == len(reply)
+        if start == 0:  # a connection with bytes is not idle
+            assert batch.run(module, [ours.fileno()]) == 0
+            assert batch.numbers(VERDICT) == [STALE]
+            batch.states[VERDICT] = 0
+            receive(ours, 10)
+            batch.run(module, [ours.fileno()], 0.0)
+            theirs.sendall(reply[:10])
+        assert batch.run(module, [ours.fileno()], soon() if ended else time.monotonic() + 0.05) == 0
+
+    assert [200, 0, len(GET)] == list(batch.states[:3])
+    assert PAGE == bytes(page)
+    assert GET == receive(theirs, len(GET))
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_connection_takes_nothing_more_after_an_overload(
+    module: Any, status: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    batch = Batch([[GET]] * 3, [[], [], []])
+    replies = [
+        OK + b"Content-Length: 0\r\n\r\n",
+        b"HTTP/1.1 %d No\r\nContent-Length: 1\r\n\r\nx" % status,
+    ]
+    server = threading.Thread(target=answer, args=(theirs, replies, len(GET)))
+    server.start()
+    assert batch.run(module, [ours.fileno()]) == 0
+    server.join()
+
+    assert [200, status, 0] == batch.numbers(VERDICT)
+    assert [0, 0, -1] == batch.numbers(LANE)
+    assert [len(GET), len(GET), 0] == batch.numbers(SENT)
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n", id="the end is near"),
+        pytest.param(OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", id="chunks"),
+        pytest.param(OK + b"\r\n", id="no length"),
+        pytest.param(OK + b"Content-Length: 9\r\n\r\n", id="another length"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n", id="interim"),
+        pytest.param(
+            b"HTTP/1.1 404 No\r\nContent-Length: 600\r\n\r\n", id="too large for the slot"
+        ),
+        pytest.param(b"x" * 600, id="no head"),
+        pytest.param(b"HTTP/1.0 404 No\r\nContent-Length: 0\r\n\r\n", id="an old version"),
+    ],
+)
+def test_an_odd_reply_stops_its_connection_alone(module: Any, odd: bytes) -> None:
+    first, second = socket.socketpair(), socket.socketpair()
+    page = bytearray(b"\xa5" * len(PAGE))
+    pages = [[page], *[[bytearray(len(PAGE))] for _ in range(4)]]
+    with first[0], first[1], second[0], second[1]:
+        batch = Batch([[GET]] * 5, pages, lanes=2)
+        servers = [
+            threading.Thread(target=answer, args=(first[1], [odd], len(GET))),
+            threading.Thread(target=answer, args=(second[1], [page_reply(PAGE)] * 4, len(GET))),
+        ]
+        for server in servers:
+            server.start()
+        assert batch.run(module, [first[0].fileno(), second[0].fileno()]) == 0
+        for server in servers:
+            server.join()
+        rest = receive(first[0], len(odd) - len(batch.received(0)))
+
+    assert [STOPPED, 200, 200, 200, 200] == batch.numbers(VERDICT)
+    assert odd == batch.received(0) + rest
+    assert b"\xa5" * len(PAGE) == bytes(page)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_connection_with_bytes_beyond_its_reply_takes_nothing_more(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    pages = [[bytearray(len(PAGE))] for _ in range(2)]
+    batch = Batch([[GET]] * 2, pages)
+    server = threading.Thread(target=answer, args=(theirs, [page_reply(PAGE) + b"x"], len(GET)))
+    server.start()
+    assert batch.run(module, [ours.fileno()]) == 0
+    server.join()
+
+    assert [200, 0] == batch.numbers(VERDICT)
+    assert [0, -1] == batch.numbers(LANE)
+    assert PAGE == bytes(pages[0][0])
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_reply_to_what_was_not_sent_stops(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    batch = Batch([[b"PUT /p\r\n\r\n", bytes(64 << 20)]], [[]])
+
+    def serve() -> None:
+        receive(theirs, 10)
+        theirs.sendall(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert batch.run(module, [ours.fileno()]) == 0
+    server.join()
+
+    assert [STOPPED] == batch.numbers(VERDICT)
+    assert 0 < batch.numbers(SENT)[0] < 64 << 20
+    assert b"" == batch.received(0)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_peer_that_is_gone_is_told_before_anything_is_sent(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    theirs.close()
+    batch = Batch([[GET]] * 2, [[], []])
+
+    assert batch.run(module, [ours.fileno()]) == 0
+    assert [STALE, 0] == batch.numbers(VERDICT)
+    assert [0, 0] == batch.numbers(SENT)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_reset_is_an_error(module: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+
+        def serve() -> None:
+            receive(theirs, len(GET))
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            theirs.close()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with ours:
+            batch = Batch([[GET]], [[]])
+            assert batch.run(module, [ours.fileno()]) == 0
+        server.join()
+
+    assert [-errno.ECONNRESET] == batch.numbers(VERDICT)
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_a_silent_server_ends_by_the_deadline(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, _ = pair
+    batch = Batch([[GET]] * 2, [[], []])
+    began_s = time.monotonic()
+
+    assert batch.run(module, [ours.fileno()], began_s + 0.05) == 0
+    assert 0.04 < time.monotonic() - began_s < SOON_S
+    assert [0, 0, len(GET), 0, 0, 0] == list(batch.states[:STATE_COUNT])
+    assert [0, -1] == batch.numbers(LANE)
+
+
+@pytest.mark.parametrize("module", BOTH)
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(LANE, 1), (SENT, 1 << 20), (SENT, -1), (RECEIVED, SLOT_NBYTES + 1), (FILLED, 1), (4, 1)],
+)
+def test_numbers_that_do_not_fit_are_refused(
+    module: Any, kind: int, value: int, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    batch = Batch([[GET]], [[]])
+    batch.states[kind] = value
+
+    with pytest.raises(ValueError, match="do not fit together"):
+        batch.run(module, [pair[0].fileno()])
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_lists_of_other_lengths_are_refused(
+    module: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    fds = [pair[0].fileno()]
+    batch = Batch([[GET]], [[]])
+    refused: list[tuple[Any, ...]] = [
+        (fds, [[GET]], [], batch.slots, batch.states),
+        (fds, [[GET], [GET]], [[], []], batch.slots, batch.states),
+        (fds, [[GET]], [[]], bytearray(), batch.states),
+        (fds, [[]], [[]], batch.slots, batch.states),
+    ]
+    for arguments in refused:
+        with pytest.raises(ValueError, match="do not fit together"):
+            module.run_exchanges(*arguments, soon())
+
+
+@pytest.mark.parametrize("module", BOTH)
+def test_no_requests_take_no_time(module: Any) -> None:
+    assert module.run_exchanges([], [], [], bytearray(), array("q"), soon()) == 0
