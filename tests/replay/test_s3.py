@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_REQUESTS = 80
-_BETWEEN_FAULTS_NBYTES = 1 << 19
+_REQUESTS = 320
+_BETWEEN_FAULTS_NBYTES = 1 << 18
 _RESTARTS_AFTER = (2, 5)
 _SILENCE_S = 0.9
 
