@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # SGLang's HiCache on a CPU, and in .before the release before it, which is tried too.
 SGLANG := $(VENV)-sglang-engine
 SGLANG_BEFORE := 0.5.22
+# `make gpu GPU_DEVICE=cpu` is a dry run of it where there is no GPU.
+GPU_DEVICE ?= cuda
+GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
 EXTRAS := torch,metrics,redis,s3,fsspec,conformance
 MOONCAKE_TESTS := tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
@@ -25,7 +28,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang environments test test-kit test-backends test-backends-servers test-backends-files \
-  test-sdk test-sdk-core test-sdk-rest test-sglang test-sglang-full test-s3fs test-rgw test-mooncake test-sanitized fuzz wheel \
+  test-sdk test-sdk-core test-sdk-rest test-sglang test-sglang-full test-s3fs test-rgw test-mooncake test-sanitized gpu fuzz wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-scheduler bench-sglang \
@@ -137,6 +140,10 @@ $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 
 test-s3fs: $(VENV)-s3fs/.done ## fsspec over s3fs, whose botocore is older than ours: the kit, quick
 	@$(VENV)-s3fs/bin/python -m pytest -q --hicache-quick tests/backends/fsspec/test_over_s3.py
+
+# On a machine that can install nothing: PYTHON is one that has CUDA torch and the packages that the program names.
+gpu: ## all tests and measurements that need a GPU, in less than ten minutes; nothing is installed
+	@$(PYTHON) tests/gpu.py --device $(GPU_DEVICE) --out $(GPU_OUT)
 
 lint: $(VENV)/.all verify-types ## ruff, mypy and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pyright

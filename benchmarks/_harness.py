@@ -75,6 +75,13 @@ class Section:
         pairs = zip(self.seconds[baseline], self.seconds[name], strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
+    def ratios(self) -> dict[str, dict[str, float]]:
+        """Return the ratio of each candidate to each baseline."""
+        return {
+            name: {baseline: self.ratio(name, baseline) for baseline in self.baselines}
+            for name in self.seconds
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Aim:
@@ -114,13 +121,18 @@ class Report:
             console.print(f"{mark}  {aim.reached:6.2f} (aim {aim.least:.2f})  {aim.text}")
 
     def finish(self, path: Path | None) -> None:
-        """Print the aims; write everything as JSON to `path`, with every single time."""
+        """Print the aims; write everything as JSON to `path`."""
         self.print_aims()
-        if path is None:
-            return
+        if path is not None:
+            self.write(path)
+
+    def write(self, path: Path) -> None:
+        """Write everything so far as JSON, with every single time."""
         whole = asdict(self)
         for aim, plain in zip(self.aims, whole["aims"], strict=True):
             plain["met"] = aim.met
+        for section, plain in zip(self.sections, whole["sections"], strict=True):
+            plain["ratios"] = section.ratios()
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
@@ -198,9 +210,17 @@ def machine_facts(path: Path | None = None, *, distributions: Sequence[str] = ()
     if path is not None:
         facts["storage"] = _file_system(path)
     facts["versions"] = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("hicache-storage", *distributions)
+        f"{name} {_version(name)}" for name in ("hicache-storage", *distributions)
     )
     return facts
+
+
+def _version(distribution: str) -> str:
+    """Return the installed version. A working tree on `PYTHONPATH` has none."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _timed(candidate: Candidate, turn: int) -> float:

@@ -1,20 +1,23 @@
 """Copies between L1 and L2, target and draft together, against one plain copy of the same bytes.
 
-python benchmarks/device_pool.py [--device cuda] [--pages N] [--layouts page_first,...] [--json
-FILE]
+python benchmarks/device_pool.py [--device cuda] [--pages N] [--layouts page_first,...]
+[--stop-after SECONDS] [--json FILE]
 
-It runs on CUDA if torch finds it, else on the CPU, where the "device" is host memory too.
+The first table computes each layer while the next ones are copied. The program runs on CUDA if torch
+finds it, else on the CPU, where the "device" is host memory too.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 import statistics
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import torch
+from _device_workload import LAYERS, Workload
 from _harness import (
     Report,
     Section,
@@ -23,89 +26,16 @@ from _harness import (
     interleave,
     machine_facts,
 )
+from _layer_overlap import measure_overlap
 
-from hicache_storage.device_pool import LayerCopier, LayeredPool
-from hicache_storage.host_pool import LAYOUTS, HostPool, PageShape
+from hicache_storage.device_pool import LayerCopier
+from hicache_storage.host_pool import LAYOUTS
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-PAGE_TOKENS, HEADS, HEAD_DIM = 64, 8, 128
-LAYERS = {"kv": 32, "draft": 1}
 LIMIT = "one copy"
-
-
-class Workload:
-    """Pages of a target and a draft, scattered over L1 and L2."""
-
-    def __init__(self, layout: str, pages: int, device: torch.device) -> None:
-        self.device = device
-        self.pages = pages
-        self.hosts = [
-            HostPool(
-                PageShape.mha(
-                    page_tokens=PAGE_TOKENS,
-                    layers=layers,
-                    heads=HEADS,
-                    head_dim=HEAD_DIM,
-                    dtype="bfloat16",
-                ),
-                slots=2 * pages,
-                layout=layout,
-            )
-            for layers in LAYERS.values()
-        ]
-        rows = (2 * pages * PAGE_TOKENS, HEADS, HEAD_DIM)
-        self.pools = [
-            LayeredPool(
-                host,
-                [
-                    [
-                        torch.zeros(rows, dtype=torch.bfloat16, device=device)
-                        for _ in range(host.shape.layers)
-                    ]
-                    for _ in host.shape.planes
-                ],
-            )
-            for host in self.hosts
-        ]
-        scattered = torch.Generator().manual_seed(1)
-        order = [torch.randperm(2 * pages, generator=scattered)[:pages] for _ in range(3)]
-        self.device_slots = [int(slot) for slot in order[0]]
-        self.host_slots = [[int(slot) for slot in slots] for slots in order[1:]]
-
-    @property
-    def nbytes(self) -> int:
-        return self.pages * sum(host.shape.nbytes for host in self.hosts)
-
-    def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
-        """Yield for each plane of each layer its device pages, its pages in L2, and L2's slots."""
-        for pool, slots in zip(self.pools, self.host_slots, strict=True):
-            for layer in range(pool.layers):
-                for on_device, in_host in pool.planes(layer):
-                    yield on_device, in_host, slots
-
-    def fill(self, turn: int, *, hosts: bool) -> None:
-        """Fill the source side with new numbers, and the other side with different ones."""
-        generator = torch.Generator().manual_seed(turn)
-        for on_device, in_host, _ in self.layers():
-            source, target = (in_host, on_device) if hosts else (on_device, in_host)
-            target.fill_(-1)
-            source.copy_(torch.randint(1, 1 << 15, source.shape[1:], generator=generator))
-            source[:, 0, 0, 0] = torch.arange(len(source))  # no two pages are the same
-        self.finish()
-
-    def is_same(self) -> bool:
-        """Return True where the device has the contents of L2."""
-        return all(
-            torch.equal(on_device[self.device_slots].cpu(), in_host[slots])
-            for on_device, in_host, slots in self.layers()
-        )
-
-    def finish(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 class TransferMethod(abc.ABC):
@@ -194,7 +124,7 @@ class Ours(TransferMethod):
         self._copier.close()
 
 
-def measure(report: Report, workload: Workload, layout: str, rounds: int, *, loads: bool) -> None:
+def measure(report: Report, workload: Workload, rounds: int, *, loads: bool) -> None:
     ours = Ours(workload, loads=loads)
     compared: list[TransferMethod] = [
         OneCopy(workload, loads=loads),
@@ -202,9 +132,8 @@ def measure(report: Report, workload: Workload, layout: str, rounds: int, *, loa
         ours,
     ]
     direction = "L2 → L1" if loads else "L1 → L2"
-    pinned = "pinned" if workload.hosts[0].pinned else "not pinned"
     section = Section(
-        title=f"{direction}, {workload.device.type}, {layout}, {workload.pages} pages, {pinned}",
+        title=f"{direction}, {workload.name}",
         unit="GB/s",
         work=workload.nbytes / 1e9,
         seconds=interleave(compared, rounds),
@@ -229,6 +158,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=list(LAYOUTS),
         help="of L2 (default: all)",
     )
+    parser.add_argument(
+        "--stop-after",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="start no further table after that time",
+    )
     return parser.parse_args(arguments)
 
 
@@ -239,10 +175,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device.type == "cuda":
         report.facts["device"] = torch.cuda.get_device_name(device)
     report.print_facts()
+    began_s = time.monotonic()
     for layout in options.layouts:
         workload = Workload(layout, options.pages, device)
+        if layout == options.layouts[0]:
+            measure_overlap(report, workload, options.rounds)
         for loads in (True, False):
-            measure(report, workload, layout, options.rounds, loads=loads)
+            if options.json:  # a run that is ended early leaves the tables that it has
+                report.write(options.json)
+            if time.monotonic() - began_s < options.stop_after:
+                measure(report, workload, options.rounds, loads=loads)
     report.finish(options.json)
     return 0
 

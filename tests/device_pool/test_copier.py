@@ -108,13 +108,27 @@ def test_a_store_is_the_inverse_of_a_load(shape: PageShape, layout: str, device:
     assert untouched == pool.host_page(4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
 )
-def test_every_dtype_is_moved_bit_by_bit(dtype: str) -> None:
+def test_every_dtype_is_moved_bit_by_bit(dtype: str, device: str) -> None:
     shape = PageShape.mha(page_tokens=PAGE_TOKENS, layers=2, heads=2, head_dim=8, dtype=dtype)
-    pool = make_pool(shape)
+    pool = make_pool(shape, device)
     pool.fill_host(0, seed=5)
+
+    with LayerCopier([pool.layered]) as copier:
+        copier.load([[0]], [1]).settled.result(TIMEOUT_S)
+        copier.store([1], [[3]]).settled.result(TIMEOUT_S)
+
+    assert same(expected_page(pool, 0), pool.device_page(1))
+    assert pool.host_page(0) == pool.host_page(3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_host_pool_that_is_not_pinned_has_the_same_copies(device: str) -> None:
+    pool = make_pool(MHA, device, pin=False)
+    pool.fill_host(0, seed=17)
 
     with LayerCopier([pool.layered]) as copier:
         copier.load([[0]], [1]).settled.result(TIMEOUT_S)

@@ -191,10 +191,10 @@ def test_a_closed_pool_moves_nothing(target: Pool) -> None:
         pool.load([[0]], slots)
 
 
-def test_concurrent_requests_see_their_own_pages_and_leak_no_slot(
-    target: Pool, draft: Pool
-) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_concurrent_requests_see_their_own_pages_and_leak_no_slot(device: str) -> None:
     """Many threads share few slots. Some cancel in the middle of a load."""
+    target, draft = make_pool(MHA, device, device_slots=4), make_pool(DRAFT, device)
     for slot in range(6):
         target.fill_host(slot, seed=slot)
         draft.fill_host(slot, seed=10 + slot)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from device_groups import (
+    DEVICES,
     MHA,
     Pool,
     expected_page,
@@ -19,14 +20,17 @@ from hicache_storage.device_pool import LayerCopier, LayeredPool
 TIMEOUT_S = 20
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spare", [1, 2, 4])
-def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
+def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int, device: str) -> None:
     """The strides may be any: K beside V, or a scale beside both."""
-    pool = make_pool(MHA)
+    pool = make_pool(MHA, device)
     tokens, heads, dim = pool.planes[0][0].shape
     planes = [
         [
-            torch.full((tokens + 3, heads, dim + spare), 7.0, dtype=torch.bfloat16)[..., :dim]
+            torch.full((tokens + 3, heads, dim + spare), 7.0, dtype=torch.bfloat16, device=device)[
+                ..., :dim
+            ]
             for _ in range(MHA.layers)
         ]
         for _ in range(2)
@@ -46,10 +50,11 @@ def test_the_engines_tensors_may_be_parts_of_larger_ones(spare: int) -> None:
     assert all(bool((rest == 7).all()) for rest in beyond)
 
 
-def test_tensors_made_in_inference_mode_can_be_loaded_into() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_made_in_inference_mode_can_be_loaded_into(device: str) -> None:
     """Engines make such tensors. Torch refuses to write them outside of inference mode."""
     with torch.inference_mode():
-        pool = make_pool(MHA)
+        pool = make_pool(MHA, device)
     pool.fill_host(0, seed=15)
 
     with LayerCopier([pool.layered]) as copier:

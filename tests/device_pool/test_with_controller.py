@@ -6,73 +6,40 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+from device_groups import DEVICES, CacheDevice
 from engines import PROMPT, cache_pools, compute, content, engine_on, optional_draft, windowed
 from hicache_backends.memory import MemoryStorage
 
-from hicache_storage.controller import CachePool, PartialHits
-from hicache_storage.device_pool import DevicePool, LayeredPool, LayerTransferFailed
+from hicache_storage.controller import PartialHits
+from hicache_storage.device_pool import LayerTransferFailed
 from hicache_storage.device_pool.streams import HostStream
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hicache_storage.device_pool import LayerTransfer
 
 TIMEOUT_S = 20
-SLOTS = 20
-
-
-class Device:
-    """L1 of some pools of a cache."""
-
-    def __init__(self, pools: Sequence[CachePool]) -> None:
-        self.pools = pools
-        self.layered = [LayeredPool(pool.host, _zeros(pool)) for pool in pools]
-        self.l1 = DevicePool(self.layered)
-
-    def page(self, pool: int, slot: int) -> bytes:
-        """Return the bytes of `slot` in L1, in the stored order of page_first."""
-        planes = zip(
-            *[self.layered[pool].planes(layer) for layer in range(self.layered[pool].layers)],
-            strict=True,
-        )
-        return b"".join(
-            torch.stack([on_device[slot] for on_device, _ in layers], dim=1).numpy().tobytes()
-            for layers in planes
-        )
-
-
-def _zeros(pool: CachePool) -> list[list[torch.Tensor]]:
-    shape = pool.host.shape
-    return [
-        [
-            torch.zeros(SLOTS * shape.page_tokens, heads, dim, dtype=getattr(torch, shape.dtype))
-            for _ in range(shape.layers)
-        ]
-        for heads, dim in shape.planes
-    ]
 
 
 def settled(transfer: LayerTransfer) -> None:
     transfer.settled.result(TIMEOUT_S)
 
 
-def test_a_prefix_goes_from_storage_to_l1_and_new_pages_back() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_prefix_goes_from_storage_to_l1_and_new_pages_back(device: str) -> None:
     storage = MemoryStorage()
     with engine_on(storage, cache_pools()) as engine:
         compute(engine, PROMPT)
         engine.drain(TIMEOUT_S)
 
     pools = cache_pools()
-    device = Device(pools)
-    with engine_on(storage, pools) as engine, device.l1 as l1:
+    on_device = CacheDevice(pools, device)
+    with engine_on(storage, pools) as engine, on_device.l1 as l1:
         lease = engine.prefetch("request", PROMPT).result()
         slots = l1.allocate(lease.pages) or []
         settled(l1.load(lease.slots, slots, indices=lease.indices))
         lease.release()
         found = [
-            device.page(number, slot) == content(pool, page_hash)
+            on_device.has(number, slot, content(pool, page_hash))
             for number, pool in enumerate(pools)
             for slot, page_hash in zip(slots, PROMPT, strict=True)
         ]
@@ -102,7 +69,7 @@ def test_pages_in_transfer_to_l1_are_not_evicted(
 
     monkeypatch.setattr(HostStream, "upload", held)
     pools = cache_pools(slots=16)
-    device = Device(pools)
+    device = CacheDevice(pools)
     with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
         compute(engine, PROMPT[:12])
         engine.drain(TIMEOUT_S)
@@ -130,7 +97,7 @@ def test_a_failed_store_makes_no_page(
 
     monkeypatch.setattr(HostStream, "download", fail)
     pools = cache_pools()
-    device = Device(pools)
+    device = CacheDevice(pools)
     with engine_on(MemoryStorage(), pools) as engine, device.l1 as l1:
         reservation = engine.reserve(PROMPT[:4])
         with pytest.raises(LayerTransferFailed):
@@ -141,17 +108,18 @@ def test_a_failed_store_makes_no_page(
         assert 0 == engine.prefetch("request", PROMPT[:4]).result().pages
 
 
-def test_a_draft_that_is_missing_in_l3_leaves_its_slots_in_l1_unchanged() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_draft_that_is_missing_in_l3_leaves_its_slots_in_l1_unchanged(device: str) -> None:
     storage = MemoryStorage()
     with engine_on(storage, cache_pools()[:1]) as engine:
         compute(engine, PROMPT)
         engine.drain(TIMEOUT_S)
 
     pools = optional_draft()
-    device = Device(pools)
+    on_device = CacheDevice(pools, device)
     with (
         engine_on(storage, pools, partial_hits=PartialHits.TAKE_TARGET) as engine,
-        device.l1 as l1,
+        on_device.l1 as l1,
         engine.prefetch("request", PROMPT).result() as lease,
     ):
         slots = l1.allocate(lease.pages) or []
@@ -159,26 +127,27 @@ def test_a_draft_that_is_missing_in_l3_leaves_its_slots_in_l1_unchanged() -> Non
         missing = lease.missing("draft")
 
     assert list(range(len(PROMPT))) == missing
-    assert content(pools[0], PROMPT[3]) == device.page(0, slots[3])
-    assert not any(device.page(1, slots[3]))
+    assert on_device.has(0, slots[3], content(pools[0], PROMPT[3]))
+    assert not any(plane.any() for plane in on_device.page(1, slots[3]))
 
 
-def test_a_window_is_loaded_for_the_pages_that_it_covers() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_window_is_loaded_for_the_pages_that_it_covers(device: str) -> None:
     storage = MemoryStorage()
     with engine_on(storage, windowed()) as engine:
         compute(engine, PROMPT)
         engine.drain(TIMEOUT_S)
 
     pools = windowed()
-    device = Device(pools)
+    on_device = CacheDevice(pools, device)
     with (
         engine_on(storage, pools) as engine,
-        device.l1 as l1,
+        on_device.l1 as l1,
         engine.prefetch("request", PROMPT).result() as lease,
     ):
         slots = l1.allocate(lease.pages) or []
         settled(l1.load(lease.slots, slots, indices=lease.indices))
 
     last = len(PROMPT) - 1
-    assert content(pools[2], PROMPT[last]) == device.page(2, slots[last])
-    assert not any(device.page(2, slots[0]))
+    assert on_device.has(2, slots[last], content(pools[2], PROMPT[last]))
+    assert not any(plane.any() for plane in on_device.page(2, slots[0]))

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from hicache_storage.device_pool import LayeredPool
+from hicache_storage.device_pool import DevicePool, LayeredPool
 from hicache_storage.host_pool import HostPool, PageShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hicache_storage.controller import CachePool
 
 DEVICES = [
     "cpu",
@@ -75,33 +77,76 @@ def make_pool(
     layout: str = "page_first",
     host_slots: int = 6,
     device_slots: int = 5,
+    pin: bool | None = None,
 ) -> Pool:
     """Return a pool of zeros on both sides."""
-    host = HostPool(shape, slots=host_slots, layout=layout)
-    planes = [
+    host = HostPool(shape, slots=host_slots, layout=layout, pin=pin)
+    planes = _zeros(shape, device_slots, device)
+    return Pool(host, planes, LayeredPool(host, planes))
+
+
+def _zeros(shape: PageShape, slots: int, device: str) -> list[list[torch.Tensor]]:
+    dtype = getattr(torch, shape.dtype)
+    return [
         [
-            torch.zeros(
-                (device_slots * PAGE_TOKENS, heads, dim),
-                dtype=getattr(torch, shape.dtype),
-                device=device,
-            )
+            torch.zeros((slots * shape.page_tokens, heads, dim), dtype=dtype, device=device)
             for _ in range(shape.layers)
         ]
         for heads, dim in shape.planes
     ]
-    return Pool(host, planes, LayeredPool(host, planes))
+
+
+class CacheDevice:
+    """L1 of the pools of a cache."""
+
+    def __init__(self, pools: Sequence[CachePool], device: str = "cpu", *, slots: int = 20) -> None:
+        self.pools = pools
+        self.planes = [_zeros(pool.host.shape, slots, device) for pool in pools]
+        self.l1 = DevicePool(
+            [
+                LayeredPool(pool.host, planes)
+                for pool, planes in zip(pools, self.planes, strict=True)
+            ]
+        )
+
+    def page(self, pool: int, slot: int) -> list[torch.Tensor]:
+        """Return each plane and layer of `slot`: views of the device's memory."""
+        page_tokens = self.pools[pool].host.shape.page_tokens
+        tokens = slice(slot * page_tokens, (slot + 1) * page_tokens)
+        return [tensor[tokens] for plane in self.planes[pool] for tensor in plane]
+
+    def fill(self, pool: int, slot: int, data: bytes) -> None:
+        """Write a page in the stored order of its pool. The device may do so after the return."""
+        for target, source in zip(self.page(pool, slot), self._planes(pool, data), strict=True):
+            target.copy_(source, non_blocking=True)
+
+    def has(self, pool: int, slot: int, data: bytes) -> bool:
+        """Return whether the device has these bytes. The device compares them."""
+        page = self.page(pool, slot)
+        return same(
+            [plane.to(page[0].device) for plane in self._planes(pool, data)],
+            page,
+        )
+
+    def _planes(self, pool: int, data: bytes) -> list[torch.Tensor]:
+        host = self.pools[pool].host
+        return page_planes(host.shape, host.layout, data)
 
 
 def expected_page(pool: Pool, slot: int) -> list[torch.Tensor]:
     """Return the expected tensors on the device of L2's page in `slot`, by its stored order alone."""
-    shape = pool.host.shape
-    numbers = torch.frombuffer(bytearray(pool.host_page(slot)), dtype=getattr(torch, shape.dtype))
+    return page_planes(pool.host.shape, pool.host.layout, pool.host_page(slot))
+
+
+def page_planes(shape: PageShape, layout: str, data: bytes) -> list[torch.Tensor]:
+    """Return each plane and layer of a stored page, [tokens, heads, dim]."""
+    numbers = torch.frombuffer(bytearray(data), dtype=getattr(torch, shape.dtype))
     found: list[torch.Tensor] = []
     start = 0
     for (heads, dim), nbytes in zip(shape.planes, shape.plane_nbytes, strict=True):
         end = start + nbytes // shape.itemsize
         sizes = {"layer": shape.layers, "token": shape.page_tokens, "head": heads, "dim": dim}
-        order = ORDERS[pool.host.layout]
+        order = ORDERS[layout]
         page = numbers[start:end].view([sizes[axis] for axis in order])
         found += page.permute([order.index(axis) for axis in sizes])
         start = end
