@@ -14,7 +14,7 @@ class PrefetchQuota:
 
     def __init__(self, limit_pages: float) -> None:
         self._limit_pages = limit_pages
-        self.pages = 0
+        self.pages: int = 0
         """Pages that are acquired now."""
         self._lock = threading.Lock()
 
@@ -37,7 +37,7 @@ class InFlightReads:
 
     def __init__(self, limit_nbytes: int | None) -> None:
         self._limit_nbytes = limit_nbytes
-        self.nbytes = 0
+        self.nbytes: int = 0
         """Bytes that are in flight now."""
         self._changed = threading.Condition()
 

@@ -24,6 +24,7 @@ from hicache_storage.native.reference import (
     NO_BULK,
     UNSYNCED,
     WRONG,
+    change_totals,
     check_files,
     check_frames,
     check_slots,
@@ -72,6 +73,7 @@ __all__ = [
     "UNSYNCED",
     "VERDICT",
     "WRONG",
+    "change_totals",
     "check_files",
     "check_frames",
     "check_slots",
@@ -96,6 +98,7 @@ __all__ = [
 
 logger: logging.Logger = logging.getLogger(__name__)
 _FUNCTIONS = (
+    "change_totals",
     "check_files",
     "check_frames",
     "check_slots",
@@ -152,7 +155,10 @@ def _compiled() -> tuple[Any, str]:
     return None, why_not
 
 
-_module, reason = _load()
-implementation = "reference" if _module is None else "compiled"
+_loaded = _load()
+_module = _loaded[0]
+reason: str = _loaded[1]
+"""Empty with the compiled module; else the cause that the reference serves."""
+implementation: str = "reference" if _module is None else "compiled"
 if _module is not None:
     globals().update({name: getattr(_module, name) for name in _FUNCTIONS})

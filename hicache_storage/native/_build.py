@@ -31,11 +31,13 @@ SOURCES = (
     "pieces.c",
     "slots.c",
     "sockets.c",
+    "totals.c",
     "xxh3.c",
 )
 MODULE = "_native.abi3.so"
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra"),
+    "-Werror=implicit-function-declaration",  # else the module is built and cannot be loaded
     "-DPy_LIMITED_API=0x030B0000",  # one build for CPython 3.11 and later
 )
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")

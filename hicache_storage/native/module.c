@@ -9,6 +9,7 @@
 #include "module_frames.h"
 #include "module_slots.h"
 #include "sockets.h"
+#include "totals.h"
 #include "xxh3.h"
 
 #ifndef HICACHE_SOURCES /* the checksum of the sources (_sources.py) */
@@ -288,6 +289,21 @@ static PyObject *claim_files(PyObject *module, PyObject *arguments) {
     return result;
 }
 
+static PyObject *change_totals(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int fd;
+    unsigned long long more, less;
+    double wait_s;
+    if (!PyArg_ParseTuple(arguments, "iKKd", &fd, &more, &less, &wait_s))
+        return NULL;
+    uint64_t added = more, removed = less;
+    int64_t verdict;
+    Py_BEGIN_ALLOW_THREADS
+    verdict = totals_change(fd, wait_s, &added, &removed);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("(LKK)", (long long)verdict, (unsigned long long)added, (unsigned long long)removed);
+}
+
 static PyObject *send_pieces(PyObject *module, PyObject *arguments) {
     (void)module;
     int fd;
@@ -366,6 +382,7 @@ static PyObject *receive_bulks(PyObject *module, PyObject *arguments) {
 }
 
 static PyMethodDef methods[] = {
+    {"change_totals", change_totals, METH_VARARGS, NULL},
     {"check_files", check_files, METH_VARARGS, NULL},
     {"check_frames", check_frames, METH_VARARGS, NULL},
     {"check_slots", check_slots, METH_VARARGS, NULL},

@@ -21,6 +21,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from hicache_storage import native
 from hicache_storage.backend_support.filesystem import open_own
 from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 
@@ -138,9 +139,37 @@ class Ledger:
 
     def _change(self, change: Totals, deadline: Deadline) -> None:
         self._unwritten.append(change)
+        if self._change_at_once():
+            return
         with self._exclusive(deadline) as may_write:
             if may_write:
                 self._write(self._current())
+
+    def _change_at_once(self) -> bool:
+        """Write all unwritten changes in one call of the data plane.
+
+        Return False where another thread or process is at work, or the file needs a closer look.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._fd < 0 or self.needs_scan or self._waited_s:
+                return False
+            changes = list(self._unwritten)
+            verdict, *totals = native.change_totals(
+                self._fd,
+                sum(change.added for change in changes),
+                sum(change.removed for change in changes),
+                _LEAST_WAIT_S,
+            )
+            if verdict != native.HIT:
+                return False
+            for _ in changes:
+                self._unwritten.popleft()
+            self._known = self._stored = Totals(*totals)
+            return True
+        finally:
+            self._lock.release()
 
     @contextmanager
     def _exclusive(self, deadline: Deadline) -> Generator[bool]:

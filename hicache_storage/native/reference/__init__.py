@@ -2,6 +2,7 @@
 
 from hicache_storage.native.reference.exchanges import run_exchanges
 from hicache_storage.native.reference.files import (
+    change_totals,
     check_files,
     claim_files,
     exists_files,
@@ -39,6 +40,7 @@ __all__ = [
     "NO_BULK",
     "UNSYNCED",
     "WRONG",
+    "change_totals",
     "check_files",
     "check_frames",
     "check_slots",

@@ -142,7 +142,11 @@ class TestRecycling:
         hits = list[bool]()
         with opened(root, None) as plain:
             plain.open_space(key_space)
-        config = {"path": str(root), "capacity_nbytes": 4 * (nbytes + TRAILER_NBYTES)}
+        config = {
+            "path": str(root),
+            "capacity_nbytes": 4 * (nbytes + TRAILER_NBYTES),
+            "touch_interval_s": 3600,  # a page that is read all the time is no victim otherwise
+        }
         give_up_s = time.monotonic() + 100
         with FileStorage.from_config(config) as storage:
 

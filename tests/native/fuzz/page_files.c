@@ -86,11 +86,11 @@ static ssize_t fuzz_pwritev(int fd, const struct iovec *iov, int count, off_t of
     return (ssize_t)done;
 }
 
-static ssize_t fuzz_pread(int fd, void *into, size_t nbytes, off_t offset) {
+__attribute__((unused)) static ssize_t fuzz_pread(int fd, void *into, size_t nbytes, off_t offset) {
     return fuzz_preadv(fd, &(struct iovec){into, nbytes}, 1, offset);
 }
 
-static ssize_t fuzz_pwrite(int fd, const void *from, size_t nbytes, off_t offset) {
+__attribute__((unused)) static ssize_t fuzz_pwrite(int fd, const void *from, size_t nbytes, off_t offset) {
     return fuzz_pwritev(fd, &(struct iovec){(void *)from, nbytes}, 1, offset);
 }
 

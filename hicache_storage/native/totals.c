@@ -1,0 +1,54 @@
+#define _GNU_SOURCE
+#include "totals.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "pieces.h"
+#include "sockets.h"
+
+static int64_t totals_add(int fd, uint64_t *added, uint64_t *removed) {
+    const uint64_t most = (uint64_t)1 << 62;
+    uint64_t totals[2];
+    uint8_t record[sizeof totals + 1];
+    const int64_t got = read_at(fd, record, sizeof record, 0);
+    if (got < 0)
+        return got;
+    memcpy(totals, record, sizeof totals);
+    if (got != sizeof totals || !totals[0] || totals[1] > totals[0] || totals[0] > most || *added > most || *removed > most)
+        return WRONG;
+    const int changed = *added || *removed;
+    *added += totals[0];
+    *removed += totals[1];
+    if (*removed > *added)
+        *removed = *added;
+    uint64_t sums[2] = {*added, *removed};
+    struct iovec whole = {sums, sizeof sums};
+    const int64_t written = changed ? pieces_move(fd, &whole, 1, sizeof sums, 0, 1) : (int64_t)sizeof sums;
+    if (written < 0)
+        return written;
+    return written == sizeof sums ? 0 : -EIO;
+}
+
+int64_t totals_change(int fd, double wait_s, uint64_t *added, uint64_t *removed) {
+    const double until_s = monotonic_s() + wait_s;
+    struct stat status;
+    if (fstat(fd, &status) || !status.st_nlink)
+        return MISS;
+    while (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EINTR && errno != EWOULDBLOCK)
+            return -errno;
+        if (errno == EWOULDBLOCK) {
+            if (monotonic_s() > until_s)
+                return LATE;
+            usleep(50);
+        }
+    }
+    const int64_t failed = totals_add(fd, added, removed);
+    (void)flock(fd, LOCK_UN);
+    return failed ? failed : HIT;
+}

@@ -1,0 +1,11 @@
+/* The two counters of a ledger: no Python object is touched. */
+#ifndef HICACHE_TOTALS_H
+#define HICACHE_TOTALS_H
+
+#include <stdint.h>
+
+/* Add to the two counters of a ledger under its lock, and return what they are then. MISS where the file has lost its
+ * name, WRONG where it holds no counters, LATE where another process has the lock for `wait_s`. */
+int64_t totals_change(int fd, double wait_s, uint64_t *added, uint64_t *removed);
+
+#endif
