@@ -280,6 +280,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--transfers", type=int, default=TRANSFERS, help="transfers at a time (default: 4)"
     )
+    parser.add_argument(
+        "--switch-interval",
+        type=float,
+        metavar="S",
+        help="sys.setswitchinterval of all processes (default: Python's)",
+    )
     parser.add_argument("--path", type=Path, help="where to put files (default: a new directory)")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or ROUNDS
@@ -291,13 +297,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    if options.switch_interval:
+        sys.setswitchinterval(options.switch_interval)
     root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
     results: list[Result] = []
     try:
         with schedulers() as everyone:
             libraries = ["numpy", *(["sglang"] if _sglang.is_installed() else [])]
             facts = machine_facts(root, distributions=libraries)
-            report = Report({**facts, "data plane": native.implementation})
+            switch = f"every {1000 * sys.getswitchinterval():g} ms"
+            report = Report({**facts, "data plane": native.implementation, "switch": switch})
             report.print_facts()
             for page_nbytes in options.sizes:
                 pages = options.transfers * (options.pages or PAGES.get(page_nbytes, 16))

@@ -78,8 +78,7 @@ class Settings(BaseModel):
         """Return the settings that `config` holds.
 
         Raises:
-            ConfigError: The message names every wrong field. It never repeats text of `config`,
-            which
+            ConfigError: The message names every wrong field. It never repeats text of `config`, which
                 may be a secret or hold one.
         """
         try:

@@ -44,9 +44,8 @@ def store_many(
     """Store up to `count` fresh pages, fewer in a slow store. Their number goes to the evidence.
 
     Raises:
-        NotVerified: The store has no room for so many pages, or refuses pages without a reason,
-            so that the
-            accepted ones show nothing.
+        NotVerified: The store has no room for so many pages, or refuses pages without a reason, so
+            that the accepted ones show nothing.
     """
     until_s = time.monotonic() + limit_s
     planted = case.stored(store, space, min(count, _FIRST))

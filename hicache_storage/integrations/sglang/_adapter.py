@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -78,6 +79,8 @@ class Adapter:
         metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
         self._transport = Transport(self._store, metrics, settings.timeout_s)
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
+        if settings.switch_interval_s is not None:
+            sys.setswitchinterval(settings.switch_interval_s)
 
     # --- pools ---------------------------------------------------------------------------------------
 

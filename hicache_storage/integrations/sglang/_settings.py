@@ -50,6 +50,9 @@ class AdapterSettings(Settings):
     """The deadline of one storage call, of at most 128 pages and 256 MiB."""
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: the backend's own number."""
+    switch_interval_s: PositiveSeconds | None = None
+    """The time for which a storage thread waits until SGLang's scheduler lets it go on, of the whole
+    process (`sys.setswitchinterval`). None: as it is."""
 
 
 def split_config(

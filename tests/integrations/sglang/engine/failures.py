@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -136,6 +137,15 @@ def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
         store.batch_get = batch_get
         wait_until(lambda: all(engine.storage.batch_get_v1(written.hashes, indices)))
         assert engine.bytes_at(PoolName.KV, indices) == written.held[PoolName.KV]
+
+
+def test_the_switch_interval_is_that_of_the_settings(file_config: dict[str, Any]) -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        with Engine([PoolPlan()], {**file_config, "adapter": {"switch_interval_s": 0.001}}):
+            assert sys.getswitchinterval() == pytest.approx(0.001)
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def test_writes_that_hang_hold_up_no_reads(file_config: dict[str, Any]) -> None:
