@@ -39,6 +39,7 @@ class _FlippingStorage(MemoryStorage):
         found = super().batch_get(space, hashes, pages)
         for page in pages:
             page.segments[-1][-1] ^= 1
+            page.digest = None  # it is of the bytes before
         return found
 
 

@@ -202,6 +202,11 @@ class SharesItsSocketsWithItsChild(WireStore):
 
     usable_after_fork = True
 
+    def _is_fresh(self, connection: Connection) -> bool:
+        """Return True: a byte that has come is taken for one of its own."""
+        del connection
+        return True
+
 
 @caught_by(
     "KV-306:a_forked_child_goes_on_when_its_parent_closes",
