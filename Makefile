@@ -61,11 +61,11 @@ demo: $(VENV)/.base ## replay conversations over the file backend, every byte ch
 
 environments: $(VENV)/.mooncake $(SGLANG)/.done ## make what `make test` runs in, with `--jobs 2` in less time
 
-# Most parts wait for half of their time, so five keep two processors busy, the longest from the start; SGLang's
-# environment, where it isn't there yet, is made beside the first four.
-TEST_JOBS ?= 5
+# Most parts wait for half of their time, so four keep two processors busy, the longest from the start; SGLang's
+# environment, where it isn't there yet, is made beside the first three.
+TEST_JOBS ?= 4
 
-test: $(VENV)/.all .servers/.done $(VENV)/.mooncake ## run all tests, five parts at a time
+test: $(VENV)/.all .servers/.done $(VENV)/.mooncake ## run all tests, four parts at a time
 	@$(MAKE) --no-print-directory --keep-going --jobs $(TEST_JOBS) BY_LINE="2>&1 | grep --line-buffered ''" \
 	  $(SGLANG)/.done test-kit test-backends test-sdk test-mooncake test-sglang
 
