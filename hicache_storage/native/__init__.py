@@ -97,27 +97,6 @@ __all__ = [
 ]
 
 logger: logging.Logger = logging.getLogger(__name__)
-_FUNCTIONS = (
-    "change_totals",
-    "check_files",
-    "check_frames",
-    "check_slots",
-    "claim_files",
-    "copy_pages",
-    "digests",
-    "exists_files",
-    "page_files",
-    "page_trailers",
-    "read_files",
-    "read_slots",
-    "receive_bulks",
-    "receive_pieces",
-    "run_exchanges",
-    "send_pieces",
-    "write_files",
-    "write_frames",
-    "write_slots",
-)
 
 
 def _load() -> tuple[Any, str]:
@@ -161,4 +140,4 @@ reason: str = _loaded[1]
 """Empty with the compiled module; else the cause that the reference serves."""
 implementation: str = "reference" if _module is None else "compiled"
 if _module is not None:
-    globals().update({name: getattr(_module, name) for name in _FUNCTIONS})
+    globals().update({name: getattr(_module, name) for name in __all__ if hasattr(_module, name)})

@@ -166,3 +166,12 @@ PyObject *list_of_unsigned(const uint64_t *values, size_t count) {
     }
     return list;
 }
+
+PyObject *verdicts_and_digests(const int64_t *verdicts, const uint64_t *digests, size_t count) {
+    PyObject *first = list_of(verdicts, count);
+    PyObject *second = list_of_unsigned(digests, count);
+    PyObject *result = first && second ? PyTuple_Pack(2, first, second) : NULL;
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return result;
+}

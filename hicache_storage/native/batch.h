@@ -50,4 +50,7 @@ int64_t *integers_of(PyObject *sequence, size_t count);
 PyObject *list_of(const int64_t *values, size_t count);
 PyObject *list_of_unsigned(const uint64_t *values, size_t count);
 
+/* Return a tuple of a list of verdicts and a list of digests, or NULL with an exception. */
+PyObject *verdicts_and_digests(const int64_t *verdicts, const uint64_t *digests, size_t count);
+
 #endif

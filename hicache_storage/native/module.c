@@ -198,12 +198,7 @@ static PyObject *read_files(PyObject *module, PyObject *arguments) {
             all.verdicts[i] = monotonic_s() > deadline_s ? LATE : file_read(&wanted);
         }
         Py_END_ALLOW_THREADS
-        PyObject *verdicts = list_of(all.verdicts, all.paths.count);
-        PyObject *values = list_of_unsigned(all.digests, all.paths.count);
-        if (verdicts && values)
-            result = PyTuple_Pack(2, verdicts, values);
-        Py_XDECREF(verdicts);
-        Py_XDECREF(values);
+        result = verdicts_and_digests(all.verdicts, all.digests, all.paths.count);
     }
     job_release(&all);
     return result;

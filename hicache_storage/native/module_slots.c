@@ -134,14 +134,8 @@ PyObject *read_slots(PyObject *module, PyObject *arguments) {
     if (!slot_job_hold(&all, fds, offsets, marks, most_nbytes) && !batch_hold(&all.pages, pages, 1)) {
         slots.digests = skip < 0 ? NULL : all.digests;
         slots.skip = skip < 0 ? 0 : (size_t)skip;
-        if (!slot_job_move(&all, &slots)) {
-            PyObject *verdicts = list_of(all.verdicts, all.marks.count);
-            PyObject *values = list_of_unsigned(all.digests, all.marks.count);
-            if (verdicts && values)
-                result = PyTuple_Pack(2, verdicts, values);
-            Py_XDECREF(verdicts);
-            Py_XDECREF(values);
-        }
+        if (!slot_job_move(&all, &slots))
+            result = verdicts_and_digests(all.verdicts, all.digests, all.marks.count);
     }
     slot_job_release(&all);
     return result;

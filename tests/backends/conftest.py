@@ -45,7 +45,7 @@ def python_data_plane() -> Iterator[None]:
     The patches outlast `monkeypatch.undo()` in the test.
     """
     with pytest.MonkeyPatch.context() as patches:
-        for name in native._FUNCTIONS:
+        for name in set(native.__all__) & set(reference.__all__):
             patches.setattr(native, name, getattr(reference, name))
         yield
 

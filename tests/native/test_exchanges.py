@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import socket
 import threading
 import time
@@ -14,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,25 +27,12 @@ from hicache_storage.native import (
     STATE_COUNT,
     STOPPED,
     VERDICT,
+    reference,
 )
-from hicache_storage.native.reference import exchanges as reference_exchanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-try:
-    compiled: Any = importlib.import_module("hicache_storage.native._native")
-except ImportError:
-    compiled = None
-
-BOTH = [
-    pytest.param(reference_exchanges, id="reference"),
-    pytest.param(
-        compiled,
-        id="compiled",
-        marks=pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here"),
-    ),
-]
 SOON_S = 30.0
 SLOT_NBYTES = 512
 GET = b"GET /p HTTP/1.1\r\n\r\n"
@@ -175,7 +162,7 @@ heads = st.builds(
 heads_or_noise = st.one_of(heads, heads, heads, st.binary(max_size=600))
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@NEEDS_COMPILED
 @settings(max_examples=300, deadline=None)
 @given(
     head=heads_or_noise,
@@ -194,7 +181,7 @@ def test_replies_are_judged_alike_and_as_by_the_parser_in_python(
     data = head + b"\r\n\r\n" + body
     request = method + b" /p\r\n\r\n"
     seen = list[Any]()
-    for module in (reference_exchanges, compiled):
+    for module in (reference, compiled):
         page = [bytearray(b"\xa5" * 10), bytearray(b""), bytearray(b"\xa5" * 20)]
         ours, theirs = socket.socketpair()
         with ours, theirs:

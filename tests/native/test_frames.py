@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
+from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hicache_storage.native import HIT, WRONG
-from hicache_storage.native.reference import frames as reference_frames
+from hicache_storage.native import HIT, WRONG, reference
 
-try:
-    compiled: Any = importlib.import_module("hicache_storage.native._native")
-except ImportError:
-    compiled = None
-
-needs_compiled = pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
-BOTH = [
-    pytest.param(reference_frames, id="reference"),
-    pytest.param(compiled, id="compiled", marks=needs_compiled),
-]
 SPACE_ID = bytes(range(16))
 HASH = "ab" * 32
 
@@ -29,17 +18,17 @@ hashes = st.lists(st.binary(min_size=16, max_size=64).map(bytes.hex), max_size=6
 words = st.integers(0, 2**64 - 1)
 
 
-@needs_compiled
+@NEEDS_COMPILED
 @given(directory=st.binary(max_size=40), prefix=st.binary(min_size=24, max_size=24), names=hashes)
 def test_paths_and_names_of_both_are_equal(
     directory: bytes, prefix: bytes, names: list[str]
 ) -> None:
-    wanted = reference_frames.page_files(directory, prefix, names)
+    wanted = reference.page_files(directory, prefix, names)
 
     assert wanted == compiled.page_files(directory, prefix, names)
 
 
-@needs_compiled
+@NEEDS_COMPILED
 @given(
     names=st.lists(st.binary(min_size=40, max_size=41), max_size=4),
     synced=st.booleans(),
@@ -53,17 +42,17 @@ def test_trailers_of_both_are_equal(
     serial: int,
 ) -> None:
     serials = range(serial, serial + len(names))
-    wanted = reference_frames.page_trailers(names, synced, token, serials)
+    wanted = reference.page_trailers(names, synced, token, serials)
 
     assert wanted == compiled.page_trailers(names, synced, token, serials)
 
 
-@needs_compiled
+@NEEDS_COMPILED
 @given(names=hashes, nbytes=words, checksum=words, size=st.sampled_from([128, 129, 512]))
 def test_frames_of_both_are_equal(names: list[str], nbytes: int, checksum: int, size: int) -> None:
     written = list[list[bytearray]]()
     for checksums in ([checksum] * len(names), None):
-        for module in (reference_frames, compiled):
+        for module in (reference, compiled):
             headers = [bytearray(b"\xee" * size) for _ in names]
             module.write_frames(headers, names, SPACE_ID, nbytes, checksums)
             written.append(headers)
@@ -72,7 +61,7 @@ def test_frames_of_both_are_equal(names: list[str], nbytes: int, checksum: int, 
     assert written[2] == written[3]
 
 
-@needs_compiled
+@NEEDS_COMPILED
 @given(
     made=st.binary(min_size=16, max_size=64).map(bytes.hex),
     asked=st.binary(min_size=16, max_size=64).map(bytes.hex),
@@ -86,12 +75,12 @@ def test_verdicts_on_frames_of_both_are_equal(
     has_checksum: bool,  # noqa: FBT001
 ) -> None:
     header = bytearray(256)
-    reference_frames.write_frames([header], [made], SPACE_ID, 1000, [7])
+    reference.write_frames([header], [made], SPACE_ID, 1000, [7])
     if bit >= 0:
         header[bit // 8] ^= 1 << bit % 8
     arguments = ([header, header], [made, asked], SPACE_ID, 1000, [7, 7] if has_checksum else None)
 
-    assert reference_frames.check_frames(*arguments) == compiled.check_frames(*arguments)
+    assert reference.check_frames(*arguments) == compiled.check_frames(*arguments)
 
 
 @pytest.mark.parametrize("module", BOTH)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib
 import os
 import struct
 import time
@@ -15,24 +14,13 @@ from typing import Any
 
 import pytest
 import xxhash
+from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hicache_storage import native
 from hicache_storage.native import HIT, KEPT, LATE, MISS, UNSYNCED, WRONG, reference
 
-try:
-    compiled: Any = importlib.import_module("hicache_storage.native._native")
-except ImportError:
-    compiled = None
-
-BOTH = [
-    pytest.param(reference, id="reference"),
-    pytest.param(
-        compiled,
-        id="compiled",
-        marks=pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here"),
-    ),
-]
 SOON_S = 3600.0
 RUN = bytearray(1)
 NS = 1_700_000_000_000_000_000
@@ -106,7 +94,14 @@ def test_a_digest_of_any_length_is_that_of_xxhash(module: Any, nbytes: int) -> N
     assert [xxhash.xxh3_64_intdigest(page)] * 2 == module.digests([[page], pieces])
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@NEEDS_COMPILED
+def test_every_function_is_compiled() -> None:
+    functions = {name for name in native.__all__ if callable(getattr(reference, name, None))}
+
+    assert functions == {name for name in dir(compiled) if callable(getattr(compiled, name))}
+
+
+@NEEDS_COMPILED
 @settings(max_examples=150, deadline=None)
 @given(
     states=st.lists(states, max_size=6),
@@ -153,7 +148,7 @@ def test_reads_of_both_are_equal(  # noqa: PLR0917 - Hypothesis passes them by n
     assert seen[0] == seen[1]
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@NEEDS_COMPILED
 @settings(max_examples=100, deadline=None)
 @given(
     states=st.lists(states, max_size=6),
@@ -200,7 +195,7 @@ def test_writes_of_both_are_equal(
     assert seen[0] == seen[1]
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@NEEDS_COMPILED
 @given(
     data=st.binary(max_size=3000),
     target_cuts=st.lists(st.integers(0, 3000), max_size=5),
@@ -342,7 +337,7 @@ def test_a_missing_directory_is_a_miss_to_look_for_and_an_error_to_read(
     assert module.check_files([path], [name_of(1)], 10, -1, by_s) != [WRONG]
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@NEEDS_COMPILED
 @given(
     record=st.one_of(
         st.binary(max_size=20),

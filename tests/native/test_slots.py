@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import mmap
 import os
 import resource
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
+from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -25,16 +25,6 @@ from hicache_storage.native import HIT, LATE, WRONG, reference
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-try:
-    compiled: Any = importlib.import_module("hicache_storage.native._native")
-except ImportError:
-    compiled = None
-
-NEEDS_COMPILED = pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
-BOTH = [
-    pytest.param(reference, id="reference"),
-    pytest.param(compiled, id="compiled", marks=NEEDS_COMPILED),
-]
 SOON_S = 3600.0
 MARK_NBYTES = 128
 BLOCK_NBYTES = 4096

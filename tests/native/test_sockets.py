@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import socket
 import threading
 import time
@@ -11,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from data_planes import BOTH, NEEDS_COMPILED, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,19 +19,6 @@ from hicache_storage.native import HIT, MISS, NO_BULK, WRONG, reference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-try:
-    compiled: Any = importlib.import_module("hicache_storage.native._native")
-except ImportError:
-    compiled = None
-
-BOTH = [
-    pytest.param(reference, id="reference"),
-    pytest.param(
-        compiled,
-        id="compiled",
-        marks=pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here"),
-    ),
-]
 SOON_S = 30.0
 
 
@@ -73,7 +60,7 @@ kinds = st.sampled_from(
 )
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@NEEDS_COMPILED
 @settings(max_examples=200, deadline=None)
 @given(
     replies=st.lists(st.tuples(kinds, st.binary(max_size=300)), min_size=1, max_size=6),
