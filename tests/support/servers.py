@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -36,6 +38,10 @@ FETCHED = ROOT / ".servers"
 READY_LIMIT_S = 30.0
 END_LIMIT_S = 20.0
 _POLL_S = 0.01
+_PORTS = random.SystemRandom()
+_LEAST_PORT = 10_000
+# The first port of the kernel's own range.
+_EPHEMERAL_PORT = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 _LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
 
 
@@ -58,10 +64,15 @@ def program(*names: str) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a loopback port that nobody uses now.
+
+    The kernel gives ports of its own range to connections and to listeners on port 0. This one is of
+    another range, so that no test that runs beside takes it before the server has started.
+    """
+    while True:
+        port = _PORTS.randrange(_LEAST_PORT, _EPHEMERAL_PORT)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class ServerProcess:
@@ -463,7 +474,7 @@ def _cluster_port() -> int:
     """Return a port whose cluster bus, 10,000 above it, is free too."""
     while True:
         port = free_port()
-        if port > 55000:
+        if port + 10000 >= _EPHEMERAL_PORT:
             continue
         try:
             with socket.create_server(("127.0.0.1", port + 10000)):

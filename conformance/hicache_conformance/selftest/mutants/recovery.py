@@ -61,10 +61,7 @@ class KeepsBrokenConnections(_Reusing):
         return isinstance(error, ConnectionError)
 
 
-@caught_by(
-    "KV-305:a_late_page_is_not_taken_for_a_later_one",
-    "KV-305:it_works_again_after_the_server_was_paused",
-)
+@caught_by("KV-305:a_late_page_is_not_taken_for_a_later_one")
 class TakesLateReplies(_Reusing):
     """A connection whose get timed out is used again, and its late reply is taken for the next one."""
 
@@ -131,7 +128,9 @@ class KeepsOnePoisoned(WireStore):
 
 
 @caught_by(
-    "KV-305:it_works_again_after_a_refusal", "KV-305:it_works_again_after_the_server_was_restarted"
+    "KV-305:it_works_again_after_a_refusal",
+    "KV-305:it_works_again_after_the_server_was_restarted",
+    "KV-305:it_works_again_after_the_server_was_paused",
 )
 class ConnectsOnce(WireStore):
     """It has its connections for life: when they are lost, there are no new ones."""
