@@ -20,18 +20,22 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 SOURCES = (
     "module.c",
+    "module_directories.c",
     "module_exchanges.c",
     "module_frames.c",
+    "module_locked_files.c",
     "module_slots.c",
+    "module_sockets.c",
     "batch.c",
     "copies.c",
+    "directories.c",
     "exchanges.c",
     "files.c",
     "frames.c",
+    "locked_files.c",
     "pieces.c",
     "slots.c",
     "sockets.c",
-    "totals.c",
     "xxh3.c",
 )
 MODULE = "_native.abi3.so"

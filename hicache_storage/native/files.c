@@ -21,6 +21,24 @@ int64_t file_exists(const char *path, uint64_t nbytes) {
     return S_ISREG(status.st_mode) && (uint64_t)status.st_size == nbytes ? HIT : MISS;
 }
 
+int64_t file_mode(const char *path) {
+    struct stat status;
+    if (fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT || errno == ENOTDIR ? 0 : -errno;
+    return (int64_t)status.st_mode;
+}
+
+int64_t file_stat(const char *path, int64_t *modified_ns, int64_t *nbytes) {
+    struct stat status;
+    if (fstatat(AT_FDCWD, path, &status, AT_SYMLINK_NOFOLLOW))
+        return errno == ENOENT || errno == ENOTDIR ? MISS : -errno;
+    if (!S_ISREG(status.st_mode))
+        return MISS;
+    *modified_ns = status.st_mtim.tv_sec * 1000000000LL + status.st_mtim.tv_nsec;
+    *nbytes = (int64_t)status.st_size;
+    return HIT;
+}
+
 static int is_named(const uint8_t *trailer, const uint8_t *name) {
     uint64_t seal;
     memcpy(&seal, trailer + SEALED_NBYTES, sizeof seal);

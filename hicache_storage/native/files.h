@@ -14,6 +14,12 @@ enum { MISS = 0, HIT = 1, WRONG = 2, LATE = 3, UNSYNCED = 4, KEPT = 5 };
 /* HIT where a regular file of `nbytes` is there. */
 int64_t file_exists(const char *path, uint64_t nbytes);
 
+/* The type and permissions of what is there, links as links; 0 where nothing is; -errno. */
+int64_t file_mode(const char *path);
+
+/* HIT where a regular file is there, with its modification time and its size. */
+int64_t file_stat(const char *path, int64_t *modified_ns, int64_t *nbytes);
+
 /* HIT or UNSYNCED where the trailer behind `nbytes` has this name; a hit is touched where `touched_ns` is not negative. */
 int64_t file_check(const char *path, const uint8_t *name, uint64_t nbytes, int64_t touched_ns);
 

@@ -5,11 +5,13 @@
 
 #include "copies.h"
 #include "files.h"
+#include "module_directories.h"
 #include "module_exchanges.h"
 #include "module_frames.h"
+#include "module_locked_files.h"
 #include "module_slots.h"
+#include "module_sockets.h"
 #include "sockets.h"
-#include "totals.h"
 #include "xxh3.h"
 
 #ifndef HICACHE_SOURCES /* the checksum of the sources (_sources.py) */
@@ -284,98 +286,6 @@ static PyObject *claim_files(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-static PyObject *change_totals(PyObject *module, PyObject *arguments) {
-    (void)module;
-    int fd;
-    unsigned long long more, less;
-    double wait_s;
-    if (!PyArg_ParseTuple(arguments, "iKKd", &fd, &more, &less, &wait_s))
-        return NULL;
-    uint64_t added = more, removed = less;
-    int64_t verdict;
-    Py_BEGIN_ALLOW_THREADS
-    verdict = totals_change(fd, wait_s, &added, &removed);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("(LKK)", (long long)verdict, (unsigned long long)added, (unsigned long long)removed);
-}
-
-static PyObject *send_pieces(PyObject *module, PyObject *arguments) {
-    (void)module;
-    int fd;
-    PyObject *pieces;
-    double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "iOd", &fd, &pieces, &deadline_s))
-        return NULL;
-    batch all;
-    if (pieces_hold(&all, pieces, 0))
-        return NULL;
-    int64_t result;
-    Py_BEGIN_ALLOW_THREADS
-    result = socket_send(fd, all.iov, all.views, deadline_s);
-    Py_END_ALLOW_THREADS
-    batch_release(&all);
-    return PyLong_FromLongLong(result);
-}
-
-static PyObject *receive_pieces(PyObject *module, PyObject *arguments) {
-    (void)module;
-    int fd;
-    PyObject *pieces;
-    Py_ssize_t least;
-    double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "iOnd", &fd, &pieces, &least, &deadline_s))
-        return NULL;
-    batch all;
-    if (pieces_hold(&all, pieces, 1))
-        return NULL;
-    int64_t result;
-    Py_BEGIN_ALLOW_THREADS
-    result = socket_receive(fd, all.iov, all.views, least < 0 ? 0 : (size_t)least, deadline_s);
-    Py_END_ALLOW_THREADS
-    batch_release(&all);
-    return PyLong_FromLongLong(result);
-}
-
-static PyObject *receive_bulks(PyObject *module, PyObject *arguments) {
-    (void)module;
-    int fd, more;
-    const char *begun;
-    Py_ssize_t begun_nbytes;
-    PyObject *pages, *result = NULL;
-    double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "iy#Opd", &fd, &begun, &begun_nbytes, &pages, &more, &deadline_s))
-        return NULL;
-    if (begun_nbytes > HEAD_NBYTES) {
-        PyErr_SetString(PyExc_ValueError, "a head has at most 4 bytes");
-        return NULL;
-    }
-    batch all;
-    if (batch_hold(&all, pages, 1))
-        return NULL;
-    uint8_t head[HEAD_NBYTES];
-    memcpy(head, begun, (size_t)begun_nbytes);
-    bulk_reader reader = {fd, head, (size_t)begun_nbytes, deadline_s};
-    int64_t *verdicts = calloc(all.pages + 1, sizeof *verdicts);
-    if (verdicts) {
-        size_t done = 0;
-        Py_BEGIN_ALLOW_THREADS
-        for (int64_t verdict = HIT; done < all.pages && (verdict == HIT || verdict == MISS); done++) {
-            const size_t first = all.first[done], count = all.first[done + 1] - first;
-            verdict = verdicts[done] = bulk_read(&reader, all.iov + first, count, batch_nbytes(&all, done),
-                                                 more || done + 1 < all.pages);
-        }
-        Py_END_ALLOW_THREADS
-        PyObject *list = list_of(verdicts, done);
-        if (list)
-            result = Py_BuildValue("(Ny#)", list, (const char *)head, (Py_ssize_t)reader.head_nbytes);
-    } else {
-        PyErr_NoMemory();
-    }
-    free(verdicts);
-    batch_release(&all);
-    return result;
-}
-
 static PyMethodDef methods[] = {
     {"change_totals", change_totals, METH_VARARGS, NULL},
     {"check_files", check_files, METH_VARARGS, NULL},
@@ -384,15 +294,20 @@ static PyMethodDef methods[] = {
     {"claim_files", claim_files, METH_VARARGS, NULL},
     {"copy_pages", copy_pages, METH_VARARGS, NULL},
     {"digests", digests, METH_O, NULL},
+    {"exchange_lines", exchange_lines, METH_VARARGS, NULL},
     {"exists_files", exists_files, METH_VARARGS, NULL},
+    {"fetch_bulks", fetch_bulks, METH_VARARGS, NULL},
+    {"list_directories", list_directories, METH_O, NULL},
+    {"modes_of", modes_of, METH_O, NULL},
     {"page_files", page_files, METH_VARARGS, NULL},
     {"page_trailers", page_trailers, METH_VARARGS, NULL},
     {"read_files", read_files, METH_VARARGS, NULL},
     {"read_slots", read_slots, METH_VARARGS, NULL},
-    {"receive_bulks", receive_bulks, METH_VARARGS, NULL},
     {"receive_pieces", receive_pieces, METH_VARARGS, NULL},
     {"run_exchanges", run_exchanges, METH_VARARGS, NULL},
     {"send_pieces", send_pieces, METH_VARARGS, NULL},
+    {"stat_files", stat_files, METH_VARARGS, NULL},
+    {"take_lines", take_lines, METH_VARARGS, NULL},
     {"write_files", write_files, METH_VARARGS, NULL},
     {"write_frames", write_frames, METH_VARARGS, NULL},
     {"write_slots", write_slots, METH_VARARGS, NULL},

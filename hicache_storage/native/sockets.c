@@ -12,7 +12,7 @@
 
 #include "files.h"
 
-enum { MAX_PIECES = 1024, LOCAL_PIECES = 64, HEADER_NBYTES = 32 };
+enum { MAX_PIECES = 1024, LOCAL_PIECES = 64, HEADER_NBYTES = 32, STEP_NBYTES = 1 << 14 };
 
 double monotonic_s(void) {
     struct timespec now;
@@ -150,4 +150,90 @@ int64_t bulk_read(bulk_reader *reader, const struct iovec *iov, size_t pieces, u
     if (reply != local)
         free(reply);
     return verdict;
+}
+
+static uint64_t nbytes_of(const struct iovec *iov, size_t pieces) {
+    uint64_t nbytes = 0;
+    for (size_t i = 0; i < pieces; i++)
+        nbytes += iov[i].iov_len;
+    return nbytes;
+}
+
+/* Return up to which request to send after `done` replies: more are sent when half of the window has been answered. */
+static size_t window_end(size_t done, size_t sent, size_t count, size_t window) {
+    if (sent == count || sent - done > window / 2)
+        return sent;
+    const size_t end = count - done > window ? done + window : count;
+    return end > sent ? end : sent;
+}
+
+size_t bulks_fetch(bulk_exchange *all) {
+    size_t done = 0;
+    for (int64_t verdict = HIT; done < all->count && (verdict == HIT || verdict == MISS); done++) {
+        const size_t end = window_end(done, all->sent, all->count, all->window);
+        int64_t failed = 0;
+        if (end > all->sent)
+            failed = socket_send(all->reader.fd, all->requests + all->sent, end - all->sent, all->reader.deadline_s);
+        all->sent = end;
+        const size_t pieces = all->first[done + 1] - all->first[done];
+        const struct iovec *page = all->iov + all->first[done];
+        verdict = failed ? failed : bulk_read(&all->reader, page, pieces, nbytes_of(page, pieces), done + 1 < all->sent);
+        all->verdicts[done] = verdict;
+    }
+    return done;
+}
+
+/* Make room for another step. Return 0 or -ENOMEM. */
+static int line_room(line_exchange *all, size_t *capacity) {
+    if (all->nbytes + STEP_NBYTES <= *capacity)
+        return 0;
+    char *grown = realloc(all->received, 2 * *capacity + STEP_NBYTES);
+    if (!grown)
+        return -ENOMEM;
+    all->received = grown;
+    *capacity = 2 * *capacity + STEP_NBYTES;
+    return 0;
+}
+
+/* Count the whole lines from `*start` on, which moves behind them. Return -1 where the next one is too long or no reply. */
+static int64_t lines_count(const line_exchange *all, size_t *start) {
+    int64_t lines = 0;
+    while (*start < all->nbytes) {
+        const char *begin = all->received + *start;
+        const size_t left = all->nbytes - *start;
+        if (!memchr("+-:$", *begin, 4))
+            return -1;
+        const char *end = memchr(begin, '\n', left);
+        if ((end ? (size_t)(end - begin) : left) > LINE_MOST)
+            return -1;
+        if (!end)
+            break;
+        *start += (size_t)(end - begin) + 1;
+        lines++;
+    }
+    return lines;
+}
+
+int64_t lines_exchange(line_exchange *all) {
+    size_t capacity = 0, start = 0, done = 0, sent = 0;
+    int64_t come = 0; /* lines of the first reply that is not whole */
+    while (done < all->count) {
+        const size_t end = window_end(done, sent, all->count, all->window);
+        const size_t pieces = all->first[end] - all->first[sent];
+        int64_t got = sent < end ? socket_send(all->fd, all->iov + all->first[sent], pieces, all->deadline_s) : 0;
+        sent = end;
+        if (got < 0 || (got = line_room(all, &capacity)) < 0)
+            return got;
+        struct iovec step = {all->received + all->nbytes, STEP_NBYTES};
+        got = come < all->replies[done] ? socket_receive(all->fd, &step, 1, 1, all->deadline_s) : 0;
+        if (got < 0)
+            return got;
+        all->nbytes += (size_t)got;
+        const int64_t lines = lines_count(all, &start);
+        if (lines < 0)
+            return WRONG;
+        for (come += lines; done < sent && come >= all->replies[done]; done++)
+            come -= all->replies[done];
+    }
+    return HIT;
 }

@@ -29,6 +29,37 @@ enum { HEAD_NBYTES = 4, NO_BULK = 6 };
  * received along. */
 int64_t bulk_read(bulk_reader *reader, const struct iovec *iov, size_t pieces, uint64_t nbytes, int more);
 
+typedef struct {
+    bulk_reader reader;
+    struct iovec *requests;   /* one each; used up as they are sent */
+    const struct iovec *iov;  /* the memory of the pages */
+    const size_t *first;      /* count + 1 indices into `iov` */
+    size_t count, window;     /* the requests, and how many are on their way at most */
+    size_t sent;              /* how many requests are sent */
+    int64_t *verdicts;        /* zeros */
+} bulk_exchange;
+
+/* Send requests, of which `window` are on their way at once, and read the reply to each by `bulk_read`, up to the first that
+ * is no page and no null. Return the number of verdicts. */
+size_t bulks_fetch(bulk_exchange *all);
+
+enum { LINE_MOST = 4096 };
+
+typedef struct {
+    int fd;
+    struct iovec *iov;       /* the pieces of the requests; used up */
+    const size_t *first;     /* count + 1 indices into `iov` */
+    const int64_t *replies;  /* the number of lines of the reply to each request */
+    size_t count, window;
+    double deadline_s;
+    char *received;          /* allocated: what has come; the caller frees it */
+    size_t nbytes;
+} line_exchange;
+
+/* Send requests, of which `window` are on their way at once, and receive as many lines as their replies have. HIT; WRONG
+ * after a line that is too long or is no RESP reply of one line; -errno. */
+int64_t lines_exchange(line_exchange *all);
+
 double monotonic_s(void);
 
 #endif

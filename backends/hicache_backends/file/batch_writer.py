@@ -163,7 +163,9 @@ class BatchWriter:
         They end before a page whose path cannot be used.
         """
         files, writer = self._files, self._process.writer
-        hashes = list(itertools.takewhile(self._has_path, (page_hash for page_hash, _ in todo)))
+        hashes = [page_hash for page_hash, _ in todo]
+        broken = files.unusable(hashes)
+        hashes = list(itertools.takewhile(lambda page_hash: page_hash[:2] not in broken, hashes))
         todo = todo[: len(hashes)]
         targets, names = files.files(hashes)
         for shard in {page_hash[:2] for page_hash in hashes}:
@@ -189,13 +191,6 @@ class BatchWriter:
             if verdict in (native.KEPT, native.LATE, native.MISS):
                 grant.recyclable.append(path)
         return verdicts
-
-    def _has_path(self, page_hash: str) -> bool:
-        try:
-            self._files.path(page_hash)
-        except OSError:
-            return False
-        return True
 
     def _store(self, page_hash: str, page: Page, grant: Grant, modified_ns: int) -> bool:
         """Write one page to a temporary file and publish it. A failure leaves nothing behind."""

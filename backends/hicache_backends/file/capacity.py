@@ -66,6 +66,11 @@ class Grant:
     page_nbytes: int
     recyclable: list[str] = field(default_factory=list[str])
 
+    @property
+    def nbytes(self) -> int:
+        """The sum of the files."""
+        return self.pages * self.page_nbytes
+
 
 class Capacity:
     """The capacity of one root, as one writer sees it. Thread-safe."""
@@ -108,15 +113,17 @@ class Capacity:
         most = pages if capacity is None else min(pages, capacity // page_nbytes)
         grant = Grant(most, page_nbytes)
         if most:
-            self._writer.add_pending(most * page_nbytes, deadline)
-            self._ledger.add(most * page_nbytes, deadline)
+            self._writer.add_pending(grant.nbytes, deadline)
+            self._ledger.add(grant.nbytes, deadline)
             try:
                 granted = self._grantable_pages(grant, limit)
             except BaseException:
                 self.settle(grant, 0, deadline)
                 raise
             grant.pages = granted
-            self._give_back((most - granted) * page_nbytes, deadline)
+            if granted < most:
+                self._ledger.add(-(most - granted) * page_nbytes, deadline)
+                self._writer.add_pending(-(most - granted) * page_nbytes, deadline)
         reason = "timeouts" if limit.passed() else "refused_no_space"
         self._counters.add(reason, pages - grant.pages)
         return grant
@@ -128,8 +135,8 @@ class Capacity:
                 os.unlink(path)
         if written:
             self._victims.note_new_pages()
-            self._writer.add_pending(-written * grant.page_nbytes, deadline)
-        self._give_back((grant.pages - written) * grant.page_nbytes, deadline)
+        self._ledger.add((written - grant.pages) * grant.page_nbytes, deadline)
+        self._writer.add_pending(-grant.nbytes, deadline)
 
     def remove(self, path: str, nbytes: int, deadline: Deadline) -> bool:
         """Unlink a page file that was granted `nbytes`; return False when there was none."""
@@ -163,11 +170,6 @@ class Capacity:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _give_back(self, nbytes: int, deadline: Deadline) -> None:
-        if nbytes:
-            self._ledger.add(-nbytes, deadline)
-            self._writer.add_pending(-nbytes, deadline)
-
     def _grantable_pages(self, grant: Grant, deadline: Deadline) -> int:
         """Return the number of pages of a grant that fit, after eviction."""
         if self._ledger.needs_scan and not self._await_count(deadline):
@@ -193,14 +195,14 @@ class Capacity:
                 return 0
             if self._evict(lacking, grant, deadline, past_scans=is_last) >= lacking:
                 return 0
-        lacking = min(max(0, self._lacking_nbytes(grant)), grant.pages * grant.page_nbytes)
+        lacking = min(max(0, self._lacking_nbytes(grant)), grant.nbytes)
         if lacking:
             self._layout.check_exists()  # a directory that is gone is not full
         return lacking
 
     def _lacking_nbytes(self, grant: Grant) -> int:
         """Return the bytes to evict: of the excess over the capacity, the part of this grant."""
-        wanted = grant.pages * grant.page_nbytes
+        wanted = grant.nbytes
         lacking = 0
         if self.limits.capacity_nbytes is not None:
             lacking = min(self._ledger.used - self.limits.capacity_nbytes, wanted)

@@ -8,10 +8,13 @@ directory of each key space is a fair sample.
 from __future__ import annotations
 
 import heapq
+import math
+import os
 import random
 import threading
 import time
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from hicache_backends.file.layout import SHARDS
@@ -23,10 +26,10 @@ from hicache_backends.file.victims_file import (
     VictimsFile,
 )
 from hicache_backends.file.writer import collect_dead, total_pending_nbytes
+from hicache_storage import native
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator
 
     from hicache_backends.file.layout import Layout
@@ -48,6 +51,7 @@ _FRESH_NS = 60 * 10**9
 _LOW = 0.25
 _LONG_SCAN_NS = 50 * 10**6
 _PAGES_A_RENEWAL = 1 << 10
+_PAGES_A_CALL = 1 << 9
 # The polls of a process that waits for another one's scan. A long scan is polled seldom: many processes
 # may wait for it, on a slow file system.
 _POLL_S = 0.01
@@ -117,9 +121,9 @@ class CapacityScanner:
                 return victims
         return []
 
-    def take(self) -> tuple[list[Victim], bool]:
-        """Return the next victims of the list, and whether a new list is needed soon."""
-        victims, scan = self._take_removable()
+    def take(self, count: int = 1) -> tuple[list[Victim], bool]:
+        """Return the next victims, `count` or more, and whether a new list is needed soon."""
+        victims, scan = self._take_removable(count)
         return victims, scan is not None and scan.begun_ns == self._used_up_ns
 
     def sample(self, deadline: Deadline) -> list[Victim]:
@@ -128,12 +132,9 @@ class CapacityScanner:
         seen: list[ScannedPage] = []
         start = random.randrange(len(SHARDS))
         for shard in SHARDS[start:] + SHARDS[:start]:
-            entries = list(self._layout.pages_in(shard))
-            some = random.sample(entries, min(len(entries), _MOST_SAMPLE))
-            for page in self._stat_pages(some, ScanTotals()):
-                seen.append(page)
-                if limit.passed():
-                    break
+            paths = list(self._layout.pages_in(shard))
+            some = random.sample(paths, min(len(paths), _MOST_SAMPLE))
+            seen += self._stat_pages(some, ScanTotals(), limit.end_s)
             if len(seen) >= _LEAST_SAMPLE or limit.passed():
                 break
         seen.sort()
@@ -159,12 +160,12 @@ class CapacityScanner:
 
     # --- parts -----------------------------------------------------------------------------------
 
-    def _take_removable(self) -> TakenVictims:
+    def _take_removable(self, count: int = 1) -> TakenVictims:
         """Take victims that this process may remove; remember when the list runs low."""
-        taken = self._file.take()
+        taken = self._file.take(count)
         victims = self._removable(taken.victims)
         while taken.victims and not victims:
-            taken = self._file.take()
+            taken = self._file.take(count)
             victims = self._removable(taken.victims)
         if taken.scan is not None:
             is_long = taken.scan.took_ns > _LONG_SCAN_NS
@@ -242,20 +243,21 @@ class CapacityScanner:
         return [(-negative_ns, nbytes, path) for negative_ns, nbytes, path in youngest_first]
 
     def _stat_pages(
-        self, entries: Iterable[os.DirEntry[str]], totals: ScanTotals
+        self, paths: Iterable[str], totals: ScanTotals, deadline_s: float = math.inf
     ) -> Iterator[ScannedPage]:
-        """Yield the removable pages among `entries`, and count all of them."""
-        for entry in entries:
+        """Yield the removable pages among `paths` by the deadline, and count all of them."""
+        todo = iter(paths)
+        while some := list(islice(todo, _PAGES_A_CALL)):
             if self._stopping.is_set():
                 return
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            totals.pages += 1
-            totals.nbytes += status.st_size
-            if entry.path not in self._unremovable:
-                yield status.st_mtime_ns, status.st_size, entry.path
+            found = native.stat_files([os.fsencode(path) for path in some], deadline_s)
+            for path, verdict, modified_ns, nbytes in zip(some, *found, strict=True):
+                if verdict != native.HIT:
+                    continue
+                totals.pages += 1
+                totals.nbytes += nbytes
+                if path not in self._unremovable:
+                    yield modified_ns, nbytes, path
 
 
 def _oldest_first(victims: list[ScannedPage]) -> Iterable[ScannedPage]:

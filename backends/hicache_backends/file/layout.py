@@ -11,17 +11,17 @@ spaces/ID/HH/HASH              one page (`page_file`); HH: the first two digits 
 
 from __future__ import annotations
 
-import re
+import os
 from typing import TYPE_CHECKING
 
+from hicache_storage import native
 from hicache_storage.backend_support.directory_tree import DirectoryTree
+from hicache_storage.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
-_SHARD_NAME = re.compile(r"[0-9a-f]{2}")
-_PAGE_NAME = re.compile(r"(?:[0-9a-f]{2}){16,64}")
+_PAGES_A_LISTING = 4096
 SHARDS = [f"{number:02x}" for number in range(256)]
 """The names of the directories of a key space. Hashes spread pages evenly over them."""
 
@@ -38,8 +38,8 @@ class Layout(DirectoryTree):
         self.usage = f"{root}/usage"
         self.scans = f"{root}/survey"
 
-    def pages(self, space_id: str) -> Iterator[list[os.DirEntry[str]]]:
-        """Yield the files of a key space that have the name of a page, whatever is inside.
+    def pages(self, space_id: str) -> Iterator[list[str]]:
+        """Yield the hashes of a key space whose files have the name of a page, whatever is inside.
 
         Each list holds one whole directory, so that pages removed meanwhile hide no others.
 
@@ -47,29 +47,45 @@ class Layout(DirectoryTree):
             StorageUnavailable: A directory cannot be listed, or the root is gone.
         """
         self.check_exists()
-        yield from self._pages_of(self.directories(self.space_dir(space_id), _SHARD_NAME))
+        for _, hashes in self._listed(self.space_dir(space_id), SHARDS):
+            yield hashes
 
-    def all_pages(self) -> Iterator[os.DirEntry[str]]:
-        """Yield the page files of all key spaces, with or without a manifest."""
-        yield from self._pages_in(_SHARD_NAME)
+    def all_pages(self) -> Iterator[str]:
+        """Yield the paths of the page files of all key spaces, with or without a manifest."""
+        yield from self._pages_in(SHARDS)
 
-    def pages_in(self, shard: str) -> Iterator[os.DirEntry[str]]:
+    def pages_in(self, shard: str) -> Iterator[str]:
         """Yield the page files in one directory of every key space: a fair sample of all pages."""
-        yield from self._pages_in(re.compile(shard))
+        yield from self._pages_in([shard])
 
     def is_new(self) -> bool:
         """Return True while there is no key space, and therefore no page."""
         return not self.space_entries()
 
-    def _pages_in(self, shard: re.Pattern[str]) -> Iterator[os.DirEntry[str]]:
-        for directory in self.space_entries():
-            for pages in self._pages_of(self.directories(directory.path, shard)):
-                yield from pages
+    def _pages_in(self, shards: list[str]) -> Iterator[str]:
+        for space in self.space_entries():
+            for directory, hashes in self._listed(space.path, shards):
+                for page_hash in hashes:
+                    yield f"{directory}/{page_hash}"
 
-    def _pages_of(self, shards: list[os.DirEntry[str]]) -> Iterator[list[os.DirEntry[str]]]:
-        for shard in shards:
-            yield [
-                entry
-                for entry in self.entries(shard.path, _PAGE_NAME)
-                if entry.name.startswith(shard.name) and entry.is_file(follow_symlinks=False)
-            ]
+    def _listed(self, space: str, shards: list[str]) -> Iterator[tuple[str, list[str]]]:
+        """Yield the path of each directory of a key space, and the hashes there.
+
+        One call of the data plane lists several directories, of some thousand pages together.
+        """
+        if os.path.islink(space):
+            return
+        start, count = 0, 1
+        while start < len(shards):
+            some = shards[start : start + count]
+            paths = [f"{space}/{shard}" for shard in some]
+            verdicts, names = native.list_directories([os.fsencode(path) for path in paths])
+            for path, shard, verdict, hashes in zip(paths, some, verdicts, names, strict=True):
+                if verdict < 0:
+                    raise StorageUnavailable(
+                        f"{self.backend}: {path} cannot be listed: {os.strerror(-verdict)}"
+                    )
+                if verdict == native.HIT:
+                    yield path, [one for one in hashes if one[:2] == shard and not len(one) % 2]
+            start += len(some)
+            count = max(1, _PAGES_A_LISTING * len(some) // (sum(map(len, names)) + 1))

@@ -20,12 +20,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
-from hicache_storage.backend_support.filesystem import refuse_link
 from hicache_storage.backend_support.vectored_io import (
     DIRECT,
     DIRECT_ALIGNMENT,
@@ -79,10 +79,29 @@ class PageFiles:
         Raises:
             OSError: ELOOP when its directory is a symbolic link: no listing would find a page behind it.
         """
-        shard = page_hash[:2]
-        if shard not in self._checked_shards:
-            self._check_shard(shard)
-        return f"{self.directory}/{shard}/{page_hash}"
+        code = self.unusable([page_hash]).get(page_hash[:2])
+        if code:
+            raise OSError(code, os.strerror(code), f"{self.directory}/{page_hash[:2]}")
+        return f"{self.directory}/{page_hash[:2]}/{page_hash}"
+
+    def unusable(self, hashes: Sequence[str]) -> dict[str, int]:
+        """Return the error of each directory of these pages that is a symbolic link, or cannot be seen.
+
+        The keys are the names of the directories. A right directory is looked at once.
+        """
+        shards = sorted({page_hash[:2] for page_hash in hashes} - self._checked_shards)
+        if not shards:
+            return {}
+        paths = [self._directory, *(b"%b/%b" % (self._directory, one.encode()) for one in shards)]
+        own, *modes = native.modes_of(paths)
+        codes = {
+            shard: _error_of(own) or _error_of(mode)
+            for shard, mode in zip(shards, modes, strict=True)
+        }
+        self._checked_shards.update(
+            shard for shard, mode in zip(shards, modes, strict=True) if mode and not codes[shard]
+        )
+        return {shard: code for shard, code in codes.items() if code}
 
     def exists(self, hashes: Sequence[str], deadline: Deadline) -> list[int]:
         """Return HIT for each page of which a file of the right name and size is there."""
@@ -155,8 +174,7 @@ class PageFiles:
         call: Callable[[Sequence[str], Sequence[int]], list[int]],
     ) -> list[int]:
         """Return the verdicts of `call`, which gets the hashes of usable paths, and their indices."""
-        shards = {page_hash[:2] for page_hash in hashes} - self._checked_shards
-        broken = {shard: code for shard in shards if (code := self._shard_error(shard))}
+        broken = self.unusable(hashes)
         if not broken:
             return call(hashes, range(len(hashes)))
         verdicts = [-broken.get(page_hash[:2], 0) for page_hash in hashes]
@@ -165,13 +183,6 @@ class PageFiles:
         for index, verdict in zip(usable, found, strict=True):
             verdicts[index] = verdict
         return verdicts
-
-    def _shard_error(self, shard: str) -> int:
-        try:
-            self._check_shard(shard)
-        except OSError as error:
-            return error.errno or errno.EIO
-        return 0
 
     def create(self, path: str, page: Page, trailer: bytes, modified_ns: int) -> None:
         """Write a page to a new file."""
@@ -216,13 +227,6 @@ class PageFiles:
         """Return True if a directory of pages was there when it was last looked at."""
         return os.path.basename(path) in self._checked_shards
 
-    def _check_shard(self, shard: str) -> None:
-        """Refuse a directory that is a symbolic link. A right directory is checked once."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            refuse_link(self.directory)
-            refuse_link(f"{self.directory}/{shard}")
-            self._checked_shards.add(shard)
-
     def _write_direct(self, path: str, page: Page, trailer: bytes) -> bool:
         """Write around the page cache; return False when size, address or file system forbid it."""
         if self.nbytes < _DIRECT_LEAST_NBYTES or not is_aligned(page):
@@ -244,6 +248,11 @@ class PageFiles:
         finally:
             os.close(fd)
         return True
+
+
+def _error_of(mode: int) -> int:
+    """Return the errno that a mode of `native.modes_of` stands for, ELOOP for a link, or 0."""
+    return -mode if mode < 0 else errno.ELOOP * stat.S_ISLNK(mode)
 
 
 def takes_direct_files(path: str) -> bool:

@@ -163,10 +163,10 @@ class FileStorage(HiCacheStorage):
         self.ensure_open()
         files = self._files_of(space)
         return (
-            PageInfo(entry.name, files.nbytes)
-            for entries in self._layout.pages(space.id)
-            for entry in entries
-            if self._is_there(files, entry.name)
+            PageInfo(page_hash, files.nbytes)
+            for hashes in self._layout.pages(space.id)
+            for page_hash in hashes
+            if self._is_there(files, page_hash)
         )
 
     def clear(self, space: KeySpace) -> int:
@@ -179,10 +179,10 @@ class FileStorage(HiCacheStorage):
         files = self._files_of(space)
         removed = failed = 0
         cause: OSError | None = None
-        for entries in self._layout.pages(space.id):
-            for entry in entries:
-                whole = self._is_there(files, entry.name)
-                error = self._delete(files, entry.name, Deadline(self._settings.timeout_s))
+        for hashes in self._layout.pages(space.id):
+            for page_hash in hashes:
+                whole = self._is_there(files, page_hash)
+                error = self._delete(files, page_hash, Deadline(self._settings.timeout_s))
                 if error is not None:
                     failed, cause = failed + 1, cause or error
                 elif whole:

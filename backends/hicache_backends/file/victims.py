@@ -28,15 +28,15 @@ _MOST_TAKEN = 256
 class VictimQueue:
     """Victims in the order of their age. Thread-safe; no lock is held during I/O.
 
-    `scan` runs in a thread of its own and returns the first victims of a new list. `take_more` returns
-    the next victims, and whether a new list is needed soon. `sample` returns some victims in time while
-    there is no list.
+    `scan` runs in a thread of its own and returns the first victims of a new list. `take_more` gets
+    the number of wanted victims, and returns the next ones and whether a new list is needed soon.
+    `sample` returns some victims in time while there is no list.
     """
 
     def __init__(
         self,
         scan: Callable[[], list[Victim]],
-        take_more: Callable[[], tuple[list[Victim], bool]],
+        take_more: Callable[[int], tuple[list[Victim], bool]],
         sample: Callable[[Deadline], list[Victim]],
     ) -> None:
         self._scan, self._take_more, self._sample = scan, take_more, sample
@@ -46,11 +46,16 @@ class VictimQueue:
         self._wanted_s = 0.0
         self._begun = self._ended = 0
         self._took_s = self._empty_until_s = 0.0
+        self._page_nbytes = 0
+        """The size of the page that was handed out last."""
         self._thread: threading.Thread | None = None
 
-    def next(self, deadline: Deadline) -> Victim | None:
-        """Return the oldest page not yet handed out; None when there is none, or none in time."""
-        victim = self._poll()
+    def next(self, deadline: Deadline, count: int = 1) -> Victim | None:
+        """Return the oldest page not yet handed out; None when there is none, or none in time.
+
+        `count` is the number of pages for which the caller will ask in turn.
+        """
+        victim = self._poll(count)
         if victim is not None or time.monotonic() < self._empty_until_s:
             return victim
         number = self.request_scan()
@@ -74,11 +79,13 @@ class VictimQueue:
         The list is empty when there is no page, or none in time. It waits for the first page alone.
         """
         victims: list[Victim] = []
-        victim = self.next(deadline)
+        victim = self.next(deadline, self._count_of(nbytes))
         while victim is not None:
             victims.append(victim)
             nbytes -= victim.nbytes
-            victim = self._poll() if nbytes > 0 and len(victims) < _MOST_TAKEN else None
+            self._page_nbytes = victim.nbytes
+            is_enough = nbytes <= 0 or len(victims) == _MOST_TAKEN
+            victim = None if is_enough else self._poll(self._count_of(nbytes))
         return victims
 
     def put_back(self, victims: list[Victim]) -> None:
@@ -127,10 +134,14 @@ class VictimQueue:
         if self._thread is not None:
             self._thread.join(deadline.remaining_s())
 
-    def _poll(self) -> Victim | None:
+    def _count_of(self, nbytes: int) -> int:
+        """Return the number of pages that have `nbytes`, if they are of the size of the last one."""
+        return min(-(-nbytes // self._page_nbytes), _MOST_TAKEN) if self._page_nbytes else 1
+
+    def _poll(self, count: int = 1) -> Victim | None:
         victim = self._pop()
         if victim is None and not self._closed:
-            victims, is_low = self._take_more()
+            victims, is_low = self._take_more(count)
             self._put(victims)
             if is_low and victims:
                 self.request_scan()

@@ -21,6 +21,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from hicache_storage import native
 from hicache_storage.backend_support.filesystem import open_own, read_own, refuse_link
 from hicache_storage.backend_support.writer_lock import lock_file, unlock_file
 
@@ -40,11 +41,10 @@ _TAKEN_OFFSET = 8
 _LINE = re.compile(
     rb"(-?[0-9]{1,19}) ([0-9]{1,15}) ([0-9a-f]{32}/([0-9a-f]{2})/\4(?:[0-9a-f]{2}){15,63})\n"
 )
-_MOST_LINE_NBYTES = 256
 _LINES_A_WRITE = 1024
 # So many that the costs of the file are small, and so few that a short list serves other processes, too.
-_MOST_TAKEN = 128
-_TAKEN_SHARE = 8
+_MOST_TAKEN = 256
+_SHARE_NBYTES = 2048
 # The lock is held for microseconds. A process that was stopped while it held the lock is not waited for.
 _WAIT_S = 0.01
 _RENEWAL_S = 5.0
@@ -110,24 +110,18 @@ class VictimsFile:
         finally:
             os.close(fd)
 
-    def take(self) -> TakenVictims:
-        """Take the oldest pages that no process has taken."""
-        try:
-            fd = open_own(self._path, os.O_RDWR)
-        except OSError:
+    def take(self, count: int = 1) -> TakenVictims:
+        """Take the oldest pages that no process has taken: a share of those left, or `count` if more."""
+        verdict, header, end, lines = native.take_lines(
+            self._path, _MAGIC, _SHARE_NBYTES, count, _MOST_TAKEN, _WAIT_S
+        )
+        if verdict != native.HIT:
             return TakenVictims([], None)
-        try:
-            locked = lock_file(fd, _WAIT_S)
-            try:
-                return self._take_from(fd)
-            finally:
-                if locked:
-                    unlock_file(fd)
-        except OSError as error:
-            logger.debug("the list of old pages cannot be read: %s", error)
-            return TakenVictims([], None)
-        finally:
-            os.close(fd)
+        _, taken, begun_ns, took_ns = _HEADER.unpack(header)
+        victims, nbytes = self._parse(lines)
+        if nbytes < len(lines) or not lines:  # a damaged line ends the list
+            taken = self._end(taken, end)
+        return TakenVictims(victims, ScanInfo(taken, end, begun_ns, took_ns))
 
     def publish(
         self, oldest_first: Iterable[ScannedPage], begun_ns: int, took_ns: int, temp_path: str
@@ -148,22 +142,21 @@ class VictimsFile:
             return False
         return True
 
-    def _take_from(self, fd: int) -> TakenVictims:
-        scan = _read_info(fd)
-        if scan is None:
-            return TakenVictims([], None)
-        left_nbytes = max(0, scan.end - scan.taken)
-        count = min(_MOST_TAKEN, left_nbytes // (_MOST_LINE_NBYTES * _TAKEN_SHARE) + 1)
-        victims, nbytes = self._parse(os.pread(fd, count * _MOST_LINE_NBYTES, scan.taken), count)
-        taken = scan.taken + nbytes if victims else scan.end  # a damaged line ends the list
-        if taken != scan.taken:
-            os.pwrite(fd, taken.to_bytes(8, "little"), _TAKEN_OFFSET)
-        return TakenVictims(victims, scan._replace(taken=taken))
+    def _end(self, taken: int, end: int) -> int:
+        """Take all the rest of the list, of which `taken` bytes are taken; return that offset."""
+        if taken < end:
+            with suppress(OSError):
+                fd = open_own(self._path, os.O_WRONLY)
+                try:
+                    os.pwrite(fd, end.to_bytes(8, "little"), _TAKEN_OFFSET)
+                finally:
+                    os.close(fd)
+        return max(taken, end)
 
-    def _parse(self, data: bytes, count: int) -> tuple[list[Victim], int]:
+    def _parse(self, data: bytes) -> tuple[list[Victim], int]:
         victims: list[Victim] = []
         offset = 0
-        while len(victims) < count and (line := _LINE.match(data, offset)) is not None:
+        while (line := _LINE.match(data, offset)) is not None:
             path = f"{self._spaces}/{line[3].decode('ascii')}"
             victims.append(Victim(int(line[1]), int(line[2]), path))
             offset = line.end()

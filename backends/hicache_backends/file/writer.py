@@ -80,6 +80,8 @@ class Writer:
 
         While another thread holds the lock past the deadline, the next change takes this one along.
         """
+        if not nbytes:
+            return
         self._unwritten.append(nbytes)
         if not self._lock.acquire(timeout=max(deadline.remaining_s(), _LEAST_WAIT_S)):
             return

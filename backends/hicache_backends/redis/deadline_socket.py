@@ -17,6 +17,8 @@ from hicache_storage.errors import StorageTimeout
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from typing_extensions import Buffer
+
     from hicache_backends.redis.access import Address
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.backend_support.resolver import SocketAddress
@@ -199,11 +201,26 @@ class DeadlineSocket:
             missing -= received
         return buffers[start:]
 
-    def receive_bulks(
-        self, head: bytes, pages: Sequence[Sequence[memoryview]], *, more: bool
-    ) -> tuple[list[int], bytes]:
-        """Receive replies that carry a page each; see `native.receive_bulks`. For plain sockets only."""
-        return native.receive_bulks(self._socket.fileno(), head, pages, more, self.deadline.end_s)
+    def fetch_bulks(
+        self,
+        requests: Sequence[bytes],
+        sent: int,
+        head: bytes,
+        pages: Sequence[Sequence[memoryview]],
+        window: int,
+    ) -> tuple[list[int], int, bytes]:
+        """Send requests and receive a page each; see `native.fetch_bulks`. For plain sockets only."""
+        return native.fetch_bulks(
+            self._socket.fileno(), requests, sent, head, pages, window, self.deadline.end_s
+        )
+
+    def exchange_lines(
+        self, requests: Sequence[Sequence[Buffer]], replies: Sequence[int], window: int
+    ) -> tuple[int, bytes]:
+        """Send requests and receive lines; see `native.exchange_lines`. For plain sockets only."""
+        return native.exchange_lines(
+            self._socket.fileno(), requests, replies, window, self.deadline.end_s
+        )
 
     @property
     def is_plain(self) -> bool:

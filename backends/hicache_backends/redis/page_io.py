@@ -2,14 +2,17 @@
 
 One `sendmsg` sends a request that carries a page: its header, the page's segments and its end. One
 `recvmsg_into` receives a page into its segments, together with the end of its reply and the beginning
-of the next. No page is used before all of its reply is known to be right: `settle` is called for a page
-when its verdict is certain, in the order of the requests.
+of the next. Over a plain socket one call of the data plane does so for all pages.
+
+No page is used before all of its reply is known to be right: `settle` is called for a page when its
+verdict is certain, in the order of the requests.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_backends.redis.replies import ErrorReply, Reply, WrongReply
 from hicache_storage import native
@@ -30,6 +33,7 @@ _HEAD_NBYTES = 4
 _MISS = b"$-1\r"
 _END = b"\r\n"
 _MAX_LINE_NBYTES = 4096
+_MORE_REPLIES = "the server sent more replies than there were requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +101,18 @@ def get_pages(
     reader = _PageReader(sock)
     sent = done = 0
     while done < len(keys):
+        if sock.is_plain:
+            count, ahead = reader.read_many(
+                requests[done:], pages[done:], done, settle, sent=sent - done, window=window
+            )
+            done, sent = done + count, done + ahead
+            continue
         if sent < len(keys) and sent - done <= window // 2:
             until = min(len(keys), done + window)
             sock.send_buffers([memoryview(b"".join(requests[sent:until]))])
             sent = until
-        due = sent - done if sent == len(keys) else sent - done - window // 2
-        if sock.is_plain:
-            done += reader.read_many(pages[done : done + due], done, settle, more=done + due < sent)
-        else:
-            settle(done, reader.read(pages[done], done, settle, more=done + 1 < sent))
-            done += 1
+        settle(done, reader.read(pages[done], done, settle, more=done + 1 < sent))
+        done += 1
 
 
 class _PageReader:
@@ -119,11 +125,23 @@ class _PageReader:
         self._missing = [self._head]
         """The part of the next reply's head that has not arrived yet."""
 
-    def read_many(self, pages: Sequence[Page], start: int, settle: Settle, *, more: bool) -> int:
-        """Settle replies in one call of the data plane, up to one without a page. Return how many."""
+    def read_many(
+        self,
+        requests: Sequence[bytes],
+        pages: Sequence[Page],
+        start: int,
+        settle: Settle,
+        *,
+        sent: int,
+        window: int,
+    ) -> tuple[int, int]:
+        """Settle replies, up to one without a page, in one call of the data plane.
+
+        Return how many have settled, and how many of the requests are sent; `sent` were so before.
+        """
         arrived = bytes(self._head)[: _HEAD_NBYTES - sum(map(len, self._missing))]
-        verdicts, arrived = self._socket.receive_bulks(
-            arrived, [page.segments for page in pages], more=more
+        verdicts, sent, arrived = self._socket.fetch_bulks(
+            requests, sent, arrived, [page.segments for page in pages], window
         )
         last = verdicts[-1]
         plain = verdicts if last in (native.HIT, native.MISS) else verdicts[:-1]
@@ -138,9 +156,9 @@ class _PageReader:
         self._head[: len(arrived)] = arrived
         self._missing = [self._head[len(arrived) :]] if len(arrived) < _HEAD_NBYTES else []
         if last == native.NO_BULK:
-            follows = more or len(verdicts) < len(pages)
+            follows = sent > len(verdicts)
             settle(position, self.read(pages[position - start], position, settle, more=follows))
-        return len(verdicts)
+        return len(verdicts), sent
 
     def read(self, page: Page, position: int, settle: Settle, *, more: bool) -> Reply:
         """Read the next reply. `more`: another reply will follow, and its head may be read along."""
@@ -205,6 +223,9 @@ def set_pages(
         WrongReply: A reply has another kind.
         OSError: The connection failed. Requests that have not settled may or may not be carried out.
     """
+    if sock.is_plain:
+        _set_in_one_call(sock, requests, pages, window, settle)
+        return
     lines = _LineReader(sock)
     sent = 0
     for position, request in enumerate(requests):
@@ -214,6 +235,37 @@ def set_pages(
             sent = until
         settle(position, [_parse_reply(lines.read()) for _ in range(request.reply_count)])
     lines.check_done()
+
+
+def _set_in_one_call(
+    sock: DeadlineSocket,
+    requests: Sequence[PageRequest],
+    pages: Sequence[Page],
+    window: int,
+    settle: Settle,
+) -> None:
+    """Store each page in one call of the data plane, as `set_pages` does."""
+    pieces: list[list[Any]] = []
+    for request, page in zip(requests, pages, strict=True):
+        before, after = request.framing()
+        pieces.append([before, *page.segments, after])
+    verdict, received = sock.exchange_lines(
+        pieces, [request.reply_count for request in requests], window
+    )
+    *lines, unfinished = received.split(_END)
+    replies = iter(lines)
+    for position, request in enumerate(requests):
+        some = list(itertools.islice(replies, request.reply_count))
+        if len(some) < request.reply_count:
+            break
+        settle(position, [_parse_reply(line) for line in some])
+    else:
+        if unfinished or next(replies, None) is not None:
+            raise WrongReply(_MORE_REPLIES)
+        return
+    if verdict < 0:
+        raise sock.error_of(-verdict)
+    raise WrongReply("a reply has another form")
 
 
 def _buffers(requests: Sequence[PageRequest], pages: Sequence[Page]) -> list[memoryview]:
@@ -261,4 +313,4 @@ class _LineReader:
 
     def check_done(self) -> None:
         if self._lines or self._unfinished:
-            raise WrongReply("the server sent more replies than there were requests")
+            raise WrongReply(_MORE_REPLIES)

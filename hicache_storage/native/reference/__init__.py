@@ -1,8 +1,12 @@
 """The data plane in Python: the functions of the compiled module, with the same verdicts."""
 
+from hicache_storage.native.reference.directories import (
+    list_directories,
+    modes_of,
+    stat_files,
+)
 from hicache_storage.native.reference.exchanges import run_exchanges
 from hicache_storage.native.reference.files import (
-    change_totals,
     check_files,
     claim_files,
     exists_files,
@@ -15,6 +19,7 @@ from hicache_storage.native.reference.frames import (
     page_trailers,
     write_frames,
 )
+from hicache_storage.native.reference.locked_files import change_totals, take_lines
 from hicache_storage.native.reference.pieces import (
     HIT,
     IOV_MAX,
@@ -29,7 +34,12 @@ from hicache_storage.native.reference.pieces import (
     move_all,
 )
 from hicache_storage.native.reference.slots import check_slots, read_slots, write_slots
-from hicache_storage.native.reference.sockets import receive_bulks, receive_pieces, send_pieces
+from hicache_storage.native.reference.sockets import (
+    exchange_lines,
+    fetch_bulks,
+    receive_pieces,
+    send_pieces,
+)
 
 __all__ = [
     "HIT",
@@ -47,16 +57,21 @@ __all__ = [
     "claim_files",
     "copy_pages",
     "digests",
+    "exchange_lines",
     "exists_files",
+    "fetch_bulks",
+    "list_directories",
+    "modes_of",
     "move_all",
     "page_files",
     "page_trailers",
     "read_files",
     "read_slots",
-    "receive_bulks",
     "receive_pieces",
     "run_exchanges",
     "send_pieces",
+    "stat_files",
+    "take_lines",
     "write_files",
     "write_frames",
     "write_slots",

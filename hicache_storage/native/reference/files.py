@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import struct
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +13,6 @@ import xxhash
 from hicache_storage.native.reference.pieces import (
     HIT,
     KEPT,
-    LATE,
     MISS,
     UNSYNCED,
     WRONG,
@@ -37,9 +33,6 @@ NAME_NBYTES = 40
 """The part of a trailer that names its page. The next byte is 1 where the page was synced first."""
 
 _SEALED_NBYTES = 56
-_TOTALS = struct.Struct("<QQ")
-_MOST_TOTAL = 1 << 62
-_LOCK_RETRY_S = 50e-6
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _REWRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -202,26 +195,6 @@ def claim_files(
     return verdicts
 
 
-def change_totals(fd: int, added: int, removed: int, wait_s: float) -> tuple[int, int, int]:
-    """Add to the two counters of a ledger under its lock.
-
-    Args:
-        fd: The ledger: the bytes ever added and the bytes ever removed, in little-endian words.
-        added: The bytes to add.
-        removed: The bytes to remove. No more are removed than were ever added.
-        wait_s: The limit of the wait for the lock.
-
-    Returns:
-        HIT and both counters. The verdict is MISS where the file has lost its name, WRONG where it has
-        no counters, LATE where another process has the lock, or a negated errno. The counters mean
-        nothing then.
-    """
-    try:
-        return _change_totals(fd, added, removed, wait_s)
-    except OSError as error:
-        return -(error.errno or 0), 0, 0
-
-
 # --- one file ------------------------------------------------------------------------------------
 
 
@@ -321,35 +294,6 @@ def _claim(path: bytes, target: bytes, modified_ns: int, nbytes: int, *, keep: b
     with suppress(OSError):
         os.unlink(target)
     return HIT
-
-
-def _change_totals(fd: int, added: int, removed: int, wait_s: float) -> tuple[int, int, int]:
-    try:
-        if not os.fstat(fd).st_nlink:
-            return MISS, 0, 0
-    except OSError:
-        return MISS, 0, 0
-    until_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > until_s:
-                return LATE, 0, 0
-            time.sleep(_LOCK_RETRY_S)
-    try:
-        record = os.pread(fd, _TOTALS.size + 1, 0)
-        before = _TOTALS.unpack(record) if len(record) == _TOTALS.size else (0, 0)
-        if not (0 < before[0] <= _MOST_TOTAL and before[1] <= before[0]):
-            return WRONG, 0, 0
-        total = before[0] + added
-        after = total, min(before[1] + removed, total)
-        if added or removed:
-            os.pwrite(fd, _TOTALS.pack(*after), 0)
-        return HIT, *after
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _touch(fd: int, touched_ns: int, interval_ns: int) -> None:

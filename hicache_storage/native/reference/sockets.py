@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hicache_storage.native.reference.pieces import Pieces
 
 _HEAD_NBYTES = 4
+_LINE_MOST = 4096
+_STEP_NBYTES = 1 << 14
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _T = TypeVar("_T")
 
@@ -64,41 +66,118 @@ def receive_pieces(fd: int, pieces: Pieces, least: int, deadline_s: float) -> in
         return -(error.errno or 0)
 
 
-def receive_bulks(
+def fetch_bulks(
     fd: int,
+    requests: Sequence[bytes],
+    sent: int,
     head: bytes,
     pages: Sequence[Pieces],
-    more: bool,
+    window: int,
     deadline_s: float,
-) -> tuple[list[int], bytes]:
-    """Receive one RESP bulk string a page into the pages, up to the first reply that is none.
+) -> tuple[list[int], int, bytes]:
+    """Send requests, and receive one RESP bulk string a page, up to the first reply that is none.
 
     Args:
         fd: A connected socket.
+        requests: The request for each page.
+        sent: The number of requests that are sent already.
         head: The bytes of the first reply that have arrived: 4 at most.
         pages: The memory of each page. The bulk string of a page has as many bytes as its pieces.
-        more: True where another reply follows the last page's.
+        window: The number of requests that are on their way at once. More are sent when half of them
+            are answered.
         deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
 
     Returns:
-        The verdicts, and the bytes of the next reply that have arrived. A verdict is HIT, or MISS for a
-        null. The last one may be WRONG (another length, or a damaged end), NO_BULK (another kind of
-        reply, whose head is returned), or a negated errno.
+        The verdicts, the number of requests that are sent now, and the bytes of the next reply that
+        have arrived. A verdict is HIT, or MISS for a null. The last one may be WRONG (another length,
+        or a damaged end), NO_BULK (another kind of reply, whose head is returned), or a negated errno.
     """
-    if len(head) > _HEAD_NBYTES:
-        raise ValueError("a head has at most 4 bytes")
+    fits = len(head) <= _HEAD_NBYTES and 0 <= sent <= len(pages) and window > 0
+    if not fits or len(requests) != len(pages) or (head and not sent):
+        raise ValueError("requests, pages and window do not fit together")
     verdicts: list[int] = []
     with borrowed(fd) as connection:
         for index, page in enumerate(pages):
-            follows = more or index + 1 < len(pages)
-            try:
-                verdict, head = _receive_bulk(connection, head, page, follows, deadline_s)
-            except OSError as error:
-                verdict, head = -(error.errno or 0), b""
+            end = _window_end(index, sent, len(pages), window)
+            verdict = send_pieces(fd, requests[sent:end], deadline_s)
+            sent = end
+            if verdict >= 0:
+                follows = index + 1 < sent
+                try:
+                    verdict, head = _receive_bulk(connection, head, page, follows, deadline_s)
+                except OSError as error:
+                    verdict, head = -(error.errno or 0), b""
             verdicts.append(verdict)
             if verdict not in (HIT, MISS):
                 break
-    return verdicts, head
+    return verdicts, sent, head
+
+
+def exchange_lines(
+    fd: int, requests: Sequence[Pieces], replies: Sequence[int], window: int, deadline_s: float
+) -> tuple[int, bytes]:
+    """Send requests, and receive as many lines as their replies have.
+
+    Args:
+        fd: A connected socket.
+        requests: The pieces of each request.
+        replies: The number of lines of the reply to each request, from 1 to 4096.
+        window: The number of requests that are on their way at once, as in `fetch_bulks`.
+        deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
+
+    Returns:
+        The verdict, and all bytes that have come. The verdict is HIT; WRONG after a line that is longer
+        than 4096 bytes or is no RESP reply of one line; or a negated errno.
+    """
+    count = len(requests)
+    if len(replies) != count:
+        raise ValueError("the sequences of a batch do not fit together")
+    if window < 1 or not all(0 < lines <= _LINE_MOST for lines in replies):
+        raise ValueError("requests, replies and window do not fit together")
+    received = bytearray()
+    done = sent = come = start = 0
+    while done < count:
+        end = _window_end(done, sent, count, window)
+        pieces = [piece for request in requests[sent:end] for piece in request]
+        failed = send_pieces(fd, pieces, deadline_s)
+        sent = end
+        if failed:
+            return failed, bytes(received)
+        if come < replies[done]:
+            step = bytearray(_STEP_NBYTES)
+            got = receive_pieces(fd, [step], 1, deadline_s)
+            if got < 0:
+                return got, bytes(received)
+            received += step[:got]
+        lines, start = _count_lines(received, start)
+        if lines < 0:
+            return WRONG, bytes(received)
+        come += lines
+        while done < sent and come >= replies[done]:
+            come -= replies[done]
+            done += 1
+    return HIT, bytes(received)
+
+
+def _count_lines(received: bytearray, start: int) -> tuple[int, int]:
+    """Return the number of whole lines, and their end; -1 where the next one is no reply or too long."""
+    lines = 0
+    while start < len(received):
+        newline = received.find(b"\n", start)
+        end = newline if newline >= 0 else len(received)
+        if received[start] not in b"+-:$" or end - start > _LINE_MOST:
+            return -1, start
+        if newline < 0:
+            break
+        start = newline + 1
+        lines += 1
+    return lines, start
+
+
+def _window_end(done: int, sent: int, count: int, window: int) -> int:
+    """Return up to which request to send: more are sent when half of the window is answered."""
+    is_full = sent == count or sent - done > window // 2
+    return sent if is_full else max(sent, min(count, done + window))
 
 
 # --- one connection ------------------------------------------------------------------------------

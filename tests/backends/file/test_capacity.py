@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from data_planes import compiled
 from file_roots import (
     FILE_NBYTES,
     HASHES,
@@ -22,7 +23,8 @@ from file_roots import (
 )
 from hicache_backends.file import FileStorage, capacity_scan
 from hicache_backends.file.layout import Layout
-from pages import page, space
+from lock_waits import lock_waits
+from pages import hash_of, page, space
 
 from hicache_storage import UnsupportedOperation
 
@@ -213,6 +215,31 @@ class TestEviction:
             # A page renamed while the directories are read may be counted under both of its names.
             assert max(worst) <= 2 * 20 * FILE_NBYTES
             assert all(is_right(storage, n) for n in there(storage))
+
+
+@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+class TestCost:
+    """A call of the system gives up the interpreter lock. Beside a busy thread it returns 5 ms later."""
+
+    def test_a_batch_that_evicts_as_many_pages_is_a_few_calls(self, root: Path) -> None:
+        with opened(root, 1000) as storage:
+            hashes = [hash_of(number) for number in range(1400)]
+            for start in range(0, 1200, 100):
+                storage.batch_set(SPACE, hashes[start : start + 100], [page()] * 100)
+            await_first_scan(storage)
+            waits = lock_waits(lambda: storage.batch_set(SPACE, hashes[1200:], [page()] * 200))
+
+            assert waits.total() <= 14, waits
+            assert all(storage.batch_exists(SPACE, hashes[1200:]))
+
+    def test_a_scan_of_few_pages_is_a_few_calls(self, root: Path) -> None:
+        with opened(root, 1000) as storage:
+            hashes = [hash_of(number) for number in range(500)]
+            storage.batch_set(SPACE, hashes, [page()] * 500)
+            await_first_scan(storage)
+            waits = lock_waits(storage._process.get().capacity._scanner._scan_and_publish)
+
+            assert waits.total() <= 40, waits
 
 
 class TestLimit:

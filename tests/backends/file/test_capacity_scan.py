@@ -20,7 +20,7 @@ from pages import hash_of, page, space
 from servers import wait_until
 
 from hicache_storage import native
-from hicache_storage.native.reference import files
+from hicache_storage.native.reference import directories, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,13 +113,20 @@ def test_the_oldest_pages_go_first_whichever_rank_evicts(tmp_path: Path) -> None
         assert sum(n < 20 for n in kept) <= 4
 
 
+def one_directory(layout: Layout, _: str) -> Iterator[str]:
+    """Return all pages as those of one directory."""
+    directory = layout.space_dir(SPACE.id)
+    for hashes in layout.pages(SPACE.id):
+        yield from (f"{directory}/{page_hash[:2]}/{page_hash}" for page_hash in hashes)
+
+
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """No scan sees a page before the gate is open."""
     opening = threading.Event()
     listed = Layout.all_pages
 
-    def waiting(layout: Layout) -> Iterator[os.DirEntry[str]]:
+    def waiting(layout: Layout) -> Iterator[str]:
         assert opening.wait(LIMIT_S)
         yield from listed(layout)
 
@@ -143,37 +150,27 @@ def test_a_full_store_takes_writes_while_its_first_scan_runs(
         gate.set()
 
 
-class SlowlyLookedAt:
-    """An entry of a directory on a slow file system."""
-
-    looks = 0
-
-    def __init__(self, entry: os.DirEntry[str]) -> None:
-        self._entry = entry
-        self.path = entry.path
-
-    def stat(self, *, follow_symlinks: bool) -> os.stat_result:
-        SlowlyLookedAt.looks += 1
-        time.sleep(0.02)
-        return self._entry.stat(follow_symlinks=follow_symlinks)
-
-
+@pytest.mark.usefixtures("python_data_plane")
 def test_a_sample_of_a_slow_file_system_is_part_of_the_sets_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    """A check of all 400 pages of the directory would take 8 s."""
+    """A look at all 400 pages of the directory would take 8 s."""
     with opened(tmp_path, None) as filling:
         put(filling, range(400))
+    looks = 0
+    look = directories._stat
 
-    def one_directory(layout: Layout, _: str) -> Iterator[SlowlyLookedAt]:
-        for entries in layout.pages(SPACE.id):
-            yield from map(SlowlyLookedAt, entries)
+    def looked_at_slowly(path: bytes) -> tuple[int, int, int]:
+        nonlocal looks
+        looks += 1
+        time.sleep(0.02)
+        return look(path)
 
+    monkeypatch.setattr(directories, "_stat", looked_at_slowly)
     monkeypatch.setattr(Layout, "pages_in", one_directory)
-    monkeypatch.setattr(SlowlyLookedAt, "looks", 0)
     with opened(tmp_path, 400, timeout_s=4) as storage:
         assert [True] == put(storage, range(1000, 1001))
-        assert 1 <= SlowlyLookedAt.looks <= 200
+        assert 1 <= looks <= 200
         gate.set()
 
 
@@ -190,10 +187,6 @@ def test_a_sample_of_a_large_store_looks_at_a_part_of_a_directory(
         for one in seen(self, *args):
             looked_at += 1
             yield one
-
-    def one_directory(layout: Layout, _: str) -> Iterator[os.DirEntry[str]]:
-        for entries in layout.pages(SPACE.id):
-            yield from entries
 
     monkeypatch.setattr(capacity_scan, "_MOST_SAMPLE", 80)
     monkeypatch.setattr(capacity_scan.CapacityScanner, "_stat_pages", seeing)

@@ -13,7 +13,7 @@ from hicache_storage.backend_support.deadline import Deadline
 LIMIT_S = 60.0
 
 
-def nothing_more() -> tuple[list[Victim], bool]:
+def nothing_more(_: int) -> tuple[list[Victim], bool]:
     """Return the list of a store without a list."""
     return [], False
 
@@ -60,7 +60,7 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_request(
 ) -> None:
     """A container may reach its limit of threads for a while."""
     victim = Victim(1, 2, "path")
-    victims = VictimQueue(lambda: [victim], lambda: ([], False), lambda _: [])
+    victims = VictimQueue(lambda: [victim], lambda _: ([], False), lambda _: [])
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -71,7 +71,7 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_request(
             victims.next(Deadline(1))
         victims.close(Deadline(1))
 
-    victims = VictimQueue(lambda: [victim], lambda: ([], False), lambda _: [])
+    victims = VictimQueue(lambda: [victim], lambda _: ([], False), lambda _: [])
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):
@@ -83,7 +83,7 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_request(
 
 def test_victims_are_taken_up_to_a_sum_of_bytes_and_put_back_in_order() -> None:
     found = [Victim(number, 10, str(number)) for number in range(6)]
-    victims = VictimQueue(lambda: list(found), lambda: ([], False), lambda _: [])
+    victims = VictimQueue(lambda: list(found), lambda _: ([], False), lambda _: [])
 
     assert found[:3] == victims.take(25, Deadline(LIMIT_S))
     victims.put_back(found[1:3])

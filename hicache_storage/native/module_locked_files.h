@@ -1,0 +1,11 @@
+/* The functions of the module about small files that processes change under a lock. */
+#ifndef HICACHE_MODULE_LOCKED_FILES_H
+#define HICACHE_MODULE_LOCKED_FILES_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+PyObject *change_totals(PyObject *module, PyObject *arguments);
+PyObject *take_lines(PyObject *module, PyObject *arguments);
+
+#endif

@@ -1,0 +1,131 @@
+#include "module_sockets.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "batch.h"
+#include "files.h"
+#include "sockets.h"
+
+PyObject *send_pieces(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int fd;
+    PyObject *pieces;
+    double deadline_s;
+    if (!PyArg_ParseTuple(arguments, "iOd", &fd, &pieces, &deadline_s))
+        return NULL;
+    batch all;
+    if (pieces_hold(&all, pieces, 0))
+        return NULL;
+    int64_t result;
+    Py_BEGIN_ALLOW_THREADS
+    result = socket_send(fd, all.iov, all.views, deadline_s);
+    Py_END_ALLOW_THREADS
+    batch_release(&all);
+    return PyLong_FromLongLong(result);
+}
+
+PyObject *receive_pieces(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int fd;
+    PyObject *pieces;
+    Py_ssize_t least;
+    double deadline_s;
+    if (!PyArg_ParseTuple(arguments, "iOnd", &fd, &pieces, &least, &deadline_s))
+        return NULL;
+    batch all;
+    if (pieces_hold(&all, pieces, 1))
+        return NULL;
+    int64_t result;
+    Py_BEGIN_ALLOW_THREADS
+    result = socket_receive(fd, all.iov, all.views, least < 0 ? 0 : (size_t)least, deadline_s);
+    Py_END_ALLOW_THREADS
+    batch_release(&all);
+    return PyLong_FromLongLong(result);
+}
+
+/* Receive the replies to requests into pages. Return a tuple for Python, or NULL with an exception. */
+static PyObject *bulks_of(bulk_exchange *all) {
+    size_t done;
+    Py_BEGIN_ALLOW_THREADS
+    done = bulks_fetch(all);
+    Py_END_ALLOW_THREADS
+    PyObject *list = list_of(all->verdicts, done);
+    if (!list)
+        return NULL;
+    return Py_BuildValue("(Nny#)", list, (Py_ssize_t)all->sent, (const char *)all->reader.head,
+                         (Py_ssize_t)all->reader.head_nbytes);
+}
+
+PyObject *fetch_bulks(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int fd;
+    const char *begun;
+    Py_ssize_t sent, begun_nbytes, window;
+    PyObject *requests, *pages, *result = NULL;
+    double deadline_s;
+    if (!PyArg_ParseTuple(arguments, "iOny#Ond", &fd, &requests, &sent, &begun, &begun_nbytes, &pages, &window,
+                          &deadline_s))
+        return NULL;
+    batch targets, sources;
+    if (batch_hold(&targets, pages, 1))
+        return NULL;
+    if (pieces_hold(&sources, requests, 0)) {
+        batch_release(&targets);
+        return NULL;
+    }
+    uint8_t head[HEAD_NBYTES];
+    int64_t *verdicts = calloc(targets.pages + 1, sizeof *verdicts);
+    if (begun_nbytes > HEAD_NBYTES || window < 1 || sent < 0 || sources.views != targets.pages ||
+        (size_t)sent > targets.pages || (begun_nbytes && !sent)) {
+        PyErr_SetString(PyExc_ValueError, "requests, pages and window do not fit together");
+    } else if (!verdicts) {
+        PyErr_NoMemory();
+    } else {
+        memcpy(head, begun, (size_t)begun_nbytes);
+        bulk_exchange all = {{fd, head, (size_t)begun_nbytes, deadline_s},
+                             sources.iov,
+                             targets.iov,
+                             targets.first,
+                             targets.pages,
+                             (size_t)window,
+                             (size_t)sent,
+                             verdicts};
+        result = bulks_of(&all);
+    }
+    free(verdicts);
+    batch_release(&sources);
+    batch_release(&targets);
+    return result;
+}
+
+PyObject *exchange_lines(PyObject *module, PyObject *arguments) {
+    (void)module;
+    int fd;
+    Py_ssize_t window;
+    PyObject *requests, *replies, *result = NULL;
+    double deadline_s;
+    if (!PyArg_ParseTuple(arguments, "iOOnd", &fd, &requests, &replies, &window, &deadline_s))
+        return NULL;
+    batch pieces;
+    if (batch_hold(&pieces, requests, 0))
+        return NULL;
+    int64_t *lines = integers_of(replies, pieces.pages);
+    int fits = lines && window >= 1;
+    for (size_t i = 0; fits && i < pieces.pages; i++)
+        fits = lines[i] >= 1 && lines[i] <= LINE_MOST;
+    if (fits) {
+        line_exchange all = {fd, pieces.iov, pieces.first, lines, pieces.pages, (size_t)window, deadline_s, NULL, 0};
+        int64_t verdict;
+        Py_BEGIN_ALLOW_THREADS
+        verdict = lines_exchange(&all);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue("(Ly#)", (long long)verdict, all.received ? all.received : "", (Py_ssize_t)all.nbytes);
+        free(all.received);
+    } else if (lines) {
+        PyErr_SetString(PyExc_ValueError, "requests, replies and window do not fit together");
+    }
+    free(lines);
+    batch_release(&pieces);
+    return result;
+}

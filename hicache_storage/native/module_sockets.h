@@ -1,0 +1,13 @@
+/* The functions of the module that move bytes over one connected socket. */
+#ifndef HICACHE_MODULE_SOCKETS_H
+#define HICACHE_MODULE_SOCKETS_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+PyObject *exchange_lines(PyObject *module, PyObject *arguments);
+PyObject *fetch_bulks(PyObject *module, PyObject *arguments);
+PyObject *receive_pieces(PyObject *module, PyObject *arguments);
+PyObject *send_pieces(PyObject *module, PyObject *arguments);
+
+#endif

@@ -1,0 +1,35 @@
+"""The calls after which a thread waits for the interpreter lock."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MODULES = frozenset({"posix", "fcntl", "hicache_storage.native._native"})
+_KEEP_THE_LOCK = frozenset(
+    {"fspath", "getpid", "page_files", "page_trailers", "write_frames", "check_frames"}
+)
+
+
+def lock_waits(work: Callable[[], object]) -> Counter[str]:
+    """Return how often `work` calls the functions of C that give up the interpreter lock, by name.
+
+    Only calls of this thread count, and only system calls on files and calls of the data plane.
+    """
+    calls: Counter[str] = Counter()
+
+    def count(_: object, event: str, function: Any) -> None:
+        if event == "c_call" and function.__module__ in _MODULES:
+            calls[function.__name__] += function.__name__ not in _KEEP_THE_LOCK
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return +calls
