@@ -38,6 +38,11 @@ class DaemonExecutor:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of tasks that no thread has begun."""
+        return len(self._tasks)
+
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Run `task` on one of the threads. Cancelling its future before it begins frees the task.
 

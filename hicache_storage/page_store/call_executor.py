@@ -55,6 +55,11 @@ class CallExecutor:
         self._lock = threading.Lock()
         self._running: set[_RunningCall] = set()
 
+    @property
+    def idle_threads(self) -> int:
+        """The threads without a call, and 1 where there are none."""
+        return max(1, self.threads - len(self._running) - self._executor.waiting_count)
+
     def admit(self) -> Permit | None:
         """Return a permit for one call of the page store. Return None where the breaker refuses it."""
         for call in self._overdue():

@@ -58,6 +58,9 @@ _MIN_THREAD_S = 0.006
 # A thread moves and hashes this many bytes outside of the interpreter's lock, however fast the
 # store is.
 _MIN_THREAD_NBYTES = 8 << 20
+# Behind other calls, a transfer that takes no longer is one call: several would only wait in turn, and
+# each of them for the interpreter's lock.
+_LONG_CALL_S = 0.05
 # The first estimate of a transfer: a plain copy at 1 GB/s.
 _FIRST_ESTIMATE_S_PER_BYTE = 1e-9
 # The first estimate of an exists query: a look into a table, or the status of a file.
@@ -254,7 +257,7 @@ class CallScheduler:
 
         pieces = piece_count(
             len(transfer.hashes),
-            threads=operation.executor.threads,
+            threads=self._useful_threads(operation, framed, len(transfer.hashes)),
             least=operation.latency.min_transfer_pages(framed),
             most=self.max_pages(_MAX_CALL_NBYTES // framed.stored_nbytes),
         )
@@ -262,6 +265,12 @@ class CallScheduler:
             (part.stop - part.start, operation.executor.submit(partial(call, part), permit))
             for part in even_cuts(len(transfer.hashes), pieces)
         ]
+
+    def _useful_threads(self, operation: _Operation, framed: KeySpace, pages: int) -> int:
+        """Return over how many threads to split a transfer: the idle ones, or more of a slow store."""
+        executor = operation.executor
+        expected_s = operation.latency.s_per_page(framed) * pages
+        return min(executor.threads, max(executor.idle_threads, round(expected_s / _LONG_CALL_S)))
 
     def _delete_batches(self, pages: int) -> Iterator[slice]:
         step = self.max_pages(pages)

@@ -23,6 +23,7 @@ from framed import (
 )
 from pages import hash_of, space
 from processes import exit_code
+from servers import wait_until
 from stores import Gate, HookedStorage, failing
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -473,6 +474,44 @@ class TestSplitting:
 
         assert [[Verdict.OK] * 24] == store.save([Transfer(large, hashes, pages)]).verdicts
         assert [("batch_set", 6)] * 4 == storage.batches
+
+    def test_beside_other_calls_a_short_transfer_is_one_call(
+        self, open_store: Callable[..., PageStore]
+    ) -> None:
+        """Several calls would wait for the same threads in turn, and for the interpreter lock."""
+        large = space(page_nbytes=1 << 20)
+        storage = HookedStorage(Capabilities(parallelism=4))
+        inside, gate = threading.Semaphore(0), threading.Event()
+
+        def held(answer: Callable[[], Any]) -> Any:
+            inside.release()
+            gate.wait(20)
+            return answer()
+
+        storage.hooks["batch_set"] = held
+        store = open_store(storage)
+        store.open_space(large)
+        pages = [
+            FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
+            for _ in range(24)
+        ]
+        first, second = (
+            Transfer(large, [hash_of(n) for n in some], pages)
+            for some in (range(24), range(24, 48))
+        )
+        saving = threading.Thread(target=store.save, args=([first],))
+        saving.start()
+        for _ in range(4):
+            assert inside.acquire(timeout=20)
+        others = threading.Thread(target=store.save, args=([second],))
+        others.start()
+        writes = store._scheduler.get().writes
+        wait_until(lambda: writes._executor.waiting_count > 0)
+        gate.set()
+        saving.join(20)
+        others.join(20)
+
+        assert [("batch_set", 6)] * 4 + [("batch_set", 24)] == storage.batches
 
     def test_a_thread_that_is_done_takes_what_is_left(
         self, open_store: Callable[..., PageStore]
