@@ -126,8 +126,8 @@ test-sanitized: $(VENV)/.all .servers/.done ## the data plane under ASan and UBS
 FUZZ_INPUTS ?= 10000000
 FUZZ_SEED ?= 0
 
-fuzz: $(VENV)/.all ## FUZZ_INPUTS damaged replies, and as many page files, to the data plane under ASan and UBSan
-	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q --timeout 0 --durations 2 \
+fuzz: $(VENV)/.all ## FUZZ_INPUTS damaged inputs to each parser of the data plane under ASan and UBSan
+	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q --timeout 0 --durations 5 \
 	  tests/native/test_fuzz.py -k misjudged
 
 wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there

@@ -1,4 +1,4 @@
-"""Damaged replies and page files under the sanitizers: no verdict is wrong, no byte is out of place.
+"""Damaged replies and files under the sanitizers: no verdict is wrong, no byte is out of place.
 
 `make fuzz` gives the harnesses of `fuzz/` ten million inputs each. `FUZZ_INPUTS` sets another number,
 `FUZZ_SEED` the first seed.
@@ -20,7 +20,7 @@ FUZZ = Path(__file__).parent / "fuzz"
 NATIVE = Path(native.__file__).parent
 INPUTS = os.environ.get("FUZZ_INPUTS", "200000")
 SEED = os.environ.get("FUZZ_SEED", "0")
-HARNESSES = ("bulk_replies", "page_files")
+HARNESSES = ("bulk_replies", "http_replies", "old_page_lists", "page_files", "reply_lines")
 COMPILER = os.environ.get("CC", "cc")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -110,6 +110,41 @@ def test_no_input_is_misjudged(harness: str, tmp_path: Path) -> None:
             "uint8_t trailer[TRAILER_NBYTES + 1]",
             "uint8_t trailer[TRAILER_NBYTES]",
             id="a longer file is read past an array",
+        ),
+        pytest.param(
+            "http_replies",
+            "exchanges.c",
+            "if (found->length >= 0 || value_nbytes > MAX_DIGITS)",
+            "if (value_nbytes > MAX_DIGITS)",
+            id="the last of two lengths is taken",
+        ),
+        pytest.param(
+            "http_replies",
+            "exchanges.c",
+            "return !found->is_encoded++;",
+            "return 1;",
+            id="a chunked reply is taken for a page",
+        ),
+        pytest.param(
+            "reply_lines",
+            "sockets.c",
+            "if (all->nbytes + STEP_NBYTES <= *capacity)",
+            "if (*capacity)",
+            id="long lines are received past an array",
+        ),
+        pytest.param(
+            "reply_lines",
+            "sockets.c",
+            "come >= all->replies[done]",
+            "come >= 1",
+            id="a reply of several lines is taken for whole after one",
+        ),
+        pytest.param(
+            "old_page_lists",
+            "locked_files.c",
+            "left < LINE_MOST_NBYTES ? left : LINE_MOST_NBYTES",
+            "LINE_MOST_NBYTES",
+            id="a line is looked for behind the list",
         ),
     ],
 )
