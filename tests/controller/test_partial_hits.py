@@ -219,7 +219,7 @@ class TestTakeTarget:
         self, storage: HookedStorage
     ) -> None:
         gate = Gate()
-        with self.taking(storage, timeout_s=0.2) as engine:
+        with self.taking(storage, timeout_s=1.0) as engine:
             delete_pages(storage, "draft", PROMPT[:1])
             hook_reads(storage, "draft", gate)
             with engine.prefetch("r", PROMPT[:4]).result() as lease:

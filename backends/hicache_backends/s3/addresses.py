@@ -65,7 +65,7 @@ class Addresses:
                 f"s3: the host {self._host} is not known: check endpoint_url and region"
                 f" ({_reason(lookup.exception())})"
             ) from None
-        return True
+        return bool(self._known)  # an earlier lookup may have ended just now
 
     def next(self) -> Address:
         """Return the address for one more connection.

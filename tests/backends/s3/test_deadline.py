@@ -19,6 +19,7 @@ from s3_kit import name_of
 from s3_script import SILENCE, SLOW_S, Answer, ScriptedS3, listing, reply, size
 from servers import wait_until
 
+from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout
 
 if TYPE_CHECKING:
@@ -193,6 +194,12 @@ class TestNames:
             store.close()
             thread.join(LIMIT_S)
         assert len(raised) == 1
+
+    def test_a_lookup_that_ended_without_an_address_is_not_one(self) -> None:
+        addresses = Addresses("localhost", 80)
+        addresses._lookup = SingleFlight("lookup", lambda: None)
+
+        assert not addresses.wait_until_known(LIMIT_S)
 
     def test_a_lookup_that_fails_keeps_the_old_address(
         self, monkeypatch: pytest.MonkeyPatch
