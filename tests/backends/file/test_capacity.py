@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from data_planes import compiled
 from file_roots import (
     FILE_NBYTES,
     HASHES,
@@ -26,7 +25,7 @@ from hicache_backends.file.layout import Layout
 from lock_waits import lock_waits
 from pages import hash_of, page, space
 
-from hicache_storage import UnsupportedOperation
+from hicache_storage import UnsupportedOperation, native
 
 
 def await_first_scan(storage: FileStorage) -> None:
@@ -217,7 +216,7 @@ class TestEviction:
             assert all(is_right(storage, n) for n in there(storage))
 
 
-@pytest.mark.skipif(compiled is None, reason="there is no compiled data plane here")
+@pytest.mark.skipif(native.implementation != "compiled", reason="the reference makes a call a page")
 class TestCost:
     """A call of the system gives up the interpreter lock. Beside a busy thread it returns 5 ms later."""
 
