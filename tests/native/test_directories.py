@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from data_planes import BOTH, NEEDS_COMPILED, compiled
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.native import HIT, LATE, MISS, reference
@@ -28,7 +28,7 @@ file_names = st.one_of(
 
 
 @NEEDS_COMPILED
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None)
 @given(names=st.sets(file_names, max_size=8), kinds=st.lists(st.sampled_from("fdl"), min_size=8))
 def test_lists_of_both_are_equal(
     tmp_path_factory: pytest.TempPathFactory, names: set[str], kinds: list[str]

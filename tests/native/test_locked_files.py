@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from data_planes import BOTH, NEEDS_COMPILED, compiled
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_storage.native import HIT, LATE, MISS, WRONG, reference
@@ -26,6 +26,7 @@ def list_of(lines: bytes, taken: int = 0, magic: bytes = MAGIC) -> bytes:
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(
     record=st.one_of(
         st.binary(max_size=20),
@@ -64,6 +65,7 @@ def test_totals_whose_lock_is_held_are_late_and_as_they_were(module: Any, tmp_pa
 
 
 @NEEDS_COMPILED
+@settings(deadline=None)
 @given(
     lines=st.lists(
         st.one_of(st.binary(max_size=40), st.integers(250, 262).map(bytes)), max_size=12
