@@ -430,6 +430,13 @@ class TestMatch:
             open_store().match(HASHES, [])
 
 
+def large_pages() -> list[FramedPage]:
+    """Return 24 empty pages of 1 MiB."""
+    return [
+        FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20))) for _ in range(24)
+    ]
+
+
 class TestSplitting:
     def test_no_call_is_larger_than_the_store_takes(
         self, open_store: Callable[..., PageStore]
@@ -466,10 +473,7 @@ class TestSplitting:
         storage.hooks["batch_set"] = meet
         store = open_store(storage)
         store.open_space(large)
-        pages = [
-            FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
-            for _ in range(24)
-        ]
+        pages = large_pages()
         hashes = [hash_of(number) for number in range(24)]
 
         assert [[Verdict.OK] * 24] == store.save([Transfer(large, hashes, pages)]).verdicts
@@ -491,10 +495,7 @@ class TestSplitting:
         storage.hooks["batch_set"] = held
         store = open_store(storage)
         store.open_space(large)
-        pages = [
-            FramedPage(memoryview(bytearray(FRAME_NBYTES)), Page(bytearray(1 << 20)))
-            for _ in range(24)
-        ]
+        pages = large_pages()
         first, second = (
             Transfer(large, [hash_of(n) for n in some], pages)
             for some in (range(24), range(24, 48))

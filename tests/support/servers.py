@@ -40,8 +40,9 @@ END_LIMIT_S = 20.0
 _POLL_S = 0.01
 _PORTS = random.SystemRandom()
 _LEAST_PORT = 10_000
-# The first port of the kernel's own range.
+# The end of the ports below the kernel's own range. Where that range begins low, no port is out of it.
 _EPHEMERAL_PORT = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+_END_PORT = _EPHEMERAL_PORT if _EPHEMERAL_PORT > 30_000 else 60_000
 _LIBRARIES = ("usr/lib/*-linux-gnu", "lib/*-linux-gnu")
 
 
@@ -70,7 +71,7 @@ def free_port() -> int:
     another range, so that no test that runs beside takes it before the server has started.
     """
     while True:
-        port = _PORTS.randrange(_LEAST_PORT, _EPHEMERAL_PORT)
+        port = _PORTS.randrange(_LEAST_PORT, _END_PORT)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
@@ -474,7 +475,7 @@ def _cluster_port() -> int:
     """Return a port whose cluster bus, 10,000 above it, is free too."""
     while True:
         port = free_port()
-        if port + 10000 >= _EPHEMERAL_PORT:
+        if port + 10000 >= _END_PORT:
             continue
         try:
             with socket.create_server(("127.0.0.1", port + 10000)):
