@@ -22,17 +22,6 @@ static struct {
     double now_s;
 } stream;
 
-static size_t scatter(const struct msghdr *message, size_t limit) {
-    size_t done = 0;
-    for (size_t i = 0; i < message->msg_iovlen && done < limit; i++) {
-        const struct iovec piece = message->msg_iov[i];
-        const size_t step = piece.iov_len < limit - done ? piece.iov_len : limit - done;
-        memcpy(piece.iov_base, stream.data + stream.position + done, step);
-        done += step;
-    }
-    return done;
-}
-
 static ssize_t fuzz_recvmsg(int fd, struct msghdr *message, int flags) {
     if (stream.real >= 0)
         return recvmsg(fd, message, flags);
@@ -41,7 +30,8 @@ static ssize_t fuzz_recvmsg(int fd, struct msghdr *message, int flags) {
     errno = one_in(16) ? EINTR : one_in(16) || (!left && stream.ending == SILENT) ? EAGAIN : left ? 0 : EIO;
     if (errno == EINTR || errno == EAGAIN || (errno && stream.ending == BROKEN))
         return -1;
-    const size_t done = scatter(message, left && one_in(2) ? 1 + below(left < 16 ? left : 16) : left);
+    const size_t limit = left && one_in(2) ? 1 + below(left < 16 ? left : 16) : left;
+    const size_t done = scatter(message->msg_iov, message->msg_iovlen, stream.data + stream.position, limit);
     stream.position += done;
     return (ssize_t)done;
 }

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 
 static uint64_t input_seed, random_state;
 
@@ -42,6 +43,17 @@ static void *allocate(size_t nbytes) {
     if (!memory)
         abort();
     return memory;
+}
+
+/* Copy up to `limit` bytes into buffers, as a read does. Return how many. */
+static inline size_t scatter(const struct iovec *iov, size_t pieces, const void *bytes, size_t limit) {
+    size_t done = 0;
+    for (size_t i = 0; i < pieces && done < limit; i++) {
+        const size_t step = iov[i].iov_len < limit - done ? iov[i].iov_len : limit - done;
+        memcpy(iov[i].iov_base, (const uint8_t *)bytes + done, step);
+        done += step;
+    }
+    return done;
 }
 
 static void print_seed(void) { fprintf(stderr, "the seed of this input: %" PRIu64 "\n", input_seed); }

@@ -27,9 +27,8 @@ static ssize_t fuzz_recvmsg(int fd, struct msghdr *message, int flags) {
     errno = one_in(16) ? EINTR : one_in(16) || (!left && stream.ending == SILENT) ? EAGAIN : left ? 0 : EIO;
     if (errno == EINTR || errno == EAGAIN || (errno && stream.ending == BROKEN))
         return -1;
-    size_t step = left && one_in(2) ? 1 + below(left < 16 ? left : 16) : left;
-    step = step < message->msg_iov->iov_len ? step : message->msg_iov->iov_len;
-    memcpy(message->msg_iov->iov_base, stream.data + stream.position, step);
+    const size_t limit = left && one_in(2) ? 1 + below(left < 16 ? left : 16) : left;
+    const size_t step = scatter(message->msg_iov, message->msg_iovlen, stream.data + stream.position, limit);
     stream.position += step;
     return (ssize_t)step;
 }
