@@ -8,6 +8,17 @@
 #include "files.h"
 #include "sockets.h"
 
+/* Hold names that can be paths. Return 0, or -1 with an exception. */
+static int paths_hold(texts *all, PyObject *sequence) {
+    if (texts_hold(all, sequence))
+        return -1;
+    if (texts_are_paths(all))
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "a name is no path");
+    texts_release(all);
+    return -1;
+}
+
 static PyObject *list_of_names(const names *found) {
     PyObject *list = PyList_New((Py_ssize_t)found->count);
     const char *name = found->text;
@@ -34,14 +45,12 @@ static PyObject *list_of_lists(const names *found, size_t count) {
 PyObject *list_directories(PyObject *module, PyObject *path_list) {
     (void)module;
     texts paths;
-    if (texts_hold(&paths, path_list))
+    if (paths_hold(&paths, path_list))
         return NULL;
     PyObject *result = NULL;
     int64_t *verdicts = calloc(paths.count + 1, sizeof *verdicts);
     names *found = calloc(paths.count + 1, sizeof *found);
-    if (!texts_are_paths(&paths)) {
-        PyErr_SetString(PyExc_ValueError, "a name is no path");
-    } else if (!verdicts || !found) {
+    if (!verdicts || !found) {
         PyErr_NoMemory();
     } else {
         Py_BEGIN_ALLOW_THREADS
@@ -70,12 +79,10 @@ PyObject *stat_files(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "Od", &path_list, &deadline_s))
         return NULL;
     texts paths;
-    if (texts_hold(&paths, path_list))
+    if (paths_hold(&paths, path_list))
         return NULL;
     int64_t *numbers = calloc(3 * paths.count + 1, sizeof *numbers);
-    if (!texts_are_paths(&paths)) {
-        PyErr_SetString(PyExc_ValueError, "a name is no path");
-    } else if (!numbers) {
+    if (!numbers) {
         PyErr_NoMemory();
     } else {
         int64_t *times_ns = numbers + paths.count, *sizes = times_ns + paths.count;
@@ -94,13 +101,11 @@ PyObject *stat_files(PyObject *module, PyObject *arguments) {
 PyObject *modes_of(PyObject *module, PyObject *path_list) {
     (void)module;
     texts paths;
-    if (texts_hold(&paths, path_list))
+    if (paths_hold(&paths, path_list))
         return NULL;
     PyObject *result = NULL;
     int64_t *modes = calloc(paths.count + 1, sizeof *modes);
-    if (!texts_are_paths(&paths)) {
-        PyErr_SetString(PyExc_ValueError, "a name is no path");
-    } else if (!modes) {
+    if (!modes) {
         PyErr_NoMemory();
     } else {
         Py_BEGIN_ALLOW_THREADS
