@@ -2,8 +2,10 @@
 #include "slots.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "files.h"
 #include "pieces.h"
@@ -24,6 +26,28 @@ typedef struct {
     size_t skip;
     xxh3_stream stream;
 } progress;
+
+static int64_t opened_at(int directory, const char *name, int flags) {
+    int fd;
+    do
+        fd = openat(directory, name, flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    while (fd < 0 && errno == EINTR);
+    return fd < 0 ? -errno : fd;
+}
+
+void slot_files_open(const char *directory, const char *const *names, size_t count, int flags, int64_t *fds) {
+    const int64_t place = count ? opened_at(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY) : -1;
+    for (size_t i = 0; i < count; i++)
+        fds[i] = place < 0 ? place : opened_at((int)place, names[i], flags);
+    if (place >= 0)
+        (void)close((int)place);
+}
+
+void slot_files_close(const int64_t *fds, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (fds[i] >= 0)
+            (void)close((int)fds[i]);
+}
 
 static size_t slot_nbytes(const slot_batch *all) { return all->lead + all->nbytes + all->tail; }
 
@@ -109,8 +133,10 @@ static int64_t move_together(const slot_batch *all, workspace *space, size_t sta
 }
 
 static void move_run(const slot_batch *all, workspace *space, size_t start, size_t count) {
-    int64_t failed = all->fds[start] < 0 ? all->fds[start] : LATE;
-    if (failed == LATE && monotonic_s() <= all->deadline_s) {
+    int64_t failed = all->fds[start];
+    if (monotonic_s() > all->deadline_s) {
+        failed = LATE;
+    } else if (failed >= 0) {
         failed = move_together(all, space, start, count);
         if (!failed)
             return;

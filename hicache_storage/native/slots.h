@@ -31,6 +31,10 @@ typedef struct {
     int64_t *verdicts;
 } slot_batch;
 
+/* Open files of one directory, which is no link. In the place of a file that cannot be opened is -errno. */
+void slot_files_open(const char *directory, const char *const *names, size_t count, int flags, int64_t *fds);
+void slot_files_close(const int64_t *fds, size_t count);
+
 /* Read or write all slots. Neighbours of one file are moved together. Return 0, or -1 without memory. */
 int slots_move(const slot_batch *all);
 

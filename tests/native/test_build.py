@@ -48,13 +48,13 @@ def change(sources: Path) -> None:
         header.write("/* changed */\n")
 
 
-def test_a_module_of_these_sources_serves_in_silence(sources: Path) -> None:
+def test_a_module_of_these_sources_is_used_without_a_warning(sources: Path) -> None:
     done = run(sources, "-c", SAY)
 
     assert ("compiled\n", "") == (done.stdout, done.stderr)
 
 
-def test_a_module_of_other_sources_does_not_serve_and_one_line_says_so(sources: Path) -> None:
+def test_a_module_of_other_sources_is_not_used_with_a_warning(sources: Path) -> None:
     change(sources)
 
     done = run(sources, "-c", SAY, HICACHE_NATIVE="")
@@ -64,7 +64,7 @@ def test_a_module_of_other_sources_does_not_serve_and_one_line_says_so(sources: 
     assert f"Rebuild it: python {sources / '_build.py'}" in done.stderr
 
 
-def test_a_module_of_other_sources_cannot_be_insisted_on(sources: Path) -> None:
+def test_a_module_of_other_sources_cannot_be_required(sources: Path) -> None:
     change(sources)
 
     done = run(sources, "-c", SAY, HICACHE_NATIVE="1")
@@ -80,7 +80,7 @@ def test_a_new_source_is_a_change(sources: Path) -> None:
     assert before != checksum(sources)
 
 
-def test_a_module_without_sources_serves_as_in_a_wheel(sources: Path) -> None:
+def test_a_module_without_sources_is_used_as_in_a_wheel(sources: Path) -> None:
     for source in [*sources.glob("*.c"), *sources.glob("*.h")]:
         source.unlink()
 
@@ -88,7 +88,7 @@ def test_a_module_without_sources_serves_as_in_a_wheel(sources: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
-def test_a_module_that_was_built_again_serves(sources: Path) -> None:
+def test_a_module_that_was_built_again_is_used(sources: Path) -> None:
     change(sources)
 
     assert 0 == run(sources, str(sources / "_build.py")).returncode
@@ -102,7 +102,9 @@ def test_a_module_that_was_built_again_serves(sources: Path) -> None:
         ("false", "the compiler failed: false said nothing"),
     ],
 )
-def test_one_line_says_why_nothing_was_built(sources: Path, compiler: str, why: str) -> None:
+def test_one_line_gives_the_reason_that_nothing_was_built(
+    sources: Path, compiler: str, why: str
+) -> None:
     done = run(sources, str(sources / "_build.py"), CC=compiler)
 
     assert (1, f"no compiled data plane: {why}\n") == (done.returncode, done.stdout)

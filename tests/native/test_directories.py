@@ -68,7 +68,7 @@ class TestListDirectories:
         assert HIT == verdict
         assert sorted(names) == sorted(listed)
 
-    def test_what_is_no_directory_is_a_miss(self, module: Any, tmp_path: Path) -> None:
+    def test_a_path_of_no_directory_is_a_miss(self, module: Any, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         (tmp_path / "link").symlink_to(tmp_path)
         paths = [os.fsencode(tmp_path / name) for name in ("absent", "file", "link", "file/x")]
@@ -81,7 +81,7 @@ class TestListDirectories:
         assert ([-errno.ENAMETOOLONG], [[]]) == module.list_directories([path])
 
     @pytest.mark.parametrize("name", [b"", b"a\0b"])
-    def test_what_is_no_path_is_refused(self, module: Any, name: bytes) -> None:
+    def test_a_value_that_is_no_path_is_refused(self, module: Any, name: bytes) -> None:
         with pytest.raises(ValueError, match="no path"):
             module.list_directories([name])
 
@@ -110,7 +110,7 @@ class TestStatFiles:
             [os.fsencode(path)], time.monotonic() + SOON_S
         )
 
-    def test_what_is_no_file_is_a_miss(self, module: Any, tmp_path: Path) -> None:
+    def test_a_path_of_no_file_is_a_miss(self, module: Any, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(tmp_path)
         paths = [os.fsencode(path) for path in (tmp_path, tmp_path / "link", tmp_path / "absent")]
         by_s = time.monotonic() + SOON_S
@@ -120,6 +120,6 @@ class TestStatFiles:
     def test_after_the_deadline_files_are_late(self, module: Any, tmp_path: Path) -> None:
         assert ([LATE], [0], [0]) == module.stat_files([os.fsencode(tmp_path)], 0.0)
 
-    def test_what_is_no_path_is_refused(self, module: Any) -> None:
+    def test_a_value_that_is_no_path_is_refused(self, module: Any) -> None:
         with pytest.raises(ValueError, match="no path"):
             module.stat_files([b""], SOON_S)

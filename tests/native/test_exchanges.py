@@ -171,7 +171,7 @@ heads_or_noise = st.one_of(heads, heads, heads, st.binary(max_size=600))
     has_page=st.booleans(),
     cuts=st.lists(st.integers(0, 2000), max_size=6),
 )
-def test_replies_are_judged_alike_and_as_by_the_parser_in_python(
+def test_verdicts_on_replies_are_equal_and_those_of_the_parser_in_python(
     head: bytes,
     body: bytes,
     method: bytes,
@@ -407,7 +407,7 @@ def test_a_reply_to_what_was_not_sent_stops(
 
 
 @pytest.mark.parametrize("module", BOTH)
-def test_a_peer_that_is_gone_is_told_before_anything_is_sent(
+def test_a_closed_peer_is_found_before_anything_is_sent(
     module: Any, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = pair

@@ -106,7 +106,7 @@ class TestTakeLines:
         assert [18, 18, 18] == taken
         assert 2 == len(module.take_lines(str(path), MAGIC, 1 << 20, 0, 9, 0.0)[3])
 
-    def test_the_header_tells_what_is_left(self, module: Any, tmp_path: Path) -> None:
+    def test_the_header_holds_the_remaining_lines(self, module: Any, tmp_path: Path) -> None:
         path = tmp_path / "list"
         path.write_bytes(list_of(b"".join(LINES)))
         verdict, header, end, _ = module.take_lines(str(path), MAGIC, 1 << 20, 1, 9, 0.0)
@@ -129,7 +129,7 @@ class TestTakeLines:
 
             assert LINES[0] == module.take_lines(str(path), MAGIC, 1 << 20, 1, 9, 0.001)[3]
 
-    def test_what_is_no_list_of_ours_is_left_as_it_is(self, module: Any, tmp_path: Path) -> None:
+    def test_a_foreign_list_is_left_as_it_is(self, module: Any, tmp_path: Path) -> None:
         foreign, link, pipe = tmp_path / "foreign", tmp_path / "link", tmp_path / "pipe"
         foreign.write_bytes(b"notes of another program, longer than a header")
         link.symlink_to(foreign)

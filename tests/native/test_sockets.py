@@ -208,7 +208,7 @@ def test_lines_are_exchanged_alike(
     ],
     ids=["plain", "an array", "too long", "cut"],
 )
-def test_what_has_come_is_returned_with_the_verdict(
+def test_received_bytes_are_returned_with_the_verdict(
     module: Any, received: bytes, verdict: int, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,17 @@ _KEEP_THE_LOCK = frozenset(
 def lock_waits(work: Callable[[], object]) -> Counter[str]:
     """Return how often `work` calls the functions of C that give up the interpreter lock, by name.
 
-    Only calls of this thread count, and only system calls on files and calls of the data plane.
+    Only calls of this thread count: system calls on files, calls of the data plane and of SQLite.
     """
     calls: Counter[str] = Counter()
 
     def count(_: object, event: str, function: Any) -> None:
-        if event == "c_call" and function.__module__ in _MODULES:
+        if event != "c_call":
+            return
+        if function.__module__ in _MODULES:
             calls[function.__name__] += function.__name__ not in _KEEP_THE_LOCK
+        elif isinstance(function.__self__, (sqlite3.Connection, sqlite3.Cursor)):
+            calls[function.__name__] += 1
 
     before = sys.getprofile()
     sys.setprofile(count)

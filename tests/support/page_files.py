@@ -29,8 +29,8 @@ class FileSubject(Subject):
     files: ClassVar[type[_Files]]
     """The adapter class, which returns the file of a page."""
 
-    def config(self, scratch: Scratch) -> dict[str, str]:
-        self.fields = {"path": str(scratch.path)}
+    def config(self, scratch: Scratch) -> dict[str, Any]:
+        self.fields: dict[str, Any] = {"path": str(scratch.path)}
         return self.fields
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
@@ -50,3 +50,29 @@ class FileSubject(Subject):
             return store.path_of(space, page_hash)
         finally:
             store.close()
+
+
+class PaddedFileSubject(FileSubject):
+    """A subject whose files are pages padded to whole blocks. The back doors leave the padding out.
+
+    A file that is shorter than its blocks has no padding. Bytes after its blocks follow the page's.
+    """
+
+    alignment: ClassVar[int]
+
+    def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
+        data = super().peek(space, page_hash)
+        nbytes, padded_nbytes = self._sizes(space)
+        if data is None or len(data) < padded_nbytes:
+            return data
+        return data[:nbytes] + data[padded_nbytes:]
+
+    def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
+        nbytes, padded_nbytes = self._sizes(space)
+        if data is not None and len(data) >= nbytes:
+            data = data[:nbytes] + bytes(padded_nbytes - nbytes) + data[nbytes:]
+        super().tamper(space, page_hash, data)
+
+    def _sizes(self, space: KeySpace) -> tuple[int, int]:
+        nbytes = space.stored_nbytes
+        return nbytes, -(-nbytes // self.alignment) * self.alignment

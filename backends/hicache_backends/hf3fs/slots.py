@@ -14,7 +14,7 @@ from hicache_storage import native
 from hicache_storage.backend_support.vectored_io import DIRECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from hicache_backends.hf3fs.layout import Geometry, Layout, MarkedPage
     from hicache_storage.backend_support.deadline import Deadline
@@ -76,17 +76,27 @@ class SlotFiles:
 
     def check(self, places: Mapping[str, Place], deadline: Deadline) -> dict[str, int]:
         """Return for each page HIT if its slot has the right marks, and WRONG, LATE or -errno if not."""
-        positions = [self.geometry.position(place.slot) for place in places.values()]
-        with self.opened(writing=False) as files:
-            fds = files.descriptors({number for number, _ in positions})
-            verdicts = native.check_slots(
-                [fds[number] for number, _ in positions],
-                [offset for _, offset in positions],
-                [self.geometry.mark(page_hash, place.stamp) for page_hash, place in places.items()],
-                self.geometry.last_mark_offset,
-                deadline.end_s,
-            )
+        verdicts = native.check_slots(
+            *self.arguments([place.slot for place in places.values()], writing=False),
+            [self.geometry.mark(page_hash, place.stamp) for page_hash, place in places.items()],
+            self.geometry.last_mark_offset,
+            deadline.end_s,
+        )
         return dict(zip(places, verdicts, strict=True))
+
+    def arguments(
+        self, slots: Sequence[int], *, writing: bool, direct: bool = False
+    ) -> tuple[tuple[str, list[bytes], int], list[int], list[int]]:
+        """Return the files, and for each slot its file and offset, for a call of the data plane."""
+        positions = [self.geometry.position(slot) for slot in slots]
+        names = sorted({number for number, _ in positions})
+        index = {number: place for place, number in enumerate(names)}
+        flags = (_WRITE if writing else _READ) | (DIRECT if direct else 0)
+        return (
+            (self.directory, [_file_name(number).encode() for number in names], flags),
+            [index[number] for number, _ in positions],
+            [offset for _, offset in positions],
+        )
 
     def invalidate(self, slots: Sequence[int], until: Deadline | None = None) -> int:
         """Erase the first mark of each slot, so that an index made anew finds no page there.
@@ -194,26 +204,15 @@ class OpenFiles:
     def __init__(self, files: SlotFiles, *, writing: bool) -> None:
         self._files = files
         self._writing = writing
-        self._descriptors: dict[tuple[int, bool], int] = {}
+        self._descriptors: dict[int, int] = {}
         self._directory_fd = -1
 
-    def descriptor(self, number: int, *, direct: bool = False) -> int:
-        """Return a descriptor of the file with this number; `direct` goes around the page cache."""
-        key = number, direct
-        if key not in self._descriptors:
-            flags = (_WRITE if self._writing else _READ) | (DIRECT if direct else 0)
-            self._descriptors[key] = self._open(_file_name(number), flags)
-        return self._descriptors[key]
-
-    def descriptors(self, numbers: Iterable[int], *, direct: bool = False) -> dict[int, int]:
-        """Return the descriptor of each file, or its errno, negated, where it cannot be opened."""
-        found: dict[int, int] = {}
-        for number in numbers:
-            try:
-                found[number] = self.descriptor(number, direct=direct)
-            except OSError as error:
-                found[number] = -(error.errno or errno.EIO)
-        return found
+    def descriptor(self, number: int) -> int:
+        """Return a descriptor of the file with this number."""
+        if number not in self._descriptors:
+            flags = _WRITE if self._writing else _READ
+            self._descriptors[number] = self._open(_file_name(number), flags)
+        return self._descriptors[number]
 
     def close(self) -> None:
         """Close all descriptors."""

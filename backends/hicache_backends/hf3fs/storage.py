@@ -24,6 +24,7 @@ from hicache_storage.storage import (
     Durability,
     HiCacheStorage,
     PageInfo,
+    PageTimes,
     Retention,
     StorageStats,
 )
@@ -111,6 +112,16 @@ class Hf3fsStorage(HiCacheStorage):
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         self.ensure_open()
         return self._scan(space)
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the access times of the index. Without a capacity they are those of the write."""
+        with self._call() as (mount, deadline):
+            used_ns = mount.index.used_ns(self._files_of(space), hashes, deadline)
+        field = "written_at_s" if self._settings.capacity_nbytes is None else "used_at_s"
+        return [
+            PageTimes(**{field: used_ns[page_hash] / 1e9}) if page_hash in used_ns else PageTimes()
+            for page_hash in hashes
+        ]
 
     def clear(self, space: KeySpace) -> int:
         with self._call() as (mount, deadline):

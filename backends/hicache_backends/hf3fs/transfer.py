@@ -17,8 +17,7 @@ from hicache_storage.native import reference
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hicache_backends.hf3fs.layout import Geometry
-    from hicache_backends.hf3fs.slots import OpenFiles, SlotFiles
+    from hicache_backends.hf3fs.slots import SlotFiles
     from hicache_backends.hf3fs.usrbio import Usrbio
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.backend_support.deadline import Deadline
@@ -96,22 +95,27 @@ class Transfers:
     def _move(
         self, files: SlotFiles, items: SlotPages, deadline: Deadline, *, writing: bool
     ) -> list[int]:
-        geometry = files.geometry
         verdicts = [native.MISS] * len(items.slots)
         # Neighbours are moved together.
         todo = sorted(range(len(verdicts)), key=items.slots.__getitem__)
-        with files.opened(writing=writing) as opened:
-            for direct in (True, False) if self._direct and geometry.is_blocks else (False,):
-                call = _Call(geometry, opened, deadline, direct=direct)
-                some = items.taken(todo)
-                moved = self._write(call, some) if writing else self._read(call, some)
-                for number, verdict in zip(todo, moved, strict=True):
-                    verdicts[number] = verdict
-                # The memory of these pages is not aligned, or the file system refuses O_DIRECT.
-                todo = [number for number in todo if verdicts[number] == -errno.EINVAL]
-                if not todo:
-                    break
+        for direct in (True, False) if self._direct and files.geometry.is_blocks else (False,):
+            call = _Call(files, deadline, writing=writing, direct=direct)
+            for number, verdict in zip(todo, self._try(call, items.taken(todo)), strict=True):
+                verdicts[number] = verdict
+            # The memory of these pages is not aligned, or the file system refuses O_DIRECT.
+            todo = [number for number in todo if verdicts[number] == -errno.EINVAL]
+            if not todo:
+                break
         self._count(verdicts, "written" if writing else "read")
+        return verdicts
+
+    def _try(self, call: _Call, items: SlotPages) -> list[int]:
+        if not call.writing:
+            return self._read(call, items)
+        verdicts = self._write(call, items)
+        if -errno.ENOENT in verdicts:
+            call.files.make_directory()
+            return self._write(call, items)
         return verdicts
 
     def _read(self, call: _Call, items: SlotPages) -> list[int]:
@@ -156,22 +160,18 @@ class Transfers:
 class _Call(NamedTuple):
     """The files and the conditions of one call."""
 
-    geometry: Geometry
-    opened: OpenFiles
+    files: SlotFiles
     deadline: Deadline
+    writing: bool
     direct: bool
 
     def slots(self, items: SlotPages, run_nbytes: int, alone: frozenset[int]) -> tuple[Any, ...]:
         """Return the arguments that reads and writes of slots have in common."""
-        geometry = self.geometry
-        places = [divmod(slot, geometry.slots_per_file) for slot in items.slots]
-        fds = self.opened.descriptors({number for number, _ in places}, direct=self.direct)
         return (
-            [fds[number] for number, _ in places],
-            [index * geometry.slot_nbytes for _, index in places],
+            *self.files.arguments(items.slots, writing=self.writing, direct=self.direct),
             [page.segments for page in items.pages],
             items.marks,
-            geometry.shape,
+            self.files.geometry.shape,
             DIRECT_ALIGNMENT if self.direct else 1,
             run_nbytes,
             bytes(alone - {errno.EINVAL} if self.direct else alone),

@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
@@ -30,19 +31,26 @@ from hicache_storage.native.reference.pieces import (
 from hicache_storage.page import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from hicache_storage.native.reference.pieces import Pieces
 
     Move: TypeAlias = Callable[[int, Any, int], int]
     """os.preadv, os.pwritev, or a function with their arguments."""
 
+    Files: TypeAlias = tuple[str, Sequence[bytes], int]
+    """A directory, the names of files in it, and the flags of os.open."""
+
 MARK_MOST_NBYTES = 256
 _SLOTS_A_RUN = 64
 
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
 def check_slots(
-    fds: Sequence[int],
+    files: Files,
+    numbers: Sequence[int],
     offsets: Sequence[int],
     marks: Sequence[bytes],
     last_offset: int,
@@ -51,23 +59,27 @@ def check_slots(
     """Return HIT for each slot that has its mark at both places, and WRONG for the others.
 
     Args:
-        fds: The open files. A negative number, in the place of a file that could not be opened, is the
-            verdict on its slots.
+        files: The files, which are opened for this call. Neither the directory nor a file is a link. The
+            verdict on the slots of a file that cannot be opened is a negated errno.
+        numbers: The file of each slot, by its index among the names.
         offsets: The place of each slot in its file.
         marks: The marks, all of one size, up to 256 bytes.
         last_offset: The place of the second mark in a slot.
         deadline_s: The time of `time.monotonic` after which the verdict on the rest is LATE.
     """
-    _require_marks(fds, offsets, marks, MARK_MOST_NBYTES)
+    _require_places(files, numbers, offsets)
+    _require_marks(offsets, marks, MARK_MOST_NBYTES)
     check = partial(_check, last_offset)
-    return [
-        verdict_by(deadline_s, partial(check, *slot))
-        for slot in zip(fds, offsets, marks, strict=True)
-    ]
+    with _opened(files, numbers, deadline_s) as fds:
+        return [
+            verdict_by(deadline_s, partial(check, *slot))
+            for slot in zip(fds, offsets, marks, strict=True)
+        ]
 
 
 def read_slots(
-    fds: Sequence[int],
+    files: Files,
+    numbers: Sequence[int],
     offsets: Sequence[int],
     pages: Sequence[Pieces],
     marks: Sequence[bytes],
@@ -82,7 +94,8 @@ def read_slots(
     """Read the page of each slot, and prove each by its marks.
 
     Args:
-        fds: The open files, as in `check_slots`.
+        files: The files, as in `check_slots`.
+        numbers: The file of each slot, as in `check_slots`.
         offsets: The place of each slot in its file. Neighbours are moved in one call.
         pages: The memory of each page; unspecified where the verdict is not HIT.
         marks: The mark of each page, all of one size.
@@ -99,8 +112,10 @@ def read_slots(
         The verdicts, and the xxh3-64 of each page that was hit (0 for the others). A verdict is HIT;
         WRONG where the marks are others, or the file ends before; LATE; or a negated errno.
     """
-    batch = _Batch(fds, offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
-    verdicts = batch.run(move or os.preadv, writing=False)
+    _require_places(files, numbers, offsets)
+    batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
+    with _opened(files, numbers, deadline_s) as fds:
+        verdicts = batch.run(fds, move or os.preadv, writing=False)
     return verdicts, [
         digest_of(page, skip) if verdict == HIT and skip >= 0 else 0
         for page, verdict in zip(pages, verdicts, strict=True)
@@ -108,7 +123,8 @@ def read_slots(
 
 
 def write_slots(
-    fds: Sequence[int],
+    files: Files,
+    numbers: Sequence[int],
     offsets: Sequence[int],
     pages: Sequence[Pieces],
     marks: Sequence[bytes],
@@ -124,13 +140,14 @@ def write_slots(
     `read_slots` describes the arguments. A verdict is HIT; LATE; a negated errno, after which the slot
     may have been written in part; or MISS where the file took no more.
     """
-    batch = _Batch(fds, offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
-    return batch.run(move or os.pwritev, writing=True)
+    _require_places(files, numbers, offsets)
+    batch = _Batch(offsets, pages, marks, shape, alignment, run_nbytes, alone, deadline_s)
+    with _opened(files, numbers, deadline_s) as fds:
+        return batch.run(fds, move or os.pwritev, writing=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    fds: Sequence[int]
     offsets: Sequence[int]
     pages: Sequence[Pieces]
     marks: Sequence[bytes]
@@ -143,23 +160,23 @@ class _Batch:
     def __post_init__(self) -> None:
         lead, nbytes, tail = self.shape
         require(lead > 0 and nbytes >= 0 and tail > 0)
-        _require_marks(self.fds, self.offsets, self.marks, min(lead, tail, MARK_MOST_NBYTES))
+        _require_marks(self.offsets, self.marks, min(lead, tail, MARK_MOST_NBYTES))
         require(len(self.pages) == len(self.marks))
         require(self.alignment > 0 and self.run_nbytes > 0)
         require(not self.run_nbytes % self.alignment)
         require(all(nbytes_of(page) == nbytes for page in self.pages))
 
-    def run(self, move: Move, *, writing: bool) -> list[int]:
+    def run(self, fds: Sequence[int], move: Move, *, writing: bool) -> list[int]:
         """Move all slots, and return the verdicts."""
         verdicts: list[int] = []
-        for run in self._runs():
+        for run in self._runs(fds):
             if self._is_aligned(run.start):
-                verdicts += self._move_run(move, run, writing=writing)
+                verdicts += self._move_run(fds[run.start], move, run, writing=writing)
             else:
                 verdicts.append(-errno.EINVAL)
         return verdicts
 
-    def _runs(self) -> Iterator[range]:
+    def _runs(self, fds: Sequence[int]) -> Iterator[range]:
         """Yield slots that lie side by side, and fit in one call. A page without alignment is alone."""
         most = max(1, min(_SLOTS_A_RUN, self.run_nbytes // sum(self.shape)))
         start = pieces = 0
@@ -168,7 +185,7 @@ class _Batch:
             if slot > start and (
                 slot - start == most
                 or pieces + size > IOV_MAX
-                or self.fds[slot] != self.fds[start]
+                or fds[slot] != fds[start]
                 or self.offsets[slot] != self.offsets[slot - 1] + sum(self.shape)
                 or not (self._is_aligned(start) and self._is_aligned(slot))
             ):
@@ -178,21 +195,23 @@ class _Batch:
         if self.marks:
             yield range(start, len(self.marks))
 
-    def _move_run(self, move: Move, run: range, *, writing: bool) -> list[int]:
-        if self.fds[run.start] < 0:
-            return [self.fds[run.start]] * len(run)
+    def _move_run(self, fd: int, move: Move, run: range, *, writing: bool) -> list[int]:
         if time.monotonic() > self.deadline_s:
             return [LATE] * len(run)
+        if fd < 0:
+            return [fd] * len(run)
         try:
-            return self._move_together(move, run, writing=writing)
+            return self._move_together(fd, move, run, writing=writing)
         except OSError as error:
             number = error.errno or errno.EIO
         if len(run) > 1 and number in self.alone:
-            each = (self._move_run(move, range(slot, slot + 1), writing=writing) for slot in run)
+            each = (
+                self._move_run(fd, move, range(slot, slot + 1), writing=writing) for slot in run
+            )
             return [verdict for (verdict,) in each]
         return [-number] * len(run)
 
-    def _move_together(self, move: Move, run: range, *, writing: bool) -> list[int]:
+    def _move_together(self, fd: int, move: Move, run: range, *, writing: bool) -> list[int]:
         lead, _, tail = self.shape
         # The mapping is not closed: a traceback may keep views of it.
         memory = memoryview(mmap.mmap(-1, len(run) * (lead + tail)))
@@ -206,7 +225,7 @@ class _Batch:
                     part[: len(self.marks[slot])] = self.marks[slot]
             pieces += [margins[-1][0], *self.pages[slot], margins[-1][1]]
         nbytes = len(run) * sum(self.shape)
-        done = move_all(move, self.fds[run.start], pieces, nbytes, self.offsets[run.start])
+        done = move_all(move, fd, pieces, nbytes, self.offsets[run.start])
         whole = run[: done // sum(self.shape)]
         if writing:
             return [HIT] * len(whole) + [MISS] * (len(run) - len(whole))
@@ -237,8 +256,48 @@ def _check(last_offset: int, fd: int, offset: int, mark: bytes) -> int:
     return HIT
 
 
-def _require_marks(
-    fds: Sequence[int], offsets: Sequence[int], marks: Sequence[bytes], most_nbytes: int
-) -> None:
-    require(len(fds) == len(offsets) == len(marks))
+@contextmanager
+def _opened(
+    files: Files, numbers: Sequence[int], deadline_s: float
+) -> Generator[list[int], None, None]:
+    """Yield the descriptor of each slot's file, or a negated errno; open nothing after the deadline."""
+    if time.monotonic() > deadline_s:
+        yield [-errno.ETIME] * len(numbers)  # nobody looks: every verdict is LATE
+        return
+    fds = list[int]()
+    try:
+        fds += _open_all(*files)
+        yield [fds[number] for number in numbers]
+    finally:
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+def _open_all(directory: str, names: Sequence[bytes], flags: int) -> list[int]:
+    place = _open_at(None, os.fsencode(directory), _DIRECTORY) if names else -1
+    if place < 0:
+        return [place] * len(names)
+    try:
+        return [_open_at(place, name, flags) for name in names]
+    finally:
+        os.close(place)
+
+
+def _open_at(directory: int | None, name: bytes, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=directory)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+
+
+def _require_places(files: Files, numbers: Sequence[int], offsets: Sequence[int]) -> None:
+    _, names, _ = files
+    require(all(name and 0 not in name for name in names))
+    require(len(numbers) == len(offsets))
+    require(all(0 <= number < len(names) for number in numbers))
+
+
+def _require_marks(offsets: Sequence[int], marks: Sequence[bytes], most_nbytes: int) -> None:
+    require(len(offsets) == len(marks))
     require(all(0 < len(mark) == len(marks[0]) <= most_nbytes for mark in marks))

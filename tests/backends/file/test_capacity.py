@@ -65,7 +65,7 @@ class TestEviction:
             put(storage, 4, 5)
             assert [1, 2, 4, 5] == there(storage)
 
-    def test_of_one_batch_the_tail_goes_first(self, root: Path) -> None:
+    def test_the_tail_of_a_batch_is_evicted_first(self, root: Path) -> None:
         """A prefix without its end is useful, and a prefix without its beginning is not."""
         with opened(root, 4) as storage:
             await_first_scan(storage)  # a scan in the middle of the batch would find its head only
@@ -102,7 +102,7 @@ class TestEviction:
             assert [False] == storage.batch_set(large, HASHES[:1], [page(5 * FILE_NBYTES)])
             assert [0, 1] == there(storage)
 
-    def test_victims_of_other_key_spaces_and_sizes_make_room(self, root: Path) -> None:
+    def test_victims_of_other_key_spaces_and_sizes_free_capacity(self, root: Path) -> None:
         draft = space(pool="draft", page_nbytes=1000)
         with opened(root, 4) as storage:
             assert all(storage.batch_set(draft, HASHES[:9], [page(1000)] * 9))
@@ -242,7 +242,7 @@ class TestCost:
 
 
 class TestLimit:
-    def test_one_below_a_page_is_refused_with_both_figures(self, root: Path) -> None:
+    def test_a_capacity_below_one_page_is_refused_with_both_figures(self, root: Path) -> None:
         config = {"path": str(root), "capacity_nbytes": FILE_NBYTES - 1}
         with FileStorage.from_config(config) as storage:
             with pytest.raises(UnsupportedOperation, match=r"is 4159.*takes 4160 bytes"):
@@ -251,7 +251,7 @@ class TestLimit:
             assert 4095 == storage.capabilities.max_page_nbytes
             assert 1 == len(list(storage.spaces()))
 
-    def test_one_that_costs_more_than_half_is_warned_of_with_both_figures(
+    def test_a_capacity_that_evicts_more_than_half_is_warned_of_with_both_figures(
         self, root: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         with opened(root) as storage:
@@ -269,7 +269,7 @@ class TestLimit:
         assert f"capacity_nbytes is {3 * FILE_NBYTES}" in record.getMessage()
 
 
-def test_a_process_that_opens_a_new_root_takes_no_room_from_one_that_was_quicker(
+def test_a_process_that_opens_a_new_root_keeps_the_usage_of_an_earlier_one(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def beaten(layout: Layout) -> bool:

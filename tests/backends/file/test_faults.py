@@ -168,7 +168,7 @@ class TestTransientErrors:
             while put(storage, 5) != [True]:
                 assert time.monotonic() < give_up_s
 
-    def test_room_is_given_back_when_the_free_space_cannot_be_told(
+    def test_reserved_capacity_is_released_when_the_free_space_is_unknown(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with opened(root, 40, min_free_nbytes="1MiB") as storage:
@@ -241,7 +241,7 @@ class TestTransientErrors:
             assert [False] == verdicts
             assert {"refused_no_space": 1} == dict(storage.stats().counters)
 
-    def test_clear_that_leaves_a_page_says_so(
+    def test_a_clear_that_leaves_a_page_raises(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with opened(root) as storage:
@@ -330,7 +330,7 @@ class TestDeadlines:
             assert 0 == storage.stats().nbytes
 
     @pytest.mark.parametrize("call", ["exists", "delete"])
-    def test_what_was_not_asked_in_time_is_not_called_absent(
+    def test_pages_not_looked_up_in_time_are_not_reported_absent(
         self, root: Path, call: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with opened(root, timeout_s=5) as storage:
@@ -392,7 +392,7 @@ class TestDeadlines:
 
 
 class TestForeignFiles:
-    def test_what_lies_behind_a_symlink_is_left_alone(self, root: Path, tmp_path: Path) -> None:
+    def test_files_behind_a_symlink_are_left_alone(self, root: Path, tmp_path: Path) -> None:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         blob = elsewhere / ("ab" + "12" * 31)

@@ -133,7 +133,7 @@ class TestRecycling:
 
             assert [False, False] == answers
 
-    def test_a_storm_of_readers_never_sees_a_mixed_page(self, root: Path) -> None:
+    def test_concurrent_readers_never_see_a_mixed_page(self, root: Path) -> None:
         """A page repeats its name in every 64 bytes, and a hit has one name throughout."""
         nbytes = 64 << 10
         key_space = space(page_nbytes=nbytes)

@@ -67,7 +67,7 @@ class TestKilledWriter:
                 for page_hash, target in zip(found, targets, strict=True)
             )
 
-    def test_what_it_left_is_collected_by_the_next_open(self, root: Path) -> None:
+    def test_its_debris_is_collected_by_the_next_open(self, root: Path) -> None:
         child = run_python(_WRITE_FOREVER, root, 1 << 20, "none")
         assert child.stdout is not None
         with child.stdout as output:
@@ -113,7 +113,7 @@ def _write_same(root: str, results: Connection) -> None:
 
 
 class TestSharing:
-    def test_what_one_process_set_another_sees(self, root: Path) -> None:
+    def test_a_page_set_by_one_process_is_read_by_another(self, root: Path) -> None:
         receive, send = SPAWN.Pipe(duplex=False)
         child = SPAWN.Process(target=_write_same, args=(str(root), send))
         with opened(root) as storage:

@@ -158,14 +158,14 @@ class TestSqliteIndex:
 
         assert before == threading.active_count()
 
-    def test_close_waits_neither_for_the_index(self, root: Path) -> None:
+    def test_close_does_not_wait_for_the_index(self, root: Path) -> None:
         storage = opened(root, timeout_s=60, capacity_nbytes="100MiB", touch_interval_s=600)
         stored(storage, range(2))
         hits(storage, range(2))
         with index_held(root), ends_in(10):
             storage.close()
 
-    def test_nor_for_a_file_system_that_hangs(
+    def test_close_does_not_wait_for_a_file_system_that_hangs(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hangs, unlink = threading.Event(), os.unlink

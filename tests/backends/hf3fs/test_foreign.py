@@ -52,7 +52,7 @@ def a_link_by_our_name(root: Path) -> None:
 
 class TestIndex:
     @pytest.mark.parametrize("make", [a_file, a_database, a_link, a_link_by_our_name])
-    def test_one_that_is_not_ours_is_refused_and_left(
+    def test_a_foreign_index_is_refused_and_left(
         self, root: Path, make: Callable[[Path], None]
     ) -> None:
         root.mkdir(parents=True)
@@ -63,7 +63,7 @@ class TestIndex:
 
         assert before == (root / "index.sqlite").read_bytes()
 
-    def test_one_that_becomes_somebody_else_s_is_refused_and_left(self, root: Path) -> None:
+    def test_an_index_replaced_by_a_foreign_one_is_refused_and_left(self, root: Path) -> None:
         with opened(root) as storage:
             stored(storage, range(2))
             (root / "index.sqlite").unlink()
@@ -79,7 +79,7 @@ class TestIndex:
 
             assert [True] * 2 == hits(storage, range(2))
 
-    def test_one_that_the_file_system_does_not_tell_of_is_not_lost(
+    def test_an_index_that_cannot_be_looked_up_is_not_rebuilt(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A rebuild would bring deleted pages back, and lose access times."""
@@ -125,7 +125,7 @@ class TestFiles:
         assert b"precious" * 1000 == (elsewhere / "slots-0000").read_bytes()
         assert ["slots-0000"] == names_in(elsewhere)
 
-    def test_what_links_are_in_the_way_lead_to_is_left(self, root: Path, tmp_path: Path) -> None:
+    def test_targets_of_foreign_links_are_left(self, root: Path, tmp_path: Path) -> None:
         precious = tmp_path / "precious"
         precious.write_bytes(b"precious" * 1000)
         directory = root / "spaces" / SPACE.id
@@ -190,7 +190,7 @@ class TestFailedOpens:
         assert names == names_in(root)
         assert [] == names_in(root / "writers")
 
-    def test_nor_does_a_failure_after_the_index_was_opened(
+    def test_a_failure_after_the_index_was_opened_leaves_nothing_behind(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def failing(*_: object) -> None:

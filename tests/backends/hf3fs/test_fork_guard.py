@@ -14,7 +14,7 @@ import pytest
 from hf3fs_roots import HASHES, NBYTES, SPACE, child, counted, hits, opened, stored
 from hicache_backends.hf3fs import fork_guard, writer
 from hicache_backends.hf3fs.fork_guard import FORKS
-from hicache_backends.hf3fs.index import sqlite_tables
+from hicache_backends.hf3fs.index import sqlite_statements, sqlite_tables
 from pages import page
 from servers import wait_until
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+    from types import ModuleType
 
     from hicache_backends.hf3fs import Hf3fsStorage
 
@@ -38,25 +39,30 @@ def succeeds(process: BaseProcess) -> bool:
     return process.exitcode == 0
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a context manager that holds one set of a storage in its transaction."""
-    real = sqlite_tables.insert
+@pytest.fixture(params=["one statement", "transaction"])
+def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a context manager that holds one set of a storage while it uses a connection."""
+    module: ModuleType = sqlite_statements
+    name = "settle"
+    if request.param == "transaction":
+        monkeypatch.setattr(sqlite_statements, "AVAILABLE", False)
+        module, name = sqlite_tables, "insert"
+    real = getattr(module, name)
 
     @contextmanager
     def holding(storage: Hf3fsStorage, numbers: range) -> Generator[threading.Event, None, None]:
         inside, go_on = threading.Event(), threading.Event()
 
-        def inserting(*arguments: Any) -> Any:
+        def inserting(*arguments: Any, **named: Any) -> Any:
             inside.set()
             assert go_on.wait(60)
-            return real(*arguments)
+            return real(*arguments, **named)
 
-        monkeypatch.setattr(sqlite_tables, "insert", inserting)
+        monkeypatch.setattr(module, name, inserting)
         caller = threading.Thread(target=stored, args=(storage, numbers))
         caller.start()
         assert inside.wait(60)
-        monkeypatch.setattr(sqlite_tables, "insert", real)
+        monkeypatch.setattr(module, name, real)
         try:
             yield go_on
         finally:
@@ -67,7 +73,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 class TestSqliteIndex:
-    def test_parent_child_and_strangers_share_one_index(self, root: Path) -> None:
+    def test_parent_child_and_other_processes_share_one_index(self, root: Path) -> None:
         """Another process that closes its last connection does not remove the log of the child."""
         ours, theirs = FORK.Pipe()
         storage = opened(root)

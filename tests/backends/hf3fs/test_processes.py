@@ -22,9 +22,10 @@ _STOP_IN_PHASE = """
 import os, sqlite3, sys
 os.environ["HICACHE_NATIVE"] = "0"  # the compiled data plane does not call os.pwritev
 from hicache_backends.hf3fs import Hf3fsStorage
-from hicache_backends.hf3fs.index import sqlite_tables
+from hicache_backends.hf3fs.index import sqlite_statements, sqlite_tables
 from pages import hash_of, page, space
 root, phase, nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sqlite_statements.AVAILABLE = phase != "committing"  # one statement has no middle
 storage = Hf3fsStorage.from_config({"path": root})
 
 def stop():
@@ -117,7 +118,7 @@ class TestKilledWriter:
 
             assert 4 == counted(root)[0]
 
-    def test_so_are_those_of_one_that_lost_its_lock_file(self, root: Path) -> None:
+    def test_slots_of_a_live_writer_without_its_lock_file_are_left_alone(self, root: Path) -> None:
         with child(_STOP_IN_PHASE, root, "reserved", NBYTES) as (_, output):
             assert "stopped\n" == output.readline()
             shutil.rmtree(root / "writers")

@@ -102,14 +102,14 @@ class TestSlots:
         assert b"HiSl" == data[:4]
         assert data[:MARK_NBYTES] == data[2 * BLOCK_NBYTES :][:MARK_NBYTES]
 
-    def test_a_mark_says_which_page_and_which_write_it_is(self) -> None:
+    def test_a_mark_holds_the_page_hash_and_the_stamp_of_the_write(self) -> None:
         geometry = Geometry(SPACE)
         found = geometry.read_mark(geometry.mark(HASHES[0], b"s" * 24))
 
         assert found is not None
         assert (HASHES[0], b"s" * 24) == (found.page_hash, found.stamp)
 
-    def test_a_mark_of_another_key_space_says_nothing(self) -> None:
+    def test_a_mark_of_another_key_space_does_not_count(self) -> None:
         mark = Geometry(space(revision="2")).mark(HASHES[0], b"s" * 24)
 
         assert None is Geometry(SPACE).read_mark(mark)
@@ -210,7 +210,7 @@ class TestPages:
         assert "io_errors" not in storage.stats().counters
 
     @pytest.mark.parametrize("nbytes", [4096, 4100, 1 << 20])
-    def test_a_page_gets_the_digest_that_it_wants(self, root: Path, nbytes: int) -> None:
+    def test_a_page_gets_a_digest_where_it_asks_for_one(self, root: Path, nbytes: int) -> None:
         key_space = space(page_nbytes=nbytes)
         source, targets = page(nbytes), [blank(nbytes), blank(nbytes)]
         for target in targets:
@@ -223,7 +223,7 @@ class TestPages:
         assert [expected, None] == [target.digest for target in targets]
 
     @pytest.mark.usefixtures("python_data_plane")
-    def test_of_duplicates_each_has_the_verdict_of_its_own_read(
+    def test_each_duplicate_has_the_verdict_of_its_own_read(
         self, storage: Hf3fsStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored(storage, range(1))
@@ -340,7 +340,7 @@ class TestReuse:
         assert 3 == storage.stats().counters["io_errors"]
 
     @pytest.mark.usefixtures("python_data_plane")
-    def test_what_a_broken_off_call_reserved_comes_back(
+    def test_slots_reserved_by_an_interrupted_call_come_back(
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def interrupted(*_: object) -> int:
@@ -359,7 +359,7 @@ class TestWritesInDoubt:
 
     @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
-    def test_what_a_mount_carries_out_late_lands_in_no_other_page(
+    def test_a_late_write_of_a_mount_lands_in_no_other_page(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         late: list[tuple[int, list[bytes], int]] = []
@@ -384,7 +384,7 @@ class TestWritesInDoubt:
 
     @pytest.mark.usefixtures("python_data_plane")
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-    def test_what_was_refused_is_in_no_doubt(
+    def test_a_refused_write_is_not_in_doubt(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         def failing(*_: object) -> int:
@@ -439,7 +439,7 @@ class TestEviction:
             assert (storage.stats().nbytes or 0) <= 20 * SLOT_NBYTES
             assert 5 == len(list(storage.scan(draft)))
 
-    def test_the_room_of_a_victim_of_another_key_space_is_given_back(self, root: Path) -> None:
+    def test_the_slot_of_a_victim_of_another_key_space_is_freed(self, root: Path) -> None:
         one, other = space(page_nbytes=1 << 20), space(pool="draft", page_nbytes=1 << 20)
         capacity = 16 * Geometry(one).slot_nbytes
         with opened(root, capacity_nbytes=capacity, direct=False) as storage:
@@ -609,7 +609,7 @@ class TestDamage:
         assert page(seed=1).tobytes() == got(storage, HASHES[1])
         assert 1 == storage.stats().counters["healed"]
 
-    def test_a_page_that_the_index_does_not_forget_is_not_said_to_be_set(
+    def test_a_set_is_refused_where_the_index_keeps_the_old_entry(
         self, storage: Hf3fsStorage, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored(storage, range(2))

@@ -131,7 +131,7 @@ def test_a_page_that_is_larger_than_its_memory_goes_through_the_mount(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ETIMEDOUT])
-def test_what_fails_is_a_miss_or_refused(
+def test_a_failed_transfer_is_a_miss_or_refused(
     storage: Hf3fsStorage, client: Client, number: int
 ) -> None:
     assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
@@ -225,9 +225,7 @@ def test_a_3fs_that_does_not_answer_is_handed_no_more_than_it_may_hold(
     assert [True] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
 
 
-def test_what_the_client_raises_is_an_error_of_one_page(
-    storage: Hf3fsStorage, client: Client
-) -> None:
+def test_an_error_of_the_client_costs_one_page(storage: Hf3fsStorage, client: Client) -> None:
     memory = set(Path("/dev/shm").iterdir())
     client.breaks = True
     assert [False] == storage.batch_set(SPACE, HASHES[:1], [page(65536)])
@@ -252,6 +250,6 @@ def test_elsewhere_than_on_3fs_it_is_not_used(client: Client, tmp_path: Path) ->
         Hf3fsStorage.from_config({"path": str(tmp_path), "usrbio": True})
 
 
-def test_a_missing_client_is_said_in_words(tmp_path: Path) -> None:
+def test_a_missing_client_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(BackendNotInstalled, match="hf3fs_fuse"):
         Hf3fsStorage.from_config({"path": str(tmp_path), "usrbio": True})

@@ -48,11 +48,16 @@ class Limits:
     high_watermark: float
     low_watermark: float
 
+    @property
+    def high_nbytes(self) -> float | None:
+        """The bytes in use beyond which pages are evicted; None when there is no capacity."""
+        return None if self.capacity_nbytes is None else self.capacity_nbytes * self.high_watermark
+
     def to_evict(self, used_nbytes: int, wanted_nbytes: int) -> int:
         """Return the bytes to evict before `wanted_nbytes` more are used."""
-        if self.capacity_nbytes is None:
+        if self.capacity_nbytes is None or self.high_nbytes is None:
             return 0
-        if used_nbytes + wanted_nbytes <= self.capacity_nbytes * self.high_watermark:
+        if used_nbytes + wanted_nbytes <= self.high_nbytes:
             return 0
         return used_nbytes + wanted_nbytes - int(self.capacity_nbytes * self.low_watermark)
 
@@ -138,6 +143,12 @@ class Index(abc.ABC):
     @abc.abstractmethod
     def touch(self, used: Mapping[tuple[str, str], int], deadline: Deadline) -> None:
         """Store the access times of pages, by (key-space id, page hash)."""
+
+    @abc.abstractmethod
+    def used_ns(
+        self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
+    ) -> dict[str, int]:
+        """Return the access times of the pages that are there, as they were last stored."""
 
     @abc.abstractmethod
     def pages(self, files: SlotFiles) -> Iterator[str]:

@@ -156,6 +156,23 @@ class RedisIndex(Index):
         with self._client.call(deadline) as client:
             client.zadd(f"{self._prefix}:lru", times, xx=True, gt=True)
 
+    def used_ns(
+        self, files: SlotFiles, hashes: Sequence[str], deadline: Deadline
+    ) -> dict[str, int]:
+        space_id = files.geometry.space.id
+        with (
+            self._client.call(deadline) as client,
+            client.pipeline(transaction=False) as pipe,
+        ):
+            for page_hash in hashes:
+                pipe.zscore(f"{self._prefix}:lru", f"{space_id} {page_hash}")
+            times = pipe.execute()
+        return {
+            page_hash: int(used_us) * 1000
+            for page_hash, used_us in zip(hashes, times, strict=True)
+            if used_us is not None
+        }
+
     def pages(self, files: SlotFiles) -> Iterator[str]:
         for part in self._page_lists(files):
             yield from part

@@ -1,4 +1,4 @@
-"""The SQLite file of an index: its connections, and the rebuild of a lost file.
+"""The SQLite file of an index: its idle connections, and the rebuild of a lost file.
 
 A missing or unusable file is made from the slots' marks, and then named by `index.sqlite`, a symbolic
 link. No call writes to a slot meanwhile: such a call holds `lock` shared, and a rebuild holds it
@@ -17,12 +17,11 @@ import sqlite3
 import threading
 import time
 from contextlib import contextmanager, suppress
-from math import inf
-from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import quote
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from hicache_backends.hf3fs.fork_guard import FORKS, WAIT_S
+from hicache_backends.hf3fs.fork_guard import FORKS
 from hicache_backends.hf3fs.index.base import AT_OPEN_S, Rebuild
+from hicache_backends.hf3fs.index.sqlite_session import Session, identity_of
 from hicache_backends.hf3fs.index.sqlite_tables import SCHEMA, VERSION
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.writer_lock import try_lock
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
+_T = TypeVar("_T")
+
 _POLL_S = 0.01
 # The time that SQLite waits for another process at once. Between two such waits a fork may happen.
 _WAIT_S = 0.25
-_WAIT_BITS = 5  # coarse steps, so that most calls find the wait set already
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A connection whose file was replaced tries again; the file is made anew once, not for ever.
@@ -60,6 +59,7 @@ class Database:
         self._idle: list[Session] = []
         self._idle_lock = threading.Lock()
         self._writing = threading.Lock()
+        self._held = _HeldIdentity()
         self._closed = False
         session = self._take(deadline, Deadline(AT_OPEN_S), make=True)
         self._give_back(session)
@@ -90,16 +90,47 @@ class Database:
                             connection.execute("ROLLBACK")
                         raise
                 break
-            if not session.is_current():
-                raise self._replaced()
+            self._require_current(session)
+
+    def run(
+        self,
+        statement: Callable[[sqlite3.Connection], _T],
+        deadline: Deadline,
+        *,
+        must_be_current: bool,
+    ) -> _T:
+        """Run one statement, which is a transaction of its own.
+
+        Threads take no turns: SQLite holds its lock for this statement only, and a thread that held a
+        turn would wait in it for the interpreter lock.
+
+        `must_be_current`: raise where the file was removed meanwhile. While a rebuild is held off, the
+        last statement of a call finds that out for all.
+        """
+        with self.session(deadline, make=False) as session:
+            while True:
+                with session.step(deadline, _WAIT_S) as connection:
+                    try:
+                        result = statement(connection)
+                    except sqlite3.OperationalError as error:
+                        if not _may_try_again(error, deadline):
+                            raise
+                        continue
+                if must_be_current:
+                    self._require_current(session)
+                return result
 
     @contextmanager
     def held(self, deadline: Deadline) -> Generator[None, None, None]:
-        """Hold off every rebuild of the index."""
+        """Hold off every rebuild of the index. Until then this thread's connections are current."""
         for _ in range(_ATTEMPTS):
             with self._locked(fcntl.LOCK_SH, deadline):
-                if self._identity() is not None:
-                    yield
+                self._held.identity = self._identity()
+                if self._held.identity is not None:
+                    try:
+                        yield
+                    finally:
+                        self._held.identity = None
                     return
             with self.session(deadline):
                 pass
@@ -136,7 +167,7 @@ class Database:
     def _open(self, deadline: Deadline) -> Session | None:
         """Return a connection to the current file; None when the file must be made."""
         while (session := self._pop_idle()) is not None:
-            if session.identity == self._identity():
+            if session.identity == (self._held.identity or self._identity()):
                 return session
             session.close()
         try:
@@ -164,7 +195,7 @@ class Database:
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            return _identity_of(self._layout.index)
+            return identity_of(self._layout.index)
         except OSError as error:
             raise self._unavailable(error) from error
 
@@ -270,6 +301,10 @@ class Database:
                 raise
             raise self._unavailable(error) from error
 
+    def _require_current(self, session: Session) -> None:
+        if not session.is_current():
+            raise self._replaced()
+
     def _replaced(self) -> StorageUnavailable:
         return StorageUnavailable(
             f"hf3fs: {self._layout.index} was removed or replaced meanwhile: try again"
@@ -280,85 +315,10 @@ class Database:
         return StorageUnavailable(f"hf3fs: {self._layout.index} cannot be used: {reason}")
 
 
-class Session:
-    """One connection to the current file, used by one call at a time.
+class _HeldIdentity(threading.local):
+    """The identity of the index whose rebuild this thread holds off; None where it holds off none."""
 
-    Raises:
-        FileNotFoundError: There is no file.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._path = layout.index
-        file, identity = layout.index_file(), _identity_of(layout.index)
-        if file is None or identity is None:
-            raise FileNotFoundError(layout.index)
-        self._file, self.identity = file, identity
-        self.connection: sqlite3.Connection | None = None
-        self._wait_ms = -1  # as the connection was told
-        self.openings = 0
-        """The number of connections so far. SQLite's data version is comparable within one only."""
-
-    @contextmanager
-    def step(self, deadline: Deadline, limit_s: float = inf) -> Generator[sqlite3.Connection]:
-        """Lend the connection. SQLite waits for locks until the deadline, or for `limit_s`."""
-        with FORKS.step(deadline, self):
-            connection = self.connection or self._connect(deadline)
-            wait_ms = int(min(deadline.remaining_s(), limit_s) * 1000)
-            wait_ms -= wait_ms % (1 << max(0, wait_ms.bit_length() - _WAIT_BITS))
-            if wait_ms != self._wait_ms:
-                connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
-                self._wait_ms = wait_ms
-            yield connection
-
-    def is_current(self) -> bool:
-        """Return True while the index's name leads to this file."""
-        return self.identity == _identity_of(self._path)
-
-    def is_usable(self, deadline: Deadline) -> bool:
-        """Return True when the file is an index of this version."""
-        with self.step(deadline) as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            return bool(version == VERSION)
-
-    def disconnect(self) -> None:
-        """Close the connection; called in a step, or by the fork itself."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.close()
-
-    def close(self) -> None:
-        """Close the connection. A session that is used again opens another."""
-        if self.connection is None:
-            return
-        with suppress(HiCacheError), FORKS.step(Deadline(2 * WAIT_S), self):
-            self.disconnect()
-            FORKS.disconnected(self)
-
-    def _connect(self, deadline: Deadline) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(self._file)}?mode=rw",
-            uri=True,
-            timeout=deadline.remaining_s(),
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            self._require_same_file()
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-            connection.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            connection.close()
-            raise
-        self.connection = connection
-        self._wait_ms = -1
-        self.openings += 1
-        FORKS.connected(self)
-        return connection
-
-    def _require_same_file(self) -> None:
-        if _identity_of(self._file) != self.identity:
-            raise FileNotFoundError(self._file)
+    identity: tuple[int, int] | None = None
 
 
 class _NewFile:
@@ -372,28 +332,20 @@ class _NewFile:
             connection.close()
 
 
-def _identity_of(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file that `path` leads to, or None where there is none.
-
-    Raises:
-        OSError: The file system does not answer. An index does not count as lost then.
-    """
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_dev, status.st_ino
-
-
 def _begin(connection: sqlite3.Connection, deadline: Deadline) -> bool:
     """Begin a transaction that may write; return False while another process has one."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        if _code(error) not in _BUSY or deadline.passed():
+        if not _may_try_again(error, deadline):
             raise
         return False
     return True
+
+
+def _may_try_again(error: sqlite3.Error, deadline: Deadline) -> bool:
+    """Return True where another process had the lock, and there is time left."""
+    return _code(error) in _BUSY and not deadline.passed()
 
 
 def _code(error: sqlite3.Error) -> int:

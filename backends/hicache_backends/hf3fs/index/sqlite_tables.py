@@ -55,8 +55,8 @@ _FIND = (
     " group_concat(hex(page_hash) || ' ' || slot || ' ' || hex(stamp)) FROM pages"
     " WHERE space = ? AND page_hash IN ({})"
 )
-# The pages that are evicted at once beyond the needed ones: a set waits for them.
-_EVICTED_AHEAD = 1000
+EVICTED_AHEAD = 1000
+"""The pages that are evicted at once beyond the needed ones: a set waits for them."""
 _OLDEST = (
     "SELECT group_concat("
     "used_ns || ' ' || slot || ' ' || slot_nbytes || ' ' || hex(space) || ' ' || hex(page_hash)"
@@ -118,6 +118,18 @@ def touch(db: sqlite3.Connection, space: bytes, used: Sequence[tuple[bytes, int]
             f" WHERE space = ? AND page_hash IN ({_marks(part)})"
         )
         db.execute(query, (*chain.from_iterable(part), space, *hashes))
+
+
+def used_ns(db: sqlite3.Connection, space: bytes, hashes: Sequence[str]) -> dict[str, int]:
+    """Return the access times of the pages that are there."""
+    found: dict[str, int] = {}
+    for part in _parts([bytes.fromhex(page_hash) for page_hash in hashes], 1):
+        query = (
+            "SELECT lower(hex(page_hash)), used_ns FROM pages"  # noqa: S608 - question marks only
+            f" WHERE space = ? AND page_hash IN ({_marks(part)})"
+        )
+        found |= dict(db.execute(query, (space, *part)))
+    return found
 
 
 def remove(db: sqlite3.Connection, space: bytes, hashes: Sequence[bytes]) -> None:
@@ -248,7 +260,7 @@ class Reservation:
             collect_dead(self._db, self._layout, self._writer)
         surplus = self._limits.to_evict(used_nbytes(self._db), wanted_nbytes)
         if surplus:
-            self.evicted += self._evict(surplus, ahead=count + _EVICTED_AHEAD)
+            self.evicted += self._evict(surplus, ahead=count + EVICTED_AHEAD)
         most = self._most_slots()
         return count if most is None else min(count, most)
 

@@ -264,3 +264,16 @@ def _works(storage: Hf3fsStorage) -> bool:
     except StorageUnavailable:
         return False
     return True
+
+
+def test_the_times_of_pages_are_those_of_their_last_use(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    before_s = time.time()
+    with opened(server, tmp_path, capacity_nbytes=1 << 30) as storage:
+        stored(storage, range(2))
+        first, absent = storage.page_times(SPACE, [hash_of(1), hash_of(9)])
+
+    assert first.used_at_s is not None
+    assert before_s - 1 <= first.used_at_s <= time.time()
+    assert absent.used_at_s is None

@@ -236,7 +236,7 @@ class TestProcesses:
 
 class TestLostData:
     @pytest.mark.parametrize("act", ["clear", "delete", "scan"])
-    def test_what_meets_another_index_half_way_raises(
+    def test_a_call_that_meets_another_index_raises(
         self,
         storage: Hf3fsStorage,
         other: Hf3fsStorage,

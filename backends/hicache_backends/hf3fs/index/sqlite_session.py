@@ -1,0 +1,119 @@
+"""One connection to the SQLite file of an index: opened in a step, closed before a fork."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import contextmanager, suppress
+from math import inf
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hicache_backends.hf3fs.fork_guard import FORKS, WAIT_S
+from hicache_backends.hf3fs.index import sqlite_statements
+from hicache_backends.hf3fs.index.sqlite_tables import VERSION
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.errors import HiCacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_backends.hf3fs.layout import Layout
+
+_LOG_PAGES = 2000  # 8 MiB: each page of the log is synced and copied once
+_WAIT_BITS = 5  # coarse steps, so that most calls find the wait set already
+
+
+class Session:
+    """One connection to the current file, used by one call at a time.
+
+    Raises:
+        FileNotFoundError: There is no file.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._path = layout.index
+        file, identity = layout.index_file(), identity_of(layout.index)
+        if file is None or identity is None:
+            raise FileNotFoundError(layout.index)
+        self._file, self.identity = file, identity
+        self.connection: sqlite3.Connection | None = None
+        self._wait_ms = -1  # as the connection was told
+        self.openings = 0
+        """The number of connections so far. SQLite's data version is comparable within one only."""
+
+    @contextmanager
+    def step(self, deadline: Deadline, limit_s: float = inf) -> Generator[sqlite3.Connection]:
+        """Lend the connection. SQLite waits for locks until the deadline, or for `limit_s`."""
+        with FORKS.step(deadline, self):
+            connection = self.connection or self._connect(deadline)
+            wait_ms = int(min(deadline.remaining_s(), limit_s) * 1000)
+            wait_ms -= wait_ms % (1 << max(0, wait_ms.bit_length() - _WAIT_BITS))
+            if wait_ms != self._wait_ms:
+                connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+                self._wait_ms = wait_ms
+            yield connection
+
+    def is_current(self) -> bool:
+        """Return True while the index's name leads to this file."""
+        return self.identity == identity_of(self._path)
+
+    def is_usable(self, deadline: Deadline) -> bool:
+        """Return True when the file is an index of this version."""
+        with self.step(deadline) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            return bool(version == VERSION)
+
+    def disconnect(self) -> None:
+        """Close the connection; called in a step, or by the fork itself."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connection. A session that is used again opens another."""
+        if self.connection is None:
+            return
+        with suppress(HiCacheError), FORKS.step(Deadline(2 * WAIT_S), self):
+            self.disconnect()
+            FORKS.disconnected(self)
+
+    def _connect(self, deadline: Deadline) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(self._file)}?mode=rw",
+            uri=True,
+            timeout=deadline.remaining_s(),
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            self._require_same_file()
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            sqlite_statements.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self.connection = connection
+        self._wait_ms = -1
+        self.openings += 1
+        FORKS.connected(self)
+        return connection
+
+    def _require_same_file(self) -> None:
+        if identity_of(self._file) != self.identity:
+            raise FileNotFoundError(self._file)
+
+
+def identity_of(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the file that `path` leads to, or None where there is none.
+
+    Raises:
+        OSError: The file system does not answer. An index does not count as lost then.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
