@@ -12,7 +12,7 @@ import pytest
 from hicache_conformance.checks import Check, all_checks
 from hicache_conformance.run import CHECK_PROPERTY
 from hicache_conformance.run.outcomes import Outcome
-from hicache_conformance.run.runner import RunOptions, run_check
+from hicache_conformance.run.runner import RunOptions, run_check, unfinished_record
 from hicache_conformance.run.subject import Subject
 from hicache_conformance.run.waivers import Waiver, read_waivers
 from hicache_storage.errors import ConfigError
@@ -95,7 +95,12 @@ def _test_of(check: Check) -> Callable[..., None]:
         options = RunOptions(
             seed=request.config.option.hicache_seed, quick=request.config.option.hicache_quick
         )
-        record = run_check(lambda: copy.copy(self), check, options)
+        try:
+            record = run_check(lambda: copy.copy(self), check, options)
+        except BaseException as error:  # such as the end of the test's time: the rule is not kept
+            record = unfinished_record(check, str(error))
+            request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
+            raise
         request.node.user_properties.append((CHECK_PROPERTY, record.model_dump_json()))
         _conclude(record, check, type(self).known_violations())
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STORE = """
+import time
 from hicache_conformance import StorageConformance
 from hicache_backends.memory import MemoryStorage
 
@@ -20,6 +21,10 @@ class Lying(MemoryStorage):
     def batch_delete(self, space, hashes):
         self.ensure_open()
         return [True] * len(hashes)
+
+class Slow(MemoryStorage):
+    def batch_set(self, space, hashes, pages):
+        time.sleep(3600)
 
 class {name}(StorageConformance):
     storage_class = {store}
@@ -80,7 +85,7 @@ def test_a_report_is_written_for_each_class(author: Author) -> None:
     assert result["run"]["seed"] == 7
 
 
-def test_a_report_that_cannot_be_written_is_told_in_a_line(author: Author) -> None:
+def test_a_report_that_cannot_be_written_is_a_one_line_error(author: Author) -> None:
     author.writes()
     (author.folder / "out").write_text("a file")
 
@@ -89,6 +94,20 @@ def test_a_report_that_cannot_be_written_is_told_in_a_line(author: Author) -> No
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "INTERNALERROR" not in done.stdout + done.stderr
     assert "out" in done.stdout + done.stderr
+
+
+def test_a_check_that_a_time_limit_of_its_test_ends_is_unknown(author: Author) -> None:
+    """A report without the check would show the rule as kept."""
+    author.writes(store="Slow")
+
+    done = author.runs(
+        "-k", "kv_002_what_was_set_is_there", "--timeout", "1", "--hicache-report", "out"
+    )
+
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    result = json.loads((author.folder / "out" / "TestAcme" / "result.json").read_text())
+    outcomes = {rule["id"]: rule["outcome"] for rule in result["rules"]}
+    assert "unknown" == outcomes["KV-002"]
 
 
 def test_a_waived_rule_is_an_expected_failure(author: Author) -> None:
@@ -192,7 +211,7 @@ def test_a_run_without_the_kits_tests_is_left_alone(author: Author) -> None:
     assert "conformant" not in done.stdout
 
 
-def test_several_classes_of_one_storage_are_told_apart(author: Author) -> None:
+def test_several_classes_of_one_storage_have_different_names(author: Author) -> None:
     author.writes(after=STORE.format(name="TestOther", store="MemoryStorage", extra=""))
 
     done = author.runs("-k", "kv_001")

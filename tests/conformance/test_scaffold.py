@@ -74,7 +74,7 @@ def test_its_store_is_short(package: Path) -> None:
     assert len([line for line in lines if line]) < 120
 
 
-def test_what_exists_is_left_alone(package: Path) -> None:
+def test_existing_files_are_left_alone(package: Path) -> None:
     readme = (package / "README.md").read_bytes()
 
     with pytest.raises(ConfigError, match="exists: choose another name"):

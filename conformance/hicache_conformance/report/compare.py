@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache_conformance.report.terminal import show
-from hicache_conformance.report.wording import label, printable
+from hicache_conformance.report.wording import label
 from hicache_conformance.run.outcomes import Outcome, Verdict
+from hicache_storage.markup import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,16 +10,7 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING
 
-from hicache_conformance.report.markup import (
-    Child,
-    element,
-    icon,
-    link,
-    prose,
-    sentence,
-    table,
-    text_of,
-)
+from hicache_conformance.report.markup import icon, prose, sentence
 from hicache_conformance.report.page_rules import consequence_words, pill, rules_section
 from hicache_conformance.report.wording import (
     MUST_ACT,
@@ -28,16 +19,17 @@ from hicache_conformance.report.wording import (
     label,
     limits,
     meaning,
-    printable,
     remedies,
 )
 from hicache_conformance.run.outcomes import Outcome, Verdict
+from hicache_storage.markup import element, link, printable, table, text_of
 
 if TYPE_CHECKING:
     import datetime as dt
     from xml.etree.ElementTree import Element
 
     from hicache_conformance.report.record import Record, RuleRecord
+    from hicache_storage.markup import Child
 
 _HEADLINES = {
     Verdict.CONFORMANT: "is conformant",

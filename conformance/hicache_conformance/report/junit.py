@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from hicache_conformance.report.wording import families, is_on_trial, label, printable, weighed
+from hicache_conformance.report.wording import families, is_on_trial, label, weighed
 from hicache_conformance.run.outcomes import Outcome
+from hicache_storage.markup import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,28 +1,16 @@
-"""HTML as a tree, so that every text is escaped."""
+"""Elements of the page: sentences with code in them, and symbols."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
-from hicache_conformance.report.wording import printable
+from hicache_storage.markup import element
 from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from xml.etree import ElementTree as ET
 
-Child = ET.Element | str | None
-
-
-def element(tag: str, *children: Child, **attributes: str) -> ET.Element:
-    """Return an element. `class_` is its class, `aria_label` its `aria-label`. None adds no child."""
-    made = ET.Element(tag, {_name(key): printable(value) for key, value in attributes.items()})
-    for child in children:
-        if isinstance(child, str):
-            _append_text(made, printable(child))
-        elif child is not None:
-            made.append(child)
-    return made
+    from hicache_storage.markup import Child
 
 
 def prose(text: str) -> list[Child]:
@@ -45,39 +33,3 @@ def icon(name: str) -> ET.Element:
     """Return a symbol of the page. The text beside it has its meaning."""
     use = element("use", href=f"#icon-{name}")
     return element("svg", use, class_="icon", aria_hidden="true", focusable="false")
-
-
-def link(words: str, target: str) -> ET.Element:
-    """Return a link, or plain text where the target is neither a web address nor a place in the page."""
-    if not target.startswith(("https://", "http://", "#")):
-        return element("span", words)
-    return element("a", words, href=target)
-
-
-def table(heads: Iterable[str], rows: Iterable[tuple[Child, ...]], class_: str) -> ET.Element:
-    """Return a table whose first column names its rows."""
-    head = element("tr", *(element("th", one, scope="col") for one in heads))
-    body = (
-        element(
-            "tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])
-        )
-        for row in rows
-    )
-    return element("table", element("thead", head), element("tbody", *body), class_=class_)
-
-
-def text_of(nodes: Iterable[ET.Element]) -> str:
-    """Return the HTML of some elements."""
-    return "".join(ET.tostring(node, encoding="unicode", method="html") for node in nodes)
-
-
-def _name(keyword: str) -> str:
-    return keyword.rstrip("_").replace("_", "-")
-
-
-def _append_text(parent: ET.Element, text: str) -> None:
-    last = parent[-1] if len(parent) else None
-    if last is None:
-        parent.text = (parent.text or "") + text
-    else:
-        last.tail = (last.tail or "") + text

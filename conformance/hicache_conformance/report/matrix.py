@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache_conformance.report.wording import printable
 from hicache_conformance.run.outcomes import Outcome
+from hicache_storage.markup import printable
 
 if TYPE_CHECKING:
     from collections import Counter

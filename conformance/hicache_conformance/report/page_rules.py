@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hicache_conformance.report.markup import Child, element, icon, link, prose, sentence
+from hicache_conformance.report.markup import icon, prose, sentence
 from hicache_conformance.report.wording import (
     MUST_ACT,
     families,
@@ -16,11 +16,13 @@ from hicache_conformance.report.wording import (
     weighed,
 )
 from hicache_conformance.run.outcomes import Outcome
+from hicache_storage.markup import element, link
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from hicache_conformance.report.record import CheckRecord, Record, RuleRecord, WaiverRecord
+    from hicache_storage.markup import Child
 
 
 def rules_section(record: Record) -> Element:

@@ -22,13 +22,13 @@ from hicache_conformance.report.wording import (
     label,
     limits,
     meaning,
-    printable,
     reproduction,
     tally,
     weighed,
 )
 from hicache_conformance.rules import RULES
 from hicache_conformance.run.outcomes import Outcome, Verdict
+from hicache_storage.markup import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

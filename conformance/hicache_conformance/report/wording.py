@@ -43,16 +43,7 @@ REMEDIES = {
 
 _GAPS = {Outcome.WAIVED: "waived", Outcome.UNKNOWN: "undecided"}
 _PROVISIONAL = "provisional"
-_UNPRINTABLE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-"""The characters that no terminal, XML or page may get: controls, and those that reorder a line."""
 _BACK_DOOR = re.compile(r"back door `([^`]+)`")
-
-
-def printable(text: str) -> str:
-    """Return `text` with escapes for what can't be shown: a store may answer with any bytes."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def label(outcome: str) -> str:

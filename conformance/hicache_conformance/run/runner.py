@@ -52,6 +52,11 @@ def run_check(
     return _record(check, case, error, time.monotonic() - began_s)
 
 
+def unfinished_record(check: Check, reason: str) -> CheckRecord:
+    """Return the record of a check whose test ended before the check did."""
+    return _record(check, None, Unknown(f"the test ended before the check: {reason}"), 0.0)
+
+
 def _watched(
     make_subject: Callable[[], Subject], check: Check, options: RunOptions, attempt: int
 ) -> tuple[Case | None, BaseException | None]:

@@ -83,14 +83,14 @@ def outcome_of(subject: type[Subject], name: str) -> CheckRecord:
     return run_check(subject, check, RunOptions(quick=True))
 
 
-def test_a_check_that_needs_what_is_absent_is_not_verified_and_says_what() -> None:
+def test_a_check_that_needs_an_absent_operation_is_not_verified_and_names_it() -> None:
     record = outcome_of(Declared, "KV-007:a_deleted_page_is_gone")
 
     assert Outcome.NOT_VERIFIED is record.outcome
     assert f"the store was not written for batch_delete: {WORDS}" == record.message
 
 
-def test_what_is_not_declared_absent_is_a_violation() -> None:
+def test_a_refusal_not_declared_absent_is_a_violation() -> None:
     assert Outcome.FAILED is outcome_of(Undeclared, "KV-007:a_deleted_page_is_gone").outcome
 
 
@@ -107,13 +107,13 @@ def test_a_check_that_needs_nothing_absent_passes() -> None:
     )
 
 
-def test_what_is_absent_in_another_process_is_absent() -> None:
+def test_an_operation_absent_in_another_process_is_absent() -> None:
     record = outcome_of(Declared, "KV-502:a_page_deleted_elsewhere_is_gone_at_once")
 
     assert Outcome.NOT_VERIFIED is record.outcome
 
 
-def test_after_close_it_must_say_so_all_the_same() -> None:
+def test_an_absent_operation_raises_storage_closed_after_close() -> None:
     record = outcome_of(Declared, "KV-301:every_method_after_close_raises_storage_closed")
 
     assert Outcome.PASSED is record.outcome
@@ -139,7 +139,7 @@ def test_it_excuses_no_failure() -> None:
     assert Verdict.FAILED is records.record(failed, absent=KeepsAll.absent).verdict
 
 
-def test_an_operator_need_not_say_it() -> None:
+def test_a_dynamic_store_declares_its_absent_operations() -> None:
     class_of_it = {"backend_name": "acme", "module_path": "odd_stores", "class_name": "Undeleting"}
     _, make_subject = deployed_store("dynamic", class_of_it)
 

@@ -26,14 +26,14 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_what_was_scratch_is_gone_after_a_case(temporary: Path) -> None:
+def test_the_scratch_is_removed_after_a_case(temporary: Path) -> None:
     with Case(DictSubject()) as case:
         case.new_scratch().path.joinpath("page").touch()
 
     assert [] == list(temporary.iterdir())
 
 
-def test_a_case_that_nobody_ended_leaves_nothing_either(temporary: Path) -> None:
+def test_a_case_that_was_not_ended_leaves_nothing(temporary: Path) -> None:
     case = Case(DictSubject())
     assert case.scratch.path.is_relative_to(temporary)
 
@@ -42,7 +42,7 @@ def test_a_case_that_nobody_ended_leaves_nothing_either(temporary: Path) -> None
     assert [] == list(temporary.iterdir())
 
 
-def test_what_is_to_be_done_at_its_end_is_done_while_its_scratch_is_there() -> None:
+def test_callbacks_at_the_end_of_a_case_run_before_its_scratch_is_removed() -> None:
     seen: list[bool] = []
     with Case(DictSubject()) as case:
         path = case.scratch.path

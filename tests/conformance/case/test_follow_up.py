@@ -77,7 +77,7 @@ def test_a_store_that_keeps_what_it_refuses_fails_whatever_is_checked(name: str)
     assert any("batch_set" in line and "False" in line for line in record.sequence)
 
 
-def test_what_shows_only_later_is_found_when_the_check_ends() -> None:
+def test_a_refused_page_that_shows_later_is_found_when_the_check_ends() -> None:
     with Case(subject_of(KeepsItLater)()) as case:
         store, space = case.open(), case.space()
         pages = case.contents(space, case.hashes(5))

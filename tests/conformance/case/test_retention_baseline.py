@@ -111,7 +111,7 @@ def test_a_page_that_is_forgotten_in_one_situation_is_a_violation() -> None:
         set_and_hold(case, 3, model="odd")
 
 
-def test_the_pages_that_habits_are_found_with_are_deleted() -> None:
+def test_the_pages_of_the_retention_baseline_are_deleted() -> None:
     with case_of(ForgetsTheModelNamedOdd) as case:
         store, space = case.open(), case.space(64, model="odd")
         pages = case.stored(store, space, 3)

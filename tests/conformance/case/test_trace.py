@@ -37,7 +37,7 @@ def test_a_listing_is_not_kept_alive() -> None:
     assert seen() is None
 
 
-def test_a_long_listing_is_told_by_its_first_entries() -> None:
+def test_a_long_listing_is_shown_by_its_first_entries() -> None:
     trace = Trace()
 
     trace.ended(trace.began("scan"), [Found()] * 9)
@@ -45,7 +45,7 @@ def test_a_long_listing_is_told_by_its_first_entries() -> None:
     assert ["scan() -> [Found, Found, Found, Found, ... 9 in all]"] == trace.sequence()
 
 
-def test_of_a_large_batch_the_pages_in_question_are_told_with_their_verdicts() -> None:
+def test_a_large_batch_is_shown_by_the_pages_in_question_with_their_verdicts() -> None:
     trace = Trace()
     hashes = [f"{number:08x}" for number in range(6)]
 
@@ -68,7 +68,7 @@ def test_a_store_of_many_key_spaces_is_not_taken_for_one_that_leaks(tmp_path: Pa
     assert (Outcome.PASSED, "") == (record.outcome, record.got)
 
 
-def test_a_clear_is_told_with_the_pages_that_it_may_have_taken() -> None:
+def test_a_clear_is_shown_with_the_pages_that_it_may_have_removed() -> None:
     trace = Trace()
     for line, pages in (("a.clear kv", ()), ("a.batch_set kv", ("ab" * 4,)), ("a.clear kv", ())):
         trace.ended(trace.began(line, pages), 1)

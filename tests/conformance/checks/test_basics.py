@@ -118,7 +118,7 @@ def caught(name: str, control_name: str, options: RunOptions) -> CheckRecord:
         ("nothing_is_written_after_a_get_that_raised", "LeavesItsReadersRunning", "raised"),
     ],
 )
-def test_a_check_catches_its_fault_and_says_what_it_is(name: str, control: str, words: str) -> None:
+def test_a_check_finds_its_fault_and_names_it(name: str, control: str, words: str) -> None:
     found = caught(name, control, QUICK)
 
     assert Outcome.FAILED == found.outcome, found.message
@@ -225,13 +225,13 @@ UNUSUAL = {
     ("kind", "module"),
     [("pages of 1 byte", "round_trips"), ("4 KiB that evict", "verdicts"), ("64 KiB", "contents")],
 )
-def test_a_small_store_is_not_accused(kind: str, module: str) -> None:
+def test_a_small_right_store_passes(kind: str, module: str) -> None:
     must_not_accuse(UNUSUAL[kind], QUICK, module)
 
 
 @SLOW
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_an_unusual_store_is_not_accused(kind: str) -> None:
+def test_an_unusual_right_store_passes(kind: str) -> None:
     modules = ("round_trips", "contents", "removal", "refusals", "sizes", "verdicts", "duplicates")
     must_not_accuse(UNUSUAL[kind], QUICK, *modules, "batch_sizes", "buffers")
 
@@ -252,7 +252,7 @@ class _Hf3fs(Subject):
         return {"path": str(scratch.path), "capacity_nbytes": "64MiB"}
 
 
-def test_a_batch_that_a_small_store_has_no_room_for_is_not_asked_of_it() -> None:
+def test_a_batch_beyond_the_capacity_of_a_small_store_is_not_requested() -> None:
     record = run_check(_Hf3fs, CHECKS["batches_of_many_segments_work"], RunOptions(call_limit_s=30))
 
     assert (Outcome.PASSED, "") == (record.outcome, record.message)
@@ -275,7 +275,7 @@ def test_a_batch_that_a_small_store_has_no_room_for_is_not_asked_of_it() -> None
         (UNUSUAL["batches of 1"], "duplicates_are_each_read", Outcome.NOT_DECLARED),
     ],
 )
-def test_a_check_that_does_not_apply_says_so(
+def test_a_check_that_does_not_apply_gives_the_reason(
     made: type[Subject], name: str, outcome: Outcome
 ) -> None:
     assert outcome == run_check(made, CHECKS[name], QUICK).outcome

@@ -172,7 +172,7 @@ def subject_for(store: type[Shelf]) -> type[Subject]:
         (Remembers, "a_flipped_bit_is_a_miss_and_heals"),
     ],
 )
-def test_a_right_store_is_not_accused(store: type[Shelf], name: str) -> None:
+def test_a_right_store_passes(store: type[Shelf], name: str) -> None:
     record = verdict(subject_for(store), name)
 
     assert record.outcome is Outcome.PASSED, record
@@ -188,13 +188,13 @@ def test_a_right_store_is_not_accused(store: type[Shelf], name: str) -> None:
         "pages_survive_sigkill_of_their_writer",
     ],
 )
-def test_a_full_store_is_not_accused(name: str) -> None:
+def test_a_full_right_store_passes(name: str) -> None:
     record = verdict(subject_for(HasLittleRoom), name)
 
     assert record.outcome is Outcome.NOT_VERIFIED, record
 
 
-def test_what_a_log_grows_by_is_not_taken_for_debris() -> None:
+def test_growth_of_a_log_is_not_counted_as_debris() -> None:
     record = verdict(SqliteSubject, "killed_writers_leave_nothing_that_grows")
 
     assert record.outcome is Outcome.PASSED, record

@@ -93,7 +93,7 @@ def test_a_waived_rule_exits_with_2(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
 
 
-def test_what_was_not_verified_exits_with_2_where_that_is_strict() -> None:
+def test_a_strict_run_with_a_rule_not_verified_exits_with_2() -> None:
     arguments = ("--hicache-storage-backend", "memory", "--rules", "KV-203", "--rules", "KV-404")
 
     assert typed(*arguments).returncode == 0
@@ -222,7 +222,7 @@ def test_the_rules_are_printed_as_the_page_has_them() -> None:
     assert typed("rules").stdout == page.read_text(encoding="utf-8"), "make rules-page"
 
 
-def test_help_tells_of_the_other_verbs() -> None:
+def test_help_names_the_other_verbs() -> None:
     done = typed("--help")
 
     assert done.returncode == 0
@@ -253,7 +253,7 @@ def test_a_dynamic_store_is_called_by_its_class() -> None:
     assert "dynamic" not in shown
 
 
-def test_what_a_run_has_left_is_told_without_the_secrets_of_the_config() -> None:
+def test_leftovers_of_a_run_are_shown_without_the_secrets_of_the_config() -> None:
     told = {LEFT_IN_STORE: "pages of hc0: RuntimeError: hunter2-do-not-tell"}
     rule = rule_of("KV-001", Outcome.PASSED, check_of("KV-001", evidence=told))
     record = Redactor.of({"password": "hunter2-do-not-tell"}).record(record_of(rule))

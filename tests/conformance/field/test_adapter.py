@@ -20,7 +20,7 @@ def test_each_page_has_a_verdict_where_only_leading_ones_are_counted(present: st
     assert len(asked) <= 3
 
 
-def test_what_is_all_there_is_asked_for_once() -> None:
+def test_complete_pages_are_requested_once() -> None:
     asked: list[list[str]] = []
 
     def leading(keys: list[str]) -> int:
@@ -40,6 +40,6 @@ def test_one_verdict_is_that_of_every_page_where_it_can_be(*, stored: bool, coun
     assert [stored] * count == results_from_batch_flag(stored, count)
 
 
-def test_a_refused_batch_does_not_tell_which_page() -> None:
+def test_a_refused_batch_does_not_name_the_page() -> None:
     with pytest.raises(UnsupportedOperation, match="3 pages without saying which"):
         results_from_batch_flag(False, 3)

@@ -132,7 +132,7 @@ def test_a_capability_appears() -> None:
     assert change.direction is Direction.APPEARED
 
 
-def test_what_makes_two_runs_different_is_noted() -> None:
+def test_differences_between_the_conditions_of_two_runs_are_noted() -> None:
     found = compare(record_of(), record_of(seed=8, spec="1.1", quick=True, selection=("KV-1*",)))
 
     assert not found.same_seed
@@ -145,7 +145,7 @@ def test_what_makes_two_runs_different_is_noted() -> None:
     )
 
 
-def test_what_became_worse_comes_first() -> None:
+def test_regressions_come_first() -> None:
     before = record_of(rule_of("KV-001", Outcome.FAILED), rule_of("KV-002"))
     after = record_of(rule_of("KV-001"), rule_of("KV-002", Outcome.FAILED))
 

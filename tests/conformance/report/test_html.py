@@ -116,7 +116,7 @@ def test_nothing_is_loaded_from_elsewhere(sample: Record) -> None:
     assert "@import" not in style
 
 
-def test_the_browser_is_told_to_load_nothing_and_to_run_the_one_script(sample: Record) -> None:
+def test_the_content_policy_allows_the_one_script_and_no_loads(sample: Record) -> None:
     [policy] = [meta["content"] or "" for meta in page(sample).all("meta") if "http-equiv" in meta]
     [script] = re.findall("<script>(.*?)</script>", html_report(sample), re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -126,7 +126,7 @@ def test_the_browser_is_told_to_load_nothing_and_to_run_the_one_script(sample: R
 
 
 @pytest.mark.parametrize("record", [conformant(), failed(), partial()])
-def test_what_a_store_says_is_text_and_never_markup(record: Record) -> None:
+def test_text_of_a_store_is_never_markup(record: Record) -> None:
     found = page(attacked(record))
 
     assert {tag for tag, _ in page(record).elements} == {tag for tag, _ in found.elements}
@@ -223,7 +223,7 @@ def test_a_waiver_shows_its_reason_its_link_and_its_end() -> None:
     assert {"href": "https://example.org/issues/12"} in shown.all("a")
 
 
-def test_what_was_not_verified_says_what_would_verify_it() -> None:
+def test_a_check_not_verified_names_its_remedy() -> None:
     shown = page(conformant()).text
 
     assert "Open the back door tamper(space, page_hash, data) in a test class" in shown
@@ -248,7 +248,7 @@ def test_control_characters_never_reach_the_page() -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", text)
 
 
-def test_a_rule_without_checks_is_told_as_not_verified() -> None:
+def test_a_rule_without_checks_is_shown_as_not_verified() -> None:
     rule = rule_of("KV-402", Outcome.NOT_VERIFIED).model_copy(update={"checks": ()})
 
     assert "No check of it ran." in page(record_of(rule)).text

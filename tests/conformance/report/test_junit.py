@@ -52,7 +52,7 @@ def test_counts_are_the_sums_of_the_suites() -> None:
     }
 
 
-def test_a_failure_tells_what_was_expected_what_came_and_the_sequence() -> None:
+def test_a_failure_shows_the_expected_and_the_actual_result_and_the_sequence() -> None:
     failure = the(failed(), ".//failure")
 
     assert failure.get("message") == "failed: a hit holds other bytes than were set"
@@ -69,7 +69,7 @@ def test_a_waived_failure_is_skipped_with_the_waiver() -> None:
     assert "https://example.org/issues/12" in message
 
 
-def test_what_could_not_be_verified_is_skipped_with_the_reason() -> None:
+def test_a_check_not_verified_is_skipped_with_the_reason() -> None:
     record = record_of(rule_of("KV-403", Outcome.NOT_VERIFIED, DOORLESS))
 
     assert the(record, ".//skipped").get("message") == (

@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import resources
 
 import pytest
-from hicache_conformance.report.markup import element, sentence, text_of
+from hicache_conformance.report.markup import sentence
+
+from hicache_storage.markup import element, text_of
 
 
 def _shown(text: str) -> str:

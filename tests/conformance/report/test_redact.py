@@ -64,7 +64,7 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
         {"password": None},
     ],
 )
-def test_what_only_sounds_like_a_secret_is_shown(config: dict[str, Any]) -> None:
+def test_a_field_that_only_resembles_a_secret_is_shown(config: dict[str, Any]) -> None:
     redactor = Redactor.of(config)
 
     assert config == redactor.value(config)
@@ -192,7 +192,7 @@ def test_a_value_becomes_ready_for_json() -> None:
     json.dumps(shown, allow_nan=False)
 
 
-def test_a_record_loses_what_a_store_said_and_keeps_what_the_kit_says() -> None:
+def test_a_record_loses_the_text_of_a_store_and_keeps_that_of_the_kit() -> None:
     said = check_of(
         "KV-001",
         Outcome.FAILED,
@@ -227,7 +227,7 @@ SECRETS = st.text("abcXYZ019 _-.:/@%'\"\\{}ü€", min_size=4, max_size=20)
 
 @settings(deadline=None)  # the machine may be busy
 @given(secret=SECRETS, around=st.tuples(st.text(max_size=9), st.text(max_size=9)))
-def test_no_text_tells_a_secret(secret: str, around: tuple[str, str]) -> None:
+def test_no_text_contains_a_secret(secret: str, around: tuple[str, str]) -> None:
     before, after = around
     redactor = Redactor.of({"password": secret})
 

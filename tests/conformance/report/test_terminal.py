@@ -47,25 +47,25 @@ def test_a_failure_shows_the_rule_what_was_expected_what_came_and_the_sequence()
     assert "--rules KV-003" in shown
 
 
-def test_checks_that_pass_are_not_told_one_by_one() -> None:
+def test_passed_checks_are_not_listed_one_by_one() -> None:
     shown = summary(failed())
 
     assert TORN.title in shown
     assert shown.count("  check ") == 2
 
 
-def test_the_verdict_is_told_with_its_meaning() -> None:
+def test_the_verdict_is_shown_with_its_meaning() -> None:
     assert "CONFORMANT  acme: All 3 rules that could be tested hold" in summary(conformant())
 
 
-def test_reasons_that_no_block_tells_stand_under_the_verdict() -> None:
+def test_reasons_that_no_block_shows_are_under_the_verdict() -> None:
     reason = "  KV-005 Setting a present page succeeds and leaves it whole: waived"
 
     assert reason in summary(partial()).splitlines()
     assert "set: failed" not in summary(failed())
 
 
-def test_what_was_not_verified_is_told_once_a_reason() -> None:
+def test_checks_not_verified_are_shown_once_for_each_reason() -> None:
     doorless = [
         rule_of(
             name,

@@ -7,7 +7,6 @@ from hicache_conformance.report.wording import (
     counted,
     limits,
     meaning,
-    printable,
     remedies,
     reproduction,
     weighed,
@@ -68,7 +67,7 @@ def test_rules_on_trial_count_in_a_strict_run_only() -> None:
     assert meaning(strict) == "The store breaks 1 of the 2 rules that could be tested."
 
 
-def test_a_run_of_some_rules_says_so() -> None:
+def test_a_run_of_some_rules_is_marked_as_partial() -> None:
     record = record_of(rule_of("KV-101"), selection=("KV-1*",), quick=True)
 
     assert limits(record) == [
@@ -77,7 +76,7 @@ def test_a_run_of_some_rules_says_so() -> None:
     ]
 
 
-def test_stochastic_checks_are_told() -> None:
+def test_stochastic_checks_are_named() -> None:
     lucky = rule_of("KV-501", Outcome.PASSED, check_of("KV-501", stochastic=True))
 
     assert limits(record_of(lucky)) == [
@@ -122,10 +121,6 @@ def test_a_failure_under_a_waiver_that_holds_is_waived() -> None:
 
     assert weighed(check, rule_of("KV-005", Outcome.WAIVED, check)) is Outcome.WAIVED
     assert weighed(check, rule_of("KV-005", Outcome.FAILED, check)) is Outcome.FAILED
-
-
-def test_what_no_terminal_may_get_is_shown_as_escapes() -> None:
-    assert printable("a\x1b[31m\x00\u202e\tü\n") == r"a\x1b[31m\x00\u202e" + "\tü\n"
 
 
 def test_nouns_are_counted() -> None:

@@ -84,7 +84,7 @@ def test_a_directory_that_is_a_file_is_refused_by_name(tmp_path: Path) -> None:
         (Verdict.INCONCLUSIVE, "lightgrey"),
     ],
 )
-def test_a_badge_tells_the_verdict(verdict: Verdict, colour: str) -> None:
+def test_a_badge_shows_the_verdict(verdict: Verdict, colour: str) -> None:
     assert json.loads(badge_json(record_of(verdict=verdict))) == {
         "schemaVersion": 1,
         "label": "hicache conformance",
@@ -93,7 +93,7 @@ def test_a_badge_tells_the_verdict(verdict: Verdict, colour: str) -> None:
     }
 
 
-def test_a_badge_of_a_partial_run_says_so() -> None:
+def test_a_badge_of_a_partial_run_is_marked_as_partial() -> None:
     badge = json.loads(badge_json(record_of(quick=True, selection=("KV-1*",))))
 
     assert badge["message"] == "conformant (rules 1.0, quick, some rules only)"

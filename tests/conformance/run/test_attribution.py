@@ -61,7 +61,7 @@ def test_a_delete_that_raises_is_a_failure_of_the_store() -> None:
     assert "batch_delete raised StorageUnavailable" in record.message
 
 
-def test_a_delete_that_answers_false_is_told_as_that() -> None:
+def test_a_delete_that_returns_false_is_reported_as_that() -> None:
     record = record_of(subject_of(DeletesNothing), "a_deleted_page_is_gone")
 
     assert record.outcome is Outcome.FAILED
@@ -84,7 +84,7 @@ def test_a_wrong_exception_in_another_process_is_a_failure_of_the_store() -> Non
     assert "BufferError" in record.message
 
 
-def test_an_error_of_the_kit_is_nobody_elses() -> None:
+def test_an_error_of_the_kit_is_reported_as_its_own() -> None:
     for subject in (DictSubject, ShelfSubject):
         with pytest.raises(ZeroDivisionError) as raised:
             _ = 1 // 0

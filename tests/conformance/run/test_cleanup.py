@@ -115,7 +115,7 @@ class _Undeletable(MemoryStorage):
         raise StorageUnavailable("the disk is read-only")
 
 
-def test_what_could_not_be_removed_is_told() -> None:
+def test_pages_that_could_not_be_removed_are_reported() -> None:
     storage = _Undeletable.from_config({})
     with Case(DeployedStore(_Undeletable, {})) as case:
         space = case.space(64)
@@ -143,7 +143,7 @@ def test_a_store_that_no_longer_opens_is_evidence(tmp_path: Path) -> None:
     assert "the directory has gone" in case.evidence[LEFT_IN_STORE]
 
 
-def test_a_check_that_does_not_end_says_what_it_has_left(tmp_path: Path) -> None:
+def test_a_check_that_does_not_end_reports_its_leftovers(tmp_path: Path) -> None:
     go_on = threading.Event()
 
     class Hangs(FileStorage):

@@ -73,7 +73,7 @@ def test_claims_are_those_of_an_open_instance() -> None:
         ("file", {}, "path"),
     ],
 )
-def test_a_store_that_cannot_be_opened_is_a_problem_in_words(
+def test_a_store_that_cannot_be_opened_is_reported(
     name: str, config: dict[str, str], named: str
 ) -> None:
     claims, problem = claims_of(name, config)
@@ -113,7 +113,7 @@ def _starts_a_writer(link: Link) -> None:
         link.receive()
 
 
-def test_what_a_killed_process_had_started_goes_with_it(temporary: Path) -> None:
+def test_children_of_a_killed_process_are_killed_too(temporary: Path) -> None:
     with worker(_starts_a_writer) as one:
         writer = one.receive()
         wait_until(lambda: any(temporary.glob("*/99/page")))

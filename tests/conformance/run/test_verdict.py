@@ -126,11 +126,11 @@ def test_exit_codes_are_those_of_the_documentation() -> None:
     assert {"conformant": 0, "failed": 1, "partial": 2, "inconclusive": 3} == codes
 
 
-def test_rules_that_were_asked_for_alone_are_judged_though_none_is_core() -> None:
+def test_selected_rules_give_a_verdict_though_none_is_core() -> None:
     assert Verdict.CONFORMANT == record(check_record("KV-307", Outcome.PASSED)).verdict
 
 
-def test_a_good_verdict_says_that_damage_at_rest_was_not_tested() -> None:
+def test_a_good_verdict_mentions_that_damage_at_rest_was_not_tested() -> None:
     checks = (PASSED, check_record("KV-403", Outcome.NOT_VERIFIED, message="needs tamper"))
 
     given = record(*checks)

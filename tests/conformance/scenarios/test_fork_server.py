@@ -52,7 +52,7 @@ def test_a_process_is_killed_by_the_kernel_at_a_byte_of_a_file(case: Case) -> No
     assert [[], [[True]]] == messages
 
 
-def test_a_process_says_when_it_is_half_way_through_a_page(case: Case) -> None:
+def test_a_process_reports_when_it_is_half_way_through_a_page(case: Case) -> None:
     store, space = case.open(), case.space(1000)
     store.open_space(space)
     writer = ForkServer(case).spawn(write_half, space, {}, case.contents(space, case.hashes(1)), 4)
@@ -62,7 +62,7 @@ def test_a_process_says_when_it_is_half_way_through_a_page(case: Case) -> None:
     assert [] == writer.kill()
 
 
-def test_one_that_was_not_killed_is_when_the_next_one_starts(case: Case) -> None:
+def test_a_process_that_was_not_killed_is_killed_when_the_next_one_starts(case: Case) -> None:
     space = case.space(1000)
     fork_server = ForkServer(case)
     page = case.contents(space, case.hashes(1))
@@ -74,7 +74,7 @@ def test_one_that_was_not_killed_is_when_the_next_one_starts(case: Case) -> None
         first.receive()
 
 
-def test_one_that_is_left_is_dead_when_its_store_is_removed() -> None:
+def test_a_process_that_is_left_is_dead_when_its_store_is_removed() -> None:
     with Case(ShelfSubject()) as case:
         space = case.space(1000)
         page = case.contents(space, case.hashes(1))

@@ -12,7 +12,7 @@ from hicache_conformance.scenarios.attempts import Caller
 from hicache_conformance.selftest.references.subjects import DictSubject
 
 
-def test_a_page_that_was_refused_before_the_fork_is_missed_by_nobody(
+def test_a_page_that_was_refused_before_the_fork_is_not_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Case(DictSubject()) as case:

@@ -92,7 +92,7 @@ def test_odd_names_are_all_different(*, quick: bool) -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_the_quick_names_are_among_all_of_them() -> None:
+def test_the_names_of_a_quick_run_are_among_all_of_them() -> None:
     few, names = (odd_names("token", "/elsewhere", quick=quick) for quick in (True, False))
 
     assert set(few) < set(names)

@@ -76,7 +76,7 @@ def test_a_right_store_agrees_with_a_dict(subject: type[Subject]) -> None:
         (ReopenedWithoutTheLast, 2),
     ],
 )
-def test_what_is_found_is_told_in_as_few_steps_as_show_it(
+def test_a_finding_is_shown_in_the_fewest_steps(
     storage_class: type[HiCacheStorage], most: int
 ) -> None:
     violation = found_in(storage_class)
@@ -153,7 +153,7 @@ def test_a_step_that_raises_belongs_to_the_sequence() -> None:
     assert ["1. set page 0 of 'kv', version 1", "2. delete page 0 of 'kv'"] == violation.sequence
 
 
-def test_a_refused_set_is_told() -> None:
+def test_a_refused_set_is_found() -> None:
     class Refuses(DictStore):
         """A store in which a deleted page can't be set again."""
 
@@ -172,7 +172,7 @@ def test_a_refused_set_is_told() -> None:
     assert "batch_set is False" in disagreement(Refuses, *steps).message
 
 
-def test_a_delete_that_says_false_is_told() -> None:
+def test_a_delete_that_returns_false_is_found() -> None:
     class Denies(DictStore):
         def _answer(self, verdicts: list[bool]) -> list[bool]:
             return verdicts
@@ -183,7 +183,7 @@ def test_a_delete_that_says_false_is_told() -> None:
     assert "batch_delete is False" in disagreement(Denies, Step("delete", pages=(0,))).message
 
 
-def test_a_listing_that_lacks_a_page_is_told() -> None:
+def test_a_listing_that_lacks_a_page_is_found() -> None:
     class Blind(DictStore):
         def _names(self, space: KeySpace) -> list[PageInfo]:
             return []
@@ -193,7 +193,7 @@ def test_a_listing_that_lacks_a_page_is_told() -> None:
     assert ("page 2", "scan lists nothing") == (violation.expected, violation.got)
 
 
-def test_a_wrong_count_of_clear_is_told() -> None:
+def test_a_wrong_count_of_clear_is_found() -> None:
     class Miscounts(DictStore):
         def clear(self, space: KeySpace) -> int:
             return super().clear(space) + 1
@@ -203,7 +203,7 @@ def test_a_wrong_count_of_clear_is_told() -> None:
     )
 
 
-def test_bytes_of_another_page_are_told() -> None:
+def test_bytes_of_another_page_are_found() -> None:
     class Mixes(DictStore):
         def _put(self, key: Hashable, stored: Stored) -> None:
             super()._put(key, stored)

@@ -56,7 +56,7 @@ def test_a_store_with_a_large_capacity_in_its_config_is_made_small() -> None:
         assert small.probe.storage.stats().capacity_nbytes == small.capacity_nbytes
 
 
-def test_a_store_that_is_large_is_caught_when_deleting_frees_no_room() -> None:
+def test_a_large_store_is_found_when_deleting_frees_no_capacity() -> None:
     check = next(one for one in all_checks() if one.run.__name__ == "deleting_makes_room_again")
 
     record = run_check(LargeAndFreesNoRoom, check, RunOptions())
@@ -69,7 +69,7 @@ def test_the_hook_of_an_author_goes_before_the_field() -> None:
         assert make_small(case, 1 << 20) == 1 << 19
 
 
-def test_a_store_that_takes_no_capacity_is_told_as_not_made_small() -> None:
+def test_a_store_without_a_capacity_field_is_reported_as_not_made_small() -> None:
     with Case(ShelfSubject()) as case, pytest.raises(NotVerified, match="was not made small"):
         make_small(case, 1 << 20)
 

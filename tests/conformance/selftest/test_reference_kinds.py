@@ -119,7 +119,7 @@ def test_a_present_page_is_replaced_without_an_eviction() -> None:
         assert [True, True] == store.batch_exists(space(), [A, B])
 
 
-def test_a_slow_store_forgets_one_page_in_sixteen_after_three_calls() -> None:
+def test_a_slow_store_loses_one_page_in_sixteen_after_three_calls() -> None:
     hashes = [hash_of(number) for number in range(32)]
     with SlowStore.from_config({"delay_s": 0}) as store:
         store.batch_set(space(), hashes, [page()] * 32)
@@ -129,7 +129,7 @@ def test_a_slow_store_forgets_one_page_in_sixteen_after_three_calls() -> None:
     assert [15, 31] == [index for index, there in enumerate(found[-1]) if not there]
 
 
-def test_a_store_that_is_slower_than_its_timeout_says_so() -> None:
+def test_a_store_that_is_slower_than_its_timeout_raises() -> None:
     with (
         SlowStore.from_config({"delay_s": 60, "timeout_s": 0.01}) as store,
         pytest.raises(StorageTimeout, match=r"timeout_s = 0\.01"),
@@ -162,7 +162,7 @@ def test_clear_removes_damaged_pages_and_counts_whole_ones(shelf: Shelf, tmp_pat
     assert ["manifest.json"] == [path.name for path in file_of(tmp_path, A).parent.iterdir()]
 
 
-def test_what_others_keep_in_the_directory_survives(shelf: Shelf, tmp_path: Path) -> None:
+def test_foreign_files_in_the_directory_survive(shelf: Shelf, tmp_path: Path) -> None:
     shelf.batch_set(space(), [A], [page()])
     others = [
         tmp_path / "notes.txt",
@@ -218,7 +218,7 @@ def test_opening_removes_what_dead_writers_left_and_nothing_of_live_ones(
     assert (False, True) == (dead.exists(), alive.exists())
 
 
-def test_a_shelf_in_place_of_a_file_is_unavailable(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(StorageUnavailable, match="can't be used"):

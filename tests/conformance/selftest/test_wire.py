@@ -166,7 +166,7 @@ def test_a_paused_server_is_a_timeout_until_it_goes_on(
     assert [False] == store.batch_exists(space(), [A])
 
 
-def test_a_request_that_timed_out_may_be_done_and_its_reply_is_nobodys(
+def test_a_request_that_timed_out_may_be_done_and_its_reply_is_dropped(
     server: WireServer, store: WireStore
 ) -> None:
     server.pause()
@@ -179,7 +179,7 @@ def test_a_request_that_timed_out_may_be_done_and_its_reply_is_nobodys(
     assert wait_until(lambda: store.batch_exists(space(), [A, B]) == [True, False], LIMIT_S)
 
 
-def test_what_a_paused_server_was_asked_for_is_not_done_when_it_is_stopped(
+def test_requests_to_a_paused_server_are_not_done_when_it_is_stopped(
     earlier: list[threading.Thread], server: WireServer, store: WireStore
 ) -> None:
     server.pause()
@@ -316,7 +316,7 @@ def test_a_reply_of_another_request_is_refused(
     assert [False] == store.batch_exists(space(), [A])
 
 
-def test_bytes_that_nobody_asked_for_make_a_connection_unfit() -> None:
+def test_unrequested_bytes_make_a_connection_unusable() -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
         here.setblocking(False)

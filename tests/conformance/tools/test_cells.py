@@ -62,7 +62,7 @@ def test_origins_come_in_the_order_of_their_bytes() -> None:
     assert [Origin(IDENTITY, 0), Origin(other, 0), Origin(IDENTITY, -384)] == origins(data, 8)
 
 
-def test_no_more_origins_are_told_than_were_asked_for() -> None:
+def test_no_more_origins_are_returned_than_requested() -> None:
     pages = [stream(Identity.of("5a" * 16, f"{number:032x}"), 0, 64) for number in range(20)]
 
     assert 8 == len(origins(np.concatenate(pages), 8))

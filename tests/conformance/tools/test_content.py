@@ -64,7 +64,7 @@ def test_a_page_of_64_mib_takes_less_than_a_second_of_cpu() -> None:
     assert time.process_time() - started_s < 1
 
 
-def test_a_ledger_knows_what_it_was_told_and_nothing_else() -> None:
+def test_a_ledger_holds_only_the_recorded_content() -> None:
     registry = PageRegistry()
     registry.add(SPACE, PAGE, 2)
 
@@ -73,7 +73,7 @@ def test_a_ledger_knows_what_it_was_told_and_nothing_else() -> None:
     assert (OTHER_SPACE, PAGE, 2) not in registry
 
 
-def test_content_made_through_a_ledger_is_known_to_it() -> None:
+def test_content_made_through_a_ledger_is_recorded() -> None:
     registry = PageRegistry()
 
     assert content(SPACE, PAGE, 100, 5) == registry.content(SPACE, PAGE, 100, 5)

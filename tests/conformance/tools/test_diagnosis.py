@@ -67,7 +67,7 @@ def test_wrong_bytes_are_named(received: bytes, words: str) -> None:
     assert words == diagnosed(received)
 
 
-def test_a_mix_of_two_versions_is_told_also_where_both_are_expected() -> None:
+def test_a_mix_of_two_versions_is_found_where_both_are_expected() -> None:
     received = RIGHT[:4096] + LATER[4096:]
 
     assert "version 1 up to byte 4096, then version 2" == diagnosed(received, 1, 2)
@@ -125,7 +125,7 @@ def test_noise_is_of_no_known_page() -> None:
     assert f"bytes of no known page ({NOISE[:8].hex(' ')} ...)" == diagnosed(NOISE)
 
 
-def test_only_the_first_of_many_parts_are_told() -> None:
+def test_only_the_first_of_many_parts_are_shown() -> None:
     pieces = [(RIGHT, LATER)[number % 2][512 * number :][:512] for number in range(16)]
 
     words = diagnosed(b"".join(pieces))
@@ -143,7 +143,7 @@ def test_only_the_first_of_many_parts_are_told() -> None:
         (LATER[:100], "100 bytes instead of 8192: version 2"),
     ],
 )
-def test_another_length_is_told_first(received: bytes, words: str) -> None:
+def test_another_length_is_reported_first(received: bytes, words: str) -> None:
     assert words == diagnosed(received, nbytes=N)
 
 
@@ -154,7 +154,7 @@ def test_pages_shorter_than_a_cell_are_recognised_too(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 3])
-def test_bytes_too_few_to_tell_are_compared(nbytes: int) -> None:
+def test_bytes_too_few_to_identify_are_compared(nbytes: int) -> None:
     assert diagnosed(ALIEN[:nbytes]).startswith("first differs at byte 0: ")
 
 

@@ -71,7 +71,7 @@ def test_several_endpoints_in_one_text(text: str, there: str | None) -> None:
         "127.0.0.1:6379/0", "127.0.0.1:6379 or so",
     ],
 )  # fmt: skip
-def test_what_is_no_endpoint_is_left_alone(value: object) -> None:
+def test_a_text_that_is_no_endpoint_is_left_alone(value: object) -> None:
     assert [] == found(value)
     assert value == moved(value)
 
@@ -161,7 +161,7 @@ def test_any_text_stays_as_it_is_where_nothing_is_redirected(text: str) -> None:
 
 @settings(deadline=None)  # The machine may be busy.
 @given(text=st.text(alphabet="ab1:/@,;?#.[] ", max_size=30))
-def test_what_was_redirected_names_the_target_alone(text: str) -> None:
+def test_a_redirected_config_names_the_target_alone(text: str) -> None:
     there = moved(f"redis://{text}")
 
     assert found(there) in ([TARGET], [])

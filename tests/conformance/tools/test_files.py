@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_usage_counts_what_lies_there(tmp_path: Path) -> None:
+def test_usage_counts_the_files_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one").write_bytes(bytes(10))
     (tmp_path / "two").write_bytes(bytes(5))

@@ -84,12 +84,12 @@ UNEXPLAINED = {
 
 
 @pytest.mark.parametrize("text", EXPLAINED.values(), ids=EXPLAINED)
-def test_what_one_order_explains(text: str) -> None:
+def test_a_history_that_one_order_explains_is_linearizable(text: str) -> None:
     assert explain(histories(text)) is None
 
 
 @pytest.mark.parametrize("text", UNEXPLAINED.values(), ids=UNEXPLAINED)
-def test_what_no_order_explains(text: str) -> None:
+def test_a_history_that_no_order_explains_is_not_linearizable(text: str) -> None:
     assert isinstance(explain(histories(text)), Counterexample)
 
 
@@ -100,7 +100,7 @@ def test_a_store_that_keeps_the_first_bytes_must_not_overwrite() -> None:
     assert isinstance(explain(overwritten, keeps_first=True), Counterexample)
 
 
-def test_a_store_that_keeps_the_first_bytes_may_be_told_to_forget_by_a_delete_that_raised() -> None:
+def test_a_delete_that_raised_may_have_removed_the_first_bytes() -> None:
     history = histories("0-1 set 1\n2- delete\n4-5 set 2\n6-7 get 2")
 
     assert explain(history, keeps_first=True) is None
@@ -141,19 +141,19 @@ def test_a_counterexample_leaves_out_what_it_does_not_take() -> None:
     ]
 
 
-def test_a_counterexample_says_who_set_what_is_read() -> None:
+def test_a_counterexample_names_the_set_of_each_version_read() -> None:
     lines = shown("0-1 set 1\n2-3 delete\n4-5 set 2\n6-7 get 1")
 
     assert "process 0: set version 1 -> True [0..1]" in lines
 
 
-def test_operations_without_an_answer_are_told_as_such() -> None:
+def test_operations_without_a_result_are_marked() -> None:
     lines = shown("0- set 1\n2-3 get 1\n4-5 get miss")
 
     assert "process 0: set version 1 -> no answer [0..]" in lines
 
 
-def test_a_delete_without_an_answer_is_told_where_a_miss_may_be_due_to_it() -> None:
+def test_a_delete_without_a_result_is_shown_where_it_may_explain_a_miss() -> None:
     lines = shown("0-1 set 1\n2- delete\n3-4 get miss\n5-6 get 1")
 
     assert "process 1: delete -> no answer [2..]" in lines
@@ -225,13 +225,13 @@ def _applied(
 
 @settings(deadline=None)  # The machine may be busy.
 @given(seed=st.integers(min_value=0), processes=st.integers(1, 6), calls=st.integers(1, 8))
-def test_whatever_a_right_store_answers_is_explained(seed: int, processes: int, calls: int) -> None:
+def test_every_history_of_a_right_store_is_explained(seed: int, processes: int, calls: int) -> None:
     assert explain(simulated(seed, processes=processes, calls=calls)) is None
 
 
 @settings(deadline=None)  # The machine may be busy.
 @given(seed=st.integers(min_value=0), processes=st.integers(1, 6), calls=st.integers(1, 8))
-def test_so_is_what_a_store_answers_that_keeps_the_first_bytes(
+def test_every_history_of_a_store_that_keeps_the_first_bytes_is_explained(
     seed: int, processes: int, calls: int
 ) -> None:
     history = simulated(seed, processes=processes, calls=calls, keeps_first=True)
@@ -308,9 +308,7 @@ def test_with_one_answer_changed_it_agrees_with_trying_every_order(
 
 @settings(deadline=None)  # The machine may be busy.
 @given(seed=st.integers(min_value=0), calls=st.integers(1, 10))
-def test_what_is_left_of_a_wrong_history_is_still_wrong_and_as_short_as_can_be(
-    seed: int, calls: int
-) -> None:
+def test_a_reduced_history_is_still_wrong_and_minimal(seed: int, calls: int) -> None:
     history = simulated(seed, processes=4, calls=calls)
     history.append(Operation(9, 10_000, 10_001, "get", 10_000, outcome=True))
 

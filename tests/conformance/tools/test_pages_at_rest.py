@@ -71,7 +71,7 @@ class TestPagesAtRest:
         with pytest.raises(NotVerified, match="tamper"):
             self.found(tmp_path, self.pages())
 
-    def test_padding_tells_no_page_from_another(self, tmp_path: Path) -> None:
+    def test_padding_identifies_no_page(self, tmp_path: Path) -> None:
         data = {one: bytes(4096) + page for one, page in self.pages().items()}
         for name, page in data.items():
             (tmp_path / name).write_bytes(page)

@@ -154,7 +154,7 @@ def test_a_batch_is_one_round_trip_however_many_pieces_it_comes_in(echo: Proxied
 # --- refusing ------------------------------------------------------------------------------------
 
 
-def test_refusing_resets_connections_and_lets_nobody_in(echo: ProxiedEcho) -> None:
+def test_refusing_resets_connections_and_accepts_none(echo: ProxiedEcho) -> None:
     client = echo.connect()
     client.echo(b"x")
 

@@ -69,7 +69,7 @@ def test_a_late_reply_comes_before_that_to_a_later_request(echo: ProxiedEcho) ->
     assert b"first second" == client.receive(12)
 
 
-def test_what_is_held_can_be_dropped(echo: ProxiedEcho) -> None:
+def test_held_bytes_can_be_dropped(echo: ProxiedEcho) -> None:
     client = echo.connect()
     echo.proxy.go_silent()
     client.send(b"lost")

@@ -36,7 +36,7 @@ _BEHIND_S = 0.05
 
 
 @caught_by("KV-401:pages_survive_sigkill_of_their_writer")
-class _WritesAtClose(Shelf):
+class WritesAtClose(Shelf):
     """Pages stay in memory until the store is closed, and it claims to survive crashes."""
 
     def __init__(self, settings: ShelfSettings) -> None:
@@ -68,7 +68,7 @@ class _WritesAtClose(Shelf):
     "KV-401:a_page_survives_a_kill_right_after_its_verdict",
     "KV-401:an_overwritten_page_survives_a_kill",
 )
-class WritesSoon(_WritesAtClose):
+class WritesSoon(WritesAtClose):
     """A set returns True when its page is in a queue, which a thread writes a moment later."""
 
     def _replaced(self, path: Path, data: bytes) -> bool:
