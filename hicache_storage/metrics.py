@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from hicache_storage.page_store import PageStore
 
 
+_VERDICTS = [verdict for verdict in Verdict if verdict is not Verdict.NOT_ADMITTED]
+"""The verdicts of a page store."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Cache:
     """One page store, with the controller and the sides of hand-offs above it, if there are any."""
@@ -176,7 +180,7 @@ class _Families:
         for direction in DIRECTIONS:
             nbytes = stats.get(nbytes_counter(direction), 0)
             self.payload.add_metric([*labels, direction], nbytes)
-            for verdict in Verdict:
+            for verdict in _VERDICTS:
                 count = stats.get(pages_counter(direction, verdict), 0)
                 self.pages.add_metric([*labels, direction, verdict.value], count)
         self.wrong.add_metric(labels, stats.get(WRONG_PAGES_DELETED, 0))

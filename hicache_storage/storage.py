@@ -91,6 +91,25 @@ class PageInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageTimes:
+    """The times of a page, in seconds since 1970. None: the store does not know."""
+
+    written_at_s: float | None = None
+    used_at_s: float | None = None
+    """The time of the last write or get, to within the interval at which the store notes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A fact about a store, for people. It never holds a secret."""
+
+    topic: str
+    fact: str
+    advice: str = ""
+    """The thing to do, or empty if the fact needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStats:
     """A backend's own figures. None: the figure is not known without I/O."""
 
@@ -214,6 +233,11 @@ class HiCacheStorage(abc.ABC):
         self.ensure_open()
         raise UnsupportedOperation(f"{type(self).__name__} does not list its pages")
 
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return when each page was written and used, as far as the store knows. No call uses a page."""
+        self.ensure_open()
+        return [PageTimes()] * len(hashes)
+
     def clear(self, space: KeySpace) -> int:
         """Remove every page of `space` and nothing else. Return the number of pages (KV-103).
 
@@ -243,6 +267,11 @@ class HiCacheStorage(abc.ABC):
                 if not gone:
                     left.append(page_hash)
         return removed, left
+
+    def diagnose(self) -> list[Diagnosis]:
+        """Return what the store says about itself that an operator should know: `hicache doctor`."""
+        self.ensure_open()
+        return []
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Announce host memory that will hold pages, for a store that pins or maps memory beforehand."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
-    from hicache_storage.storage import Capabilities, PageInfo, StorageStats
+    from hicache_storage.storage import Capabilities, Diagnosis, PageInfo, PageTimes, StorageStats
 
 
 class WrapperStorage(HiCacheStorage):
@@ -86,8 +86,14 @@ class WrapperStorage(HiCacheStorage):
     def scan(self, space: KeySpace) -> Iterator[PageInfo]:
         return self.inner.scan(space)
 
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        return self.inner.page_times(space, hashes)
+
     def clear(self, space: KeySpace) -> int:
         return self.inner.clear(space)
+
+    def diagnose(self) -> list[Diagnosis]:
+        return self.inner.diagnose()
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         self.inner.register_buffer(buffer)

@@ -95,7 +95,7 @@ def test_two_caches_of_a_process_are_in_one_exposition(auto_describe: bool) -> N
 
 
 @pytest.mark.parametrize("labels", [{}, {"rank": "0"}, {"rank": "1", "host": "a"}])
-def test_caches_that_could_not_be_told_apart_are_refused(labels: dict[str, str]) -> None:
+def test_caches_with_equal_labels_are_refused(labels: dict[str, str]) -> None:
     with PageStore(HookedStorage()) as store:
         collector = CacheCollector(store, labels={"rank": "0"})
 
@@ -128,7 +128,7 @@ def test_a_scrape_shows_which_direction_is_turned_away() -> None:
 
 
 @pytest.mark.parametrize("name", ["hicache_storage_pages", "hicache_storage_bytes"])
-def test_what_a_storage_does_not_know_is_left_out(name: str) -> None:
+def test_figures_that_a_storage_does_not_have_are_left_out(name: str) -> None:
     class WithoutFigures(HookedStorage):
         def stats(self) -> StorageStats:
             return StorageStats()

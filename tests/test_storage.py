@@ -120,7 +120,7 @@ def test_a_class_that_lacks_one_of_them_is_no_storage(missing: str) -> None:
 # --- defaults ------------------------------------------------------------------------------------
 
 
-def test_a_storage_that_lists_nothing_says_so() -> None:
+def test_a_storage_without_listings_raises_unsupported() -> None:
     with DictStorage() as storage:
         for refused in (storage.spaces, lambda: storage.scan(space())):
             with pytest.raises(UnsupportedOperation, match="DictStorage does not list its"):
@@ -181,7 +181,7 @@ def test_clear_tries_what_stays_a_second_time() -> None:
         assert not storage.pages
 
 
-def test_clear_never_counts_a_part_in_silence() -> None:
+def test_a_partial_clear_raises() -> None:
     """Every page that can be removed is removed, also behind pages that cannot."""
     stays = [hash_of(n) for n in (0, 1, 2, 3)]
     with Stubborn(dict.fromkeys(stays, 2)) as storage:
@@ -200,7 +200,7 @@ def test_stats_are_unknown_by_default() -> None:
         assert StorageStats() == storage.stats()
 
 
-def test_buffers_may_be_registered_in_vain() -> None:
+def test_registering_a_buffer_has_no_effect_by_default() -> None:
     buffer = memoryview(bytearray(16))
     with DictStorage() as storage:
         storage.register_buffer(buffer)
@@ -234,7 +234,9 @@ CALLS: dict[str, Callable[[HiCacheStorage], object]] = {
     "open_space": lambda storage: storage.open_space(space()),
     "spaces": lambda storage: storage.spaces(),
     "scan": lambda storage: storage.scan(space()),
+    "page_times": lambda storage: storage.page_times(space(), []),
     "clear": lambda storage: storage.clear(space()),
+    "diagnose": lambda storage: storage.diagnose(),
     "register_buffer": lambda storage: storage.register_buffer(b"x"),
     "unregister_buffer": lambda storage: storage.unregister_buffer(b"x"),
     "stats": lambda storage: storage.stats(),
@@ -318,7 +320,7 @@ def test_an_instance_may_not_claim_more(claim: str, value: object) -> None:
     assert LimitedStorage.capabilities == storage.capabilities
 
 
-def test_what_was_narrowed_once_may_be_narrowed_again() -> None:
+def test_narrowed_claims_may_be_narrowed_again() -> None:
     storage = LimitedStorage()
     storage.narrow(max_batch=8)
     storage.narrow(durability=Durability.PROCESS)
@@ -349,7 +351,7 @@ def test_a_new_backend_claims_nothing_that_it_must_prove() -> None:
     assert not claims.enumerable
 
 
-def test_capabilities_are_told_in_single_words() -> None:
+def test_capabilities_are_described_in_single_words() -> None:
     told = describe(LimitedStorage.capabilities)
 
     assert {
@@ -387,7 +389,7 @@ def test_a_forked_child_is_refused_by_default() -> None:
     assert _asked(storage) == "[False]"
 
 
-def test_a_forked_child_goes_on_where_the_class_says_that_it_may() -> None:
+def test_a_forked_child_is_served_where_the_class_allows_it() -> None:
     class Reopening(DictStorage):
         usable_after_fork = True
 

@@ -267,7 +267,7 @@ def test_odds_of_other_operations_are_not_meant() -> None:
     assert [False] * 4 == storage.batch_exists(SPACE, HASHES)
 
 
-def test_what_has_no_faults_is_passed_on() -> None:
+def test_calls_without_faults_are_passed_on() -> None:
     with FaultyStorage(MemoryStorage()) as storage:
         storage.batch_set(SPACE, HASHES, pages())
 

@@ -18,7 +18,7 @@ def test_pages_are_copied_between_any_segments() -> None:
     assert [None, None] == [target.digest for target in targets]
 
 
-def test_a_copy_has_the_digest_that_its_page_wants() -> None:
+def test_a_copy_has_a_digest_where_its_page_asks_for_one() -> None:
     target = Page(bytearray(48))
     target.digest_skip = 8
 

@@ -7,7 +7,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout
 
 
-def test_what_remains_shrinks_with_the_clock_and_stops_at_zero(
+def test_the_remaining_time_shrinks_and_stops_at_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch)

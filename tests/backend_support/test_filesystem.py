@@ -14,9 +14,9 @@ def test_memory_is_local() -> None:
     assert is_local("/dev/shm")
 
 
-def test_what_is_not_known_is_not_local() -> None:
+def test_an_unknown_file_system_is_not_local() -> None:
     assert not is_local("/proc")
 
 
-def test_what_is_not_there_is_not_local(tmp_path: Path) -> None:
+def test_a_missing_path_is_not_local(tmp_path: Path) -> None:
     assert not is_local(str(tmp_path / "missing"))

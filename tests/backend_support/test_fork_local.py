@@ -114,7 +114,7 @@ def test_a_descendant_with_the_number_of_its_ancestor_uses_nothing_of_it(
     assert in_a_fork(tell)
 
 
-def test_what_cannot_be_let_go_of_keeps_no_child_from_the_rest() -> None:
+def test_a_failed_release_in_a_child_does_not_prevent_the_others() -> None:
     def fail(_: Session) -> None:
         raise ConnectionError("down")
 
@@ -165,7 +165,7 @@ def test_a_fork_while_another_thread_closes_it_leaves_the_child_able_to_use_it()
         thread.join(LIMIT_S)
 
 
-def test_what_could_not_be_made_is_tried_again() -> None:
+def test_a_failed_construction_is_tried_again() -> None:
     attempts: list[int] = []
 
     def make() -> Session:

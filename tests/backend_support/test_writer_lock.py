@@ -68,7 +68,7 @@ def test_shared_locks_hold_off_an_exclusive_one_only(path: str) -> None:
         assert not try_lock(writer)
 
 
-def test_a_removed_file_is_not_worth_its_lock(path: str) -> None:
+def test_the_lock_of_a_removed_file_does_not_count(path: str) -> None:
     with opened(path) as fd:
         assert try_lock_at(path, fd)
         Path(path).unlink()

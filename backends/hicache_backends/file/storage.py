@@ -36,6 +36,7 @@ from hicache_storage.storage import (
     Durability,
     HiCacheStorage,
     PageInfo,
+    PageTimes,
     Retention,
     StorageStats,
 )
@@ -169,6 +170,12 @@ class FileStorage(HiCacheStorage):
             if self._is_there(files, page_hash)
         )
 
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the times of the files. With a capacity they are those of the last use."""
+        self.ensure_open()
+        files = self._files_of(space)
+        return [self._times(files, page_hash) for page_hash in hashes]
+
     def clear(self, space: KeySpace) -> int:
         """Remove all pages of `space`, and return the number of the whole pages among them.
 
@@ -217,6 +224,15 @@ class FileStorage(HiCacheStorage):
         (verdict,) = files.exists([page_hash], Deadline(self._settings.timeout_s))
         self._note_errors([verdict])
         return verdict == native.HIT
+
+    def _times(self, files: PageFiles, page_hash: str) -> PageTimes:
+        try:
+            modified_s = os.lstat(files.path(page_hash)).st_mtime
+        except OSError:
+            return PageTimes()
+        if self._limits.evict:
+            return PageTimes(used_at_s=modified_s)
+        return PageTimes(written_at_s=modified_s)
 
     def _heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
         try:

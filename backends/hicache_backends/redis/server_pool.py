@@ -33,8 +33,7 @@ class ServerFacts:
 
     @classmethod
     def parse(cls, info: str) -> ServerFacts:
-        lines = (line.partition(":") for line in info.splitlines())
-        fields = {name: value for name, _, value in lines}
+        fields = parse_info(info)
         evicted = fields.get("evicted_keys", "0")
         return cls(
             policy=fields.get("maxmemory_policy"),
@@ -54,6 +53,12 @@ class ServerFacts:
         if self.may_evict_anything or self.policy is None:
             return False
         return self.evicted_keys == 0 or self.policy.startswith("volatile")
+
+
+def parse_info(info: str) -> dict[str, str]:
+    """Return the fields of INFO."""
+    lines = (line.partition(":") for line in info.splitlines())
+    return {name: value.strip() for name, _, value in lines}
 
 
 class ServerPool:
@@ -103,9 +108,13 @@ class ServerPool:
         Raises:
             OSError, RedisError: The server does not answer.
         """
+        return ServerFacts.parse(self.info(deadline))
+
+    def info(self, deadline: Deadline) -> str:
+        """Return the server's INFO; empty text where INFO is forbidden. Raises as `facts`."""
         with self.acquire(deadline) as connection:
             (reply,) = connection.execute([("INFO",)])
-        return ServerFacts.parse(reply.decode(errors="replace") if isinstance(reply, bytes) else "")
+        return reply.decode(errors="replace") if isinstance(reply, bytes) else ""
 
     def close(self) -> None:
         """End all connections, also those in use, and make no more. Idempotent."""

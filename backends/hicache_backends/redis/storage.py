@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from redis import exceptions
 
+from hicache_backends.redis.diagnosis import diagnoses
 from hicache_backends.redis.layout import SpaceKeys
 from hicache_backends.redis.replies import FAILURES, TIMEOUTS
 from hicache_backends.redis.session import Session
@@ -21,6 +22,7 @@ from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
+    Diagnosis,
     Durability,
     HiCacheStorage,
     PageInfo,
@@ -133,6 +135,12 @@ class RedisStorage(HiCacheStorage):
             whole = (nbytes == space.stored_nbytes for _, nbytes in part)
             removed += sum(map(min, gone, whole))
         return removed
+
+    def diagnose(self) -> list[Diagnosis]:
+        """Return version, role, eviction policy, persistence and clock of each server."""
+        with self._calling() as (session, deadline):
+            servers = session.deployment.all_servers(deadline)
+            return [one for server in servers for one in diagnoses(server.info(deadline))]
 
     def stats(self) -> StorageStats:
         self.ensure_open()

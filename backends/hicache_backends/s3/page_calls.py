@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from base64 import b64encode
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,17 @@ class PageCalls:
         if self._is_absent(reply):
             return None
         raise self._client.refusal(reply)
+
+    def written_at_s(self, name: str) -> Call[float | None]:
+        """Return the time of an object in seconds since 1970; None where it is absent or unknown."""
+        make = partial(self._client.object_request, "HEAD", name, self._read_headers)
+        reply, _ = yield from self._client.send(make)
+        if reply.status != 200:
+            return None
+        try:
+            return parsedate_to_datetime(reply.headers.get("last-modified", "")).timestamp()
+        except ValueError:
+            return None
 
     def write(self, name: str, data: bytes) -> Call[None]:
         """Store a small object."""

@@ -26,6 +26,7 @@ from hicache_storage.storage import (
     Durability,
     HiCacheStorage,
     PageInfo,
+    PageTimes,
     Retention,
     StorageStats,
 )
@@ -132,6 +133,14 @@ class S3Storage(HiCacheStorage):
             if object_.nbytes == space.stored_nbytes
             and self._layout.is_page(space.id, object_.name)
         )
+
+    def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
+        """Return the times at which the objects were written. The protocol has none of their use."""
+        names = self._page_names(space, hashes)
+        outcomes = self._run([self._pages.written_at_s(name) for name in names], self._deadline())
+        return [
+            PageTimes(written_at_s=None if isinstance(one, CallFailed) else one) for one in outcomes
+        ]
 
     def clear(self, space: KeySpace) -> int:
         self.ensure_open()

@@ -42,7 +42,7 @@ class TestExecutors:
         assert [10.0, None, 2.0] == [answer.value for answer in answers]
         assert isinstance(answers[1].error, ZeroDivisionError)
 
-    def test_what_is_not_done_by_the_deadline_is_late(self) -> None:
+    def test_an_item_not_done_by_the_deadline_is_late(self) -> None:
         async def wait(duration_s: float) -> str:
             await asyncio.sleep(duration_s)
             return "done"

@@ -27,7 +27,7 @@ class TestLookup:
     def test_a_listing_may_take_what_the_pages_would(self) -> None:
         assert Lookup(0.001).budget_s("space", 500) == pytest.approx(0.5)
 
-    def test_the_quicker_way_is_taken(self) -> None:
+    def test_the_faster_kind_of_lookup_is_chosen(self) -> None:
         lookup = Lookup(0.01)
         lookup.note_listing("large", 10.0, done=True)
         lookup.note_listing("small", 0.01, done=True)
@@ -35,14 +35,14 @@ class TestLookup:
         assert lookup.budget_s("large", 100) == 0
         assert lookup.budget_s("small", 100) > 0
 
-    def test_what_pages_take_is_learnt(self) -> None:
+    def test_the_latency_of_single_lookups_is_estimated(self) -> None:
         lookup = Lookup(0.01)
         for _ in range(50):
             lookup.note_pages(100, 0.01)
 
         assert lookup.budget_s("space", 500) == 0
 
-    def test_a_page_alone_says_nothing_of_many(self) -> None:
+    def test_the_latency_of_one_page_is_not_that_of_many(self) -> None:
         lookup = Lookup(0.0001)
         lookup.note_pages(1, 60.0)
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 class TestFailures:
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-    def test_a_page_without_room_is_refused_and_no_other(self, scripted: Hooks, code: int) -> None:
+    def test_a_page_without_capacity_is_refused_and_no_other(
+        self, scripted: Hooks, code: int
+    ) -> None:
         def full_for_a(path: str) -> None:
             if path.endswith(A):
                 raise OSError(code, "no room")
@@ -90,7 +92,7 @@ class TestFailures:
 
 class TestSecrets:
     @pytest.mark.parametrize("call", ["open", "exists", "get", "set", "delete", "clear", "spaces"])
-    def test_no_traceback_holds_what_a_library_says(self, scripted: Hooks, call: str) -> None:
+    def test_no_traceback_holds_a_message_of_a_library(self, scripted: Hooks, call: str) -> None:
         failing = raising(OSError(f"GET https://store/?token={SECRET} failed"))
         store = open_store("scripted://kv", atomic="put")
         store.batch_set(SPACE, [A], [page()])

@@ -40,13 +40,13 @@ class TestClaims:
         assert claims.shared
         assert claims.overwrites
 
-    def test_memory_dies_with_its_process(self) -> None:
+    def test_memory_is_not_durable(self) -> None:
         with FsspecStorage.from_config({"url": "memory://kv"}) as store:
             claims = store.capabilities
 
         assert (Durability.PROCESS, False) == (claims.durability, claims.shared)
 
-    def test_an_unknown_filesystem_promises_nothing(self, scripted: Hooks) -> None:
+    def test_an_unknown_filesystem_claims_nothing(self, scripted: Hooks) -> None:
         with open_store("scripted://kv") as store:
             claims = store.capabilities
 
@@ -54,7 +54,7 @@ class TestClaims:
         assert not claims.shared
         assert not claims.overwrites
 
-    def test_what_is_known_better_can_be_said(self, scripted: Hooks) -> None:
+    def test_the_config_overrides_the_claims_of_a_filesystem(self, scripted: Hooks) -> None:
         with open_store("scripted://kv", atomic="put") as store:
             assert store.capabilities.overwrites
             assert store.capabilities.retention is Retention.UNTIL_DELETED
@@ -115,7 +115,7 @@ class TestClear:
             assert 0 < left < len(hashes)  # what was done stays done
             assert store.clear(SPACE) == left
 
-    def test_a_page_that_cannot_be_removed_is_told_after_all_others_went(
+    def test_a_page_that_cannot_be_removed_raises_after_all_others_are_removed(
         self, scripted: Hooks
     ) -> None:
         def denied_for_a(path: str) -> None:

@@ -146,7 +146,7 @@ def test_scan_and_spaces_list_what_is_there(storage: MemoryStorage) -> None:
     assert [] == list(storage.scan(draft))
 
 
-def test_a_scan_does_not_mind_writers(storage: MemoryStorage) -> None:
+def test_a_scan_works_beside_writers(storage: MemoryStorage) -> None:
     storage.batch_set(space(), [A, B], [page(), page()])
     scanned = storage.scan(space())
     storage.batch_delete(space(), [A, B])
@@ -163,7 +163,7 @@ def test_beyond_its_capacity_a_page_is_refused_and_the_rest_stays() -> None:
         assert 1 == storage.stats().counters["refused_no_space"]
 
 
-def test_room_that_was_made_is_used() -> None:
+def test_freed_capacity_is_used() -> None:
     with MemoryStorage.from_config({"capacity_nbytes": 4096}) as storage:
         storage.batch_set(space(), [A], [page()])
         storage.batch_delete(space(), [A])

@@ -98,7 +98,7 @@ def pages(seed: int = 0) -> list[Any]:
 
 
 class TestSizes:
-    def test_sizes_that_nobody_told_remove_no_page(
+    def test_unknown_sizes_remove_no_page(
         self, store: HiCacheStorage, master: MooncakeMaster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.batch_set(SPACE, HASHES, pages())
@@ -112,7 +112,7 @@ class TestSizes:
             assert "wrong_size" not in hasty.stats().counters
             assert hasty.batch_exists(SPACE, HASHES) == [True] * len(HASHES)
 
-    def test_sizes_that_are_told_at_the_second_time_are_believed(
+    def test_sizes_from_a_repeated_query_are_used(
         self, store: HiCacheStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.batch_set(SPACE, HASHES, pages())
@@ -175,7 +175,7 @@ class TestSizes:
 
 
 class TestListing:
-    def test_a_manifest_that_nobody_handed_over_is_asked_for_again(
+    def test_a_manifest_that_was_not_returned_is_requested_again(
         self, store: HiCacheStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.batch_set(SPACE, HASHES, pages())
@@ -189,7 +189,7 @@ class TestListing:
 
         assert [SPACE] == list(store.spaces())
 
-    def test_what_has_no_name_of_a_page_is_not_cleared(self, store: HiCacheStorage) -> None:
+    def test_keys_that_name_no_page_are_not_cleared(self, store: HiCacheStorage) -> None:
         store.batch_set(SPACE, HASHES, pages())
         native = client_of(store)._native
         foreign = [key_of(store, name) for name in ("abc", "0" * 200, f"{A}.bak", "MANIFEST")]

@@ -191,7 +191,7 @@ def test_storages_of_one_config_share_a_client(
     assert native_of(store).is_exist("nothing") == 0  # the first close left the client open
 
 
-def test_a_full_cluster_refuses_pages_until_there_is_room(
+def test_a_full_cluster_refuses_pages_until_capacity_is_free(
     own_master: MooncakeMaster,
 ) -> None:
     large = space(page_nbytes=1 << 20)

@@ -55,7 +55,7 @@ class TestFailover:
             "UNBLOCKED force unblock from blocking operation",
         ],
     )
-    def test_what_a_server_says_of_itself_ends_its_connections(self, word: str) -> None:
+    def test_an_error_about_the_state_of_a_server_ends_its_connections(self, word: str) -> None:
         error = b"-%b\r\n" % word.encode()
 
         def first_reply(command: list[bytes]) -> bytes:
@@ -240,7 +240,7 @@ class TestHalfAnswers:
 
 class TestRedirections:
     @pytest.mark.parametrize("host", ["", "127.0.0.1"])
-    def test_ask_without_a_host_means_the_one_that_said_so(
+    def test_ask_without_a_host_means_the_server_that_replied(
         self, cluster: Cluster, storage: RedisStorage, host: str
     ) -> None:
         data = page().tobytes()
@@ -258,7 +258,7 @@ class TestRedirections:
 
     @pytest.mark.parametrize("target", [b"", b"nowhere", b"here:99999999", b"\xff:1", b"a:b:c"])
     @pytest.mark.parametrize("code", [b"ASK", b"MOVED"])
-    def test_one_that_names_no_server_is_no_foreign_error(
+    def test_a_redirection_that_names_no_server_is_no_foreign_error(
         self, cluster: Cluster, storage: RedisStorage, code: bytes, target: bytes
     ) -> None:
         cluster.second_refuses(b"GET", b"STRLEN", with_=b"%b 1 %b" % (code, target))

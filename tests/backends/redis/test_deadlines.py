@@ -175,21 +175,25 @@ class Dripping(RespServer):
 
 class TestSignals:
     @pytest.mark.parametrize("name", ["exists", "get", "set", "delete"])
-    def test_they_do_not_begin_the_time_again(
+    def test_a_signal_does_not_restart_the_deadline(
         self, storage: RedisStorage, fault: Fault, name: str
     ) -> None:
         fault.reply = lambda _: None
         with signals(LIMIT_S / 20):
             assert took_s(calls_of(storage)[name]) < LATE_S
 
-    def test_they_do_not_in_the_middle_of_a_page(self, storage: RedisStorage, fault: Fault) -> None:
+    def test_a_signal_in_the_middle_of_a_page_does_not_restart_the_deadline(
+        self, storage: RedisStorage, fault: Fault
+    ) -> None:
         half = b"$%d\r\n" % NBYTES + b"x" * (NBYTES // 2)
         fault.reply = lambda command: half if command[0] == b"GET" else empty_reply(command)
         with signals(LIMIT_S / 20):
             get = partial(storage.batch_get, SPACE, [hash_of(1)], [blank()])
             assert took_s(get) < LATE_S
 
-    def test_they_do_not_while_nobody_reads_what_is_sent(self, fault: Fault) -> None:
+    def test_a_signal_during_a_blocked_send_does_not_restart_the_deadline(
+        self, fault: Fault
+    ) -> None:
         large = space(page_nbytes=16 << 20)
         with NotReading() as server, opened(server) as storage, signals(LIMIT_S / 20):
             storage.open_space(large)
@@ -197,13 +201,13 @@ class TestSignals:
             given = [page(16 << 20)]
             assert took_s(lambda: storage.batch_set(large, [hash_of(1)], given)) < LATE_S
 
-    def test_they_do_not_while_a_connection_is_made(self) -> None:
+    def test_a_signal_during_a_connect_does_not_restart_the_deadline(self) -> None:
         with unreachable_port() as port, signals(LIMIT_S / 20):
             url = f"redis://127.0.0.1:{port}"
             config = {"url": url, "timeout_s": LIMIT_S}
             assert took_s(lambda: RedisStorage.from_config(config)) < LATE_S
 
-    def test_they_do_not_in_a_handshake(self) -> None:
+    def test_a_signal_during_a_handshake_does_not_restart_the_deadline(self) -> None:
         with RespServer(lambda _: None) as silent, signals(LIMIT_S / 20):
             config = {"url": f"rediss://127.0.0.1:{silent.port}", "timeout_s": LIMIT_S}
             assert took_s(lambda: RedisStorage.from_config(config)) < LATE_S

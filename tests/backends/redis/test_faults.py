@@ -95,7 +95,7 @@ class TestSet:
 
             assert set_all(storage) == direct.batch_exists(SPACE, HASHES) == [True] * 8
 
-    def test_who_may_not_end_connections_gives_no_verdict(self, tmp_path: Path) -> None:
+    def test_a_user_who_may_not_end_connections_gets_no_verdict(self, tmp_path: Path) -> None:
         """The user has no right to CLIENT KILL, so that a verdict of False could become wrong."""
         with (
             TlsRedisServer(tmp_path) as server,
@@ -139,7 +139,7 @@ class TestGet:
         assert [True] * 8 == verdicts
         assert [page(NBYTES, seed).tobytes() for seed in range(8)] == data
 
-    def test_what_came_before_silence_is_not_lost(
+    def test_replies_from_before_a_silence_are_not_lost(
         self, server: RedisServer, direct: RedisStorage, proxy: FaultProxy
     ) -> None:
         set_all(direct)

@@ -114,7 +114,7 @@ class TestDelete:
             at += 1
         assert at > 7
 
-    def test_nothing_is_left_of_what_is_deleted(
+    def test_a_deleted_page_leaves_nothing(
         self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
     ) -> None:
         set_all(writer)
@@ -190,7 +190,7 @@ class TestScan:
         assert [HASHES[1].encode()] == admin.zrange(KEYS.index("ab"), 0, -1)
         assert 0 == admin.exists(KEYS.index("cd"))
 
-    def test_what_is_no_page_hash_is_neither_listed_nor_removed(
+    def test_members_that_are_no_page_hash_are_neither_listed_nor_removed(
         self, server: RedisServer, remover: RedisStorage, writer: RedisStorage
     ) -> None:
         set_all(writer)

@@ -126,7 +126,7 @@ class TestGet:
         [bulk(b""), bulk(b"x" * 99), bulk(b"x" * 101), bulk(b"x" * 1000), bulk(b"x" * 7)],
         ids=["empty", "one short", "one long", "one digit more", "tiny"],
     )
-    def test_after_a_page_of_another_length_nothing_is_believed(
+    def test_replies_after_a_page_of_another_length_are_not_used(
         self, peer: Peer, wrong: bytes
     ) -> None:
         data = contents(2)
@@ -214,7 +214,7 @@ class TestSet:
             peer, 3, index_command=(b"ZADD", b"index", b"+inf", b"hash")
         )
 
-    def test_what_is_sent_is_listed_set_and_listed_again(self, peer: Peer) -> None:
+    def test_a_page_is_listed_before_and_after_its_set(self, peer: Peer) -> None:
         peer.send(b":1\r\n+OK\r\n:0\r\n")
         put(peer, 1, index_command=(b"ZADD", b"i", b"1", b"h"))
         zadd = b"*4\r\n$4\r\nZADD\r\n$1\r\ni\r\n$1\r\n1\r\n$1\r\nh\r\n"
@@ -223,9 +223,7 @@ class TestSet:
         assert zadd + command + zadd == peer.received()
 
     @pytest.mark.parametrize("wrong", [b"+QUEUED\r\n", b"$5\r\nhello\r\n", b"+OK\r\n+OK\r\n"])
-    def test_replies_of_another_kind_or_number_are_not_believed(
-        self, peer: Peer, wrong: bytes
-    ) -> None:
+    def test_replies_of_another_kind_or_number_are_not_used(self, peer: Peer, wrong: bytes) -> None:
         peer.send(wrong)
 
         with pytest.raises(WrongReply):

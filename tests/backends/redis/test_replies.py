@@ -90,7 +90,7 @@ class TestOddReplies:
                 well.set()
                 wait_until(lambda: _is_well(storage))
 
-    def test_what_a_server_repeats_of_a_password_is_not_shown(self) -> None:
+    def test_a_password_repeated_by_a_server_is_not_shown(self) -> None:
         def answer(command: list[bytes]) -> bytes:
             if command[0] == b"AUTH":
                 args = b" ".join(b"`%b`" % part for part in command[1:])

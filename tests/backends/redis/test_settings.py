@@ -107,7 +107,7 @@ def test_an_empty_variable_is_no_password(monkeypatch: pytest.MonkeyPatch) -> No
         parsed(password_env="CACHE_PASSWORD").secret()  # noqa: S106
 
 
-def test_what_opens_a_server_shows_no_secret() -> None:
+def test_a_server_opener_shows_no_secret() -> None:
     access = parsed(url="redis://:hunter2@here").access()
 
     assert "hunter2" == access.options["password"]
@@ -124,7 +124,7 @@ def test_a_place_shows_no_secret() -> None:
     assert "/run/redis" == parsed(url="unix://me:hunter2@/run/redis").place
 
 
-def test_what_redis_py_takes_in_a_url_is_given_to_it() -> None:
+def test_url_options_of_redis_py_are_passed_on() -> None:
     settings = parsed(url="rediss://me:s%2Fecret@here:1/2?ssl_cert_reqs=none")
     access = settings.access()
 

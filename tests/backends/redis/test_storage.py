@@ -48,7 +48,7 @@ class TestDatabase:
             assert [registry(PREFIX)] == admin.keys("*")
 
     @pytest.mark.parametrize("wrong", [b"", b"short", b"x" * 5000])
-    def test_what_has_another_length_is_replaced(
+    def test_a_value_of_another_length_is_replaced(
         self, server: RedisServer, storage: RedisStorage, wrong: bytes
     ) -> None:
         with client_of_one(server) as admin:
@@ -58,7 +58,7 @@ class TestDatabase:
         assert [True] == storage.batch_set(space(), [hash_of(1)], [page()])
         assert [page().tobytes()] == must_get(storage, space(), [hash_of(1)])
 
-    def test_what_is_no_string_is_a_miss_and_is_replaced(
+    def test_a_value_that_is_no_string_is_a_miss_and_is_replaced(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.batch_set(space(), hashes_of(3), pages_of(3))
@@ -96,7 +96,7 @@ class TestDatabase:
             with client_of_one(server) as admin:
                 assert 0 == admin.zcard(SpaceKeys(PREFIX, space()).index(hash_of(1)[:2]))
 
-    def test_what_has_expired_leaves_the_indices_though_nobody_lists(
+    def test_expired_pages_leave_the_indices_without_a_listing(
         self, server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("hicache_backends.redis.index._TRIM_SHARE", 1.0)
@@ -147,7 +147,7 @@ class TestListings:
         assert 300 == storage.clear(space())
         assert [] == list(storage.scan(space()))
 
-    def test_evictions_of_a_former_policy_are_not_forgotten(
+    def test_evictions_under_an_earlier_policy_still_count(
         self, server: RedisServer, storage: RedisStorage
     ) -> None:
         storage.batch_set(space(), hashes_of(20), pages_of(20))

@@ -213,9 +213,7 @@ def test_a_program_that_hangs_is_a_timeout_when_the_storage_is_opened(
         fifo.write_text("")  # the program ends
 
 
-def test_what_a_program_prints_before_it_fails_is_in_no_traceback(
-    server: ScriptedS3, no_keys: Path
-) -> None:
+def test_output_of_a_failed_program_is_in_no_traceback(server: ScriptedS3, no_keys: Path) -> None:
     program = f"import sys; sys.exit({SECRET!r})"
     no_keys.write_text(
         f"[default]\ncredential_process = {sys.executable} -c {json.dumps(program)}\n"

@@ -59,7 +59,7 @@ class TestBucket:
             (503, StorageUnavailable, "answers 503"),
         ],
     )
-    def test_what_is_wrong_with_it_is_told_at_once(
+    def test_a_bucket_error_is_raised_at_once(
         self, server: ScriptedS3, status: int, kind: type[Exception], message: str
     ) -> None:
         server.of_bucket = Answer(
@@ -69,7 +69,9 @@ class TestBucket:
         with pytest.raises(kind, match=message):
             storage(server)
 
-    def test_the_anonymous_are_told_that_they_need_credentials(self, server: ScriptedS3) -> None:
+    def test_an_anonymous_user_gets_an_error_that_asks_for_credentials(
+        self, server: ScriptedS3
+    ) -> None:
         config = {**server.config(anonymous=True)}
         del config["access_key_id"], config["secret_access_key"]
         for status in (400, 401, 403):
@@ -77,7 +79,9 @@ class TestBucket:
             with pytest.raises(ConfigError, match=rf"anonymous: .*{status}.*give credentials"):
                 S3Storage.from_config(config)
 
-    def test_a_refusal_that_names_a_region_says_which_to_set(self, server: ScriptedS3) -> None:
+    def test_a_refusal_that_names_a_region_yields_the_region_to_set(
+        self, server: ScriptedS3
+    ) -> None:
         server.of_bucket = Answer(
             b"HTTP/1.1 400 No\r\nx-amz-bucket-region: eu-west-1\r\ncontent-length: 0\r\n\r\n"
         )
@@ -110,7 +114,9 @@ NAMES = [name_of(space(), hash_of(number)) for number in range(4)]
 
 
 class TestDelete:
-    def test_what_the_store_names_as_deleted_is_gone(self, server: ScriptedS3) -> None:
+    def test_pages_that_the_store_reports_deleted_count_as_deleted(
+        self, server: ScriptedS3
+    ) -> None:
         with storage(server) as store:
             server.bucket_script.append(deletion(NAMES[0], kept=(NAMES[1],)))
             hashes = [hash_of(0), hash_of(1), hash_of(2)]
@@ -206,7 +212,9 @@ class TestClear:
             )
             assert store.clear(space()) == 4
 
-    def test_a_page_that_stays_is_told_after_all_others_went(self, server: ScriptedS3) -> None:
+    def test_a_page_that_stays_raises_after_all_others_are_removed(
+        self, server: ScriptedS3
+    ) -> None:
         with storage(server) as store:
             server.bucket_script.extend(
                 [
@@ -249,7 +257,7 @@ class TestGet:
         ):
             got(store)
 
-    def test_403_is_unavailable_and_says_what_to_check(self, server: ScriptedS3) -> None:
+    def test_403_is_unavailable_and_names_the_fields_to_check(self, server: ScriptedS3) -> None:
         with storage(server, error(403, "AccessDenied")) as store:
             with pytest.raises(StorageUnavailable, match=r"denies access .403 AccessDenied"):
                 got(store)
@@ -301,7 +309,7 @@ class TestGet:
         with storage(server, chunked) as store:
             assert got(store) is None
 
-    def test_what_is_no_reply_is_unavailable(self, server: ScriptedS3) -> None:
+    def test_a_malformed_reply_is_unavailable(self, server: ScriptedS3) -> None:
         with storage(server, *[Answer(b"SSH-2.0-OpenSSH\r\n\r\n", "end")] * 3) as store:
             with pytest.raises(StorageUnavailable, match="broke off"):
                 got(store)
@@ -417,7 +425,7 @@ class TestSet:
         with storage(server, OK, *[FAULT] * 3, absent) as store:
             assert store.batch_set(space(), [hash_of(1), hash_of(2)], [RIGHT] * 2) == [True, False]
 
-    def test_507_has_no_room(self, server: ScriptedS3) -> None:
+    def test_507_is_a_refusal_for_lack_of_capacity(self, server: ScriptedS3) -> None:
         with storage(server, error(507, "InsufficientStorage")) as store:
             assert not set_(store)
             assert counters(store) == {"refused_no_space": 1}
@@ -432,7 +440,7 @@ class TestSet:
         with storage(server, *answers) as store, pytest.raises(StorageUnavailable, match="507"):
             set_(store)
 
-    def test_a_quota_has_no_room(self, server: ScriptedS3) -> None:
+    def test_an_exceeded_quota_is_a_refusal_for_lack_of_capacity(self, server: ScriptedS3) -> None:
         with storage(server, error(403, "QuotaExceeded")) as store:
             assert not set_(store)
             assert counters(store) == {"refused_no_space": 1}

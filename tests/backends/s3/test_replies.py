@@ -165,13 +165,13 @@ def test_a_closing_server_ends_the_connection(closing: bytes) -> None:
         b"x" * SCRATCH_NBYTES,
     ],
 )
-def test_what_is_no_reply_is_refused(wrong: bytes) -> None:
+def test_a_malformed_reply_is_refused(wrong: bytes) -> None:
     with pytest.raises(Malformed):
         read(wrong)
 
 
 @pytest.mark.parametrize("kept", [1, 20, 60, 500])
-def test_the_end_in_the_middle_is_told(kept: int) -> None:
+def test_an_end_in_the_middle_raises(kept: int) -> None:
     reader = reader_of(bytearray(len(DATA)))
     feed(reader, page_reply()[:kept])
 

@@ -73,12 +73,12 @@ def test_secrets_do_not_show_themselves() -> None:
         ({"ca_file": "/no/such/file", "endpoint_url": "https://localhost:1"}, "ca_file: /no/such"),
     ],
 )
-def test_what_the_configuration_lacks_is_told(fields: dict[str, Any], message: str) -> None:
+def test_a_missing_part_of_the_configuration_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         S3Storage.from_config({**CONFIG, **KEYS, **fields})
 
 
-def test_without_credentials_it_says_what_to_set(
+def test_missing_credentials_name_the_fields_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):

@@ -108,7 +108,7 @@ class TestBucket:
         with opened(rclone, prefix, endpoint_url=url, addressing_style="path") as storage:
             assert round_trip(storage)
 
-    def test_what_others_keep_in_it_stays(self, ministack: Ministack, prefix: str) -> None:
+    def test_foreign_objects_stay(self, ministack: Ministack, prefix: str) -> None:
         others = [
             f"{prefix}/readme",
             f"{prefix}/{space().id}/readme",
@@ -184,7 +184,7 @@ class TestCredentials:
         assert cache.keys is not None
         assert cache.keys.access_key == "AKID2"
 
-    def test_who_does_not_renew_them_is_not_waited_for(self) -> None:
+    def test_calls_do_not_wait_for_a_renewal_by_another_call(self) -> None:
         done = threading.Event()
 
         def renew() -> dict[str, str]:
