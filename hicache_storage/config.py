@@ -159,20 +159,32 @@ class StorageChoice:
         return open_storage(self.backend, self.config)
 
 
-def load_extra_config(text: str | None) -> dict[str, Any]:
+def load_extra_config(text: str | None, *, where: str = _EXTRA_CONFIG) -> dict[str, Any]:
     """Return the fields of inline JSON, or of `@file` by its extension. Return {} for no text.
+
+    Args:
+        text: The JSON, or `@` and the name of a file.
+        where: The flag or field that `text` comes from, for messages.
 
     Raises:
         ConfigError: The message names the file and the reason. It never repeats `text`, which may
-        be a
-            secret.
+            be a secret.
     """
     if not text:
         return {}
-    if not text.startswith("@"):
-        return _check_fields(_parse(_parse_json, text, "JSON", _EXTRA_CONFIG), _EXTRA_CONFIG)
-    path = Path(text[1:])
-    where = f"{_EXTRA_CONFIG}: {path}"
+    if text.startswith("@"):
+        return read_config_file(text[1:], where)
+    return _check_fields(_parse(_parse_json, text, "JSON", where), where)
+
+
+def read_config_file(name: str, flag: str) -> dict[str, Any]:
+    """Return the fields of a .json, .toml, .yaml or .yml file that `flag` names.
+
+    Raises:
+        ConfigError: The message names the flag, the file and the reason.
+    """
+    path = Path(name)
+    where = f"{flag}: {path}"
     try:
         path = path.expanduser()
     except RuntimeError:
@@ -187,8 +199,8 @@ def load_extra_config(text: str | None) -> dict[str, Any]:
         raise ConfigError(f"{where}: is not UTF-8 text") from None
     except ValueError:
         raise ConfigError(f"{where!r}: is no name of a file") from None
-    name, parse = _PARSERS[path.suffix]
-    return _check_fields(_parse(parse, content, name, where), where)
+    kind, parse = _PARSERS[path.suffix]
+    return _check_fields(_parse(parse, content, kind, where), where)
 
 
 class _RefusedError(ValueError):

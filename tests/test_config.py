@@ -271,7 +271,7 @@ class TestExtraConfig:
             load_extra_config(f"@{file}")
 
     @pytest.mark.parametrize("text", ["@~nosuchuser/c.json", "@a\0b.json"])
-    def test_what_is_no_file_name_is_refused(self, text: str) -> None:
+    def test_a_text_that_is_no_file_name_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigError, match=_EXTRA):
             load_extra_config(text)
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.admission import InFlightReads
+from hicache_storage.controller.prefetch_quota import InFlightReads
 from hicache_storage.controller.writeback import Writeback
 from hicache_storage.controller_settings import MIN_END_WAIT_S
 from hicache_storage.errors import HiCacheError
+from hicache_storage.page_store.sketch_store import SketchStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store import PageStore
+    from hicache_storage.page_store.admission import Admission
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ class AttachedStore:
         cache: HostCache,
         settings: ControllerSettings,
         counters: Counters,
+        *,
+        admission: Admission | None = None,
     ) -> None:
         """Open the pools' key spaces, and mark no page of L2 as stored.
 
@@ -60,7 +64,11 @@ class AttachedStore:
             epoch=self.epoch,
             in_use=self.in_use,
             track_call=self.track_call,
+            admission=admission,
         )
+        self._sketches: SketchStore | None = None
+        if admission is not None and admission.stored_nbytes is not None:
+            self._sketches = SketchStore(store, admission, cache.pools[0].stored[0].space)
         self._buffers = [buffer for pool in cache.pools for buffer in pool.host.buffers]
         self._registered: list[HostBuffer] = []
         self._calls = 0
@@ -86,6 +94,8 @@ class AttachedStore:
             self._unregister()
             raise
         self.writeback.start()
+        if self._sketches is not None:
+            self._sketches.start()
 
     @contextmanager
     def in_use(self) -> Generator[bool]:
@@ -113,6 +123,8 @@ class AttachedStore:
         with self._changed:
             self._closing = True
         written = self.writeback.close(deadline, drain=drain, unsaved=unsaved)
+        if self._sketches is not None:
+            self._sketches.close(max(MIN_END_WAIT_S, deadline.remaining_s()))
         self.wait_idle(deadline)
         with self._changed:
             idle, self._unregister_later = not self._calls, bool(self._calls)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Self
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.admission import PrefetchQuota
 from hicache_storage.controller.attached_store import AttachedStore
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.consensus import Consensus
@@ -15,6 +14,7 @@ from hicache_storage.controller.explain import Explanations
 from hicache_storage.controller.lease import Reservation
 from hicache_storage.controller.prefetch import Prefetch
 from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
+from hicache_storage.controller.prefetch_quota import PrefetchQuota
 from hicache_storage.controller.prefetch_worker import PrefetchWorker
 from hicache_storage.controller.ranks import SingleRank
 from hicache_storage.controller_settings import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import CachePool
     from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
+    from hicache_storage.page_store.admission import Admission
 
 
 class CacheController:
@@ -54,8 +55,11 @@ class CacheController:
         settings: ControllerSettings | None = None,
         *,
         ranks: Ranks | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Open the pools' key spaces; without a store the cache is L2 alone until `attach`.
+
+        An `admission` decides for each page whether it is written to the store.
 
         Raises:
             ValueError: There is no pool, the pools do not fit each other, or there are several ranks and
@@ -63,6 +67,7 @@ class CacheController:
             StorageUnavailable, StorageTimeout, UnsupportedOperation: From opening the key spaces.
         """
         self.settings: ControllerSettings = settings or ControllerSettings()
+        self._admission = admission
         ranks = ranks or SingleRank()
         self.ranks: Ranks = ranks
         if ranks.size > 1 and self.settings.prefetch_threads > 1:
@@ -242,6 +247,7 @@ class CacheController:
         """Return counters since the start, in pages unless their names say otherwise."""
         return {
             **self._counters.snapshot(),
+            **({} if self._admission is None else self._admission.stats()),
             "cached_pages": len(self.cache),
             "evicted_pages": self.cache.evicted_pages,
         }
@@ -286,7 +292,9 @@ class CacheController:
         )
 
     def _open(self, store: PageStore) -> AttachedStore:
-        return AttachedStore(store, self.cache, self.settings, self._counters)
+        return AttachedStore(
+            store, self.cache, self.settings, self._counters, admission=self._admission
+        )
 
     def _detach(self, deadline: Deadline, *, drain: bool) -> bool:
         """Detach the store; return False where `drain` has lost pages that were to be written."""

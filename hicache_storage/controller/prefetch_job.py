@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_storage.backend_support.counters import Counters
-    from hicache_storage.controller.admission import PrefetchQuota
     from hicache_storage.controller.attached_store import AttachedStore
     from hicache_storage.controller.cache import HostCache
     from hicache_storage.controller.consensus import Consensus
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller.explain import Explanations
     from hicache_storage.controller.pools import PoolBits
+    from hicache_storage.controller.prefetch_quota import PrefetchQuota
     from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store.results import Verdict
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from itertools import compress
 from typing import TYPE_CHECKING
 
+from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.transfer_batch import TransferBatch
 from hicache_storage.controller_settings import MIN_END_WAIT_S, DropPolicy
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.eviction import Entry
     from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store import PageStore
+    from hicache_storage.page_store.admission import Admission
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class Writeback:
         epoch: int,
         in_use: Callable[[], AbstractContextManager[object]],
         track_call: Callable[[Future[None]], None],
+        admission: Admission | None = None,
     ) -> None:
         """Take the store and the cache. `in_use` and `track_call` count the store's running calls."""
         self._store = store
@@ -53,6 +57,11 @@ class Writeback:
         self._epoch = epoch
         self._in_use = in_use
         self._track_call = track_call
+        self._admission = admission
+        pool_set = cache.pool_set
+        self._page_nbytes = sum(
+            pool_set.pools[number].space.page_nbytes for number in pool_numbers(pool_set.written)
+        )
         self._queue: deque[Entry] = deque()
         self._partly_written: list[Entry] = []
         """Pages whose required pools are written, and whose optional pools are not."""
@@ -74,7 +83,11 @@ class Writeback:
             self.enqueue(self._cache.claim_for_writing(entries, uses))
 
     def enqueue(self, entries: Sequence[Entry]) -> None:
-        """Queue `entries`, each pinned and marked as queued; drop the pages beyond the limit."""
+        """Queue `entries`, each pinned and marked as queued; drop the pages beyond the limit.
+
+        Pages that are not admitted are not queued. Their next use offers them again.
+        """
+        entries = self._admitted(entries)
         if not entries:
             return
         with self._changed:
@@ -102,6 +115,7 @@ class Writeback:
         The `unsaved` pages, pinned and marked as queued, are added to the queue first. Pages that are
         offered later are dropped. Return False where `drain` lost a page.
         """
+        unsaved = self._admitted(unsaved)
         with self._changed:
             # The lock is held throughout, so that each page that is queued or lost is counted.
             self._queue.extend(unsaved)
@@ -116,6 +130,20 @@ class Writeback:
         if self._thread.ident is not None:
             self._thread.join(max(MIN_END_WAIT_S, deadline.remaining_s()))
         return drained
+
+    def _admitted(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Return the pages that are admitted, and abandon the others."""
+        if self._admission is None or not entries:
+            return entries
+        admitted = self._admission.admit(
+            [entry.page_hash for entry in entries],
+            self._page_nbytes,
+            used=[entry.uses > 1 for entry in entries],
+        )
+        refused = [entry for entry, ok in zip(entries, admitted, strict=True) if not ok]
+        if refused:
+            self._cache.abandon_writes(refused, self._epoch)
+        return list(compress(entries, admitted))
 
     def _is_idle(self) -> bool:
         return not (self._queue or self._partly_written or self._writing)

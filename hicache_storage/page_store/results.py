@@ -31,6 +31,9 @@ class Verdict(enum.Enum):
     """The storage raised another error, or broke its contract."""
     BREAKER_OPEN = "breaker_open"
     """The call was not tried, because earlier calls had failed."""
+    NOT_ADMITTED = "not_admitted"
+    """The page was not offered to the storage (`hicache_storage.page_store.admission`). A caller with an
+    `Admission` gives this verdict, and a page store never does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import KeySpace, page_hashes
 from hicache_storage.page_store import PageStoreSettings
+from hicache_storage.page_store.admission import Admission, AdmissionSettings
 from hicache_storage.replay.content import PageContent
 from hicache_storage.replay.report import RequestCounts, Throughput, figures
 from hicache_storage.replay.swap import Swap
@@ -72,6 +73,8 @@ class ReplaySettings:
     topology: Topology = field(default_factory=Topology)
     rank: int = 0
     """Number of this process among those of `topology`."""
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    """Rules for the pages that are written to L3. Their rate is one of the trace's own time."""
     grid: Grid = field(default_factory=Grid)
     """Grid by which pages are cut into tiles for the storage."""
 
@@ -142,8 +145,14 @@ class Replay:
             self._contents = [
                 [PageContent(part.space) for part in pool.stored] for pool in self.pools
             ]
+            self._arrival_s = 0.0
+            admission = Admission(settings.admission, clock=lambda: self._arrival_s)
             self._controller = CacheController(
-                self._store, self.pools, settings.controller, ranks=ranks
+                self._store,
+                self.pools,
+                settings.controller,
+                ranks=ranks,
+                admission=admission if settings.admission.is_enabled else None,
             )
             opened.callback(self.finish)
             self._controller.start()
@@ -177,6 +186,7 @@ class Replay:
                 break
             if self.swap is not None and number == swap_after:
                 self.swap.start()
+            self._arrival_s = request.arrival_s
             self._serve(f"request-{number}", request)
             if progress:
                 progress(self.counts)
@@ -273,6 +283,9 @@ class Replay:
     def _compute(self, hashes: Sequence[str]) -> None:
         """Write and commit the missing pages, as many at a time as L2 has slots for."""
         while hashes:
+            if self.settings.admission.is_enabled and self.settings.speed is None:
+                # Some pages are in L2 alone: hits then depend on the pages that writes have pinned.
+                self._controller.drain(_DRAIN_TIMEOUT_S)
             reservation = self._controller.reserve(hashes, timeout_s=_RESERVE_TIMEOUT_S)
             if not reservation.pages:
                 self.counts.unreserved_pages += len(hashes)

@@ -97,6 +97,7 @@ def _settings(replay: Replay) -> dict[str, Any]:
         "checksum": settings.checksum,
         "prefetch_policy": settings.controller.prefetch_policy.value,
         "write_policy": settings.controller.write_policy.value,
+        "admission": settings.admission.model_dump(),
         "host_pages": settings.slots,
         "pools": [
             {

@@ -60,7 +60,7 @@ class TestWithoutAStore:
             assert engine.drain(0)
             assert not leaked(engine)
 
-    def test_write_back_forgets_what_it_evicts(self) -> None:
+    def test_write_back_without_a_store_drops_evicted_pages(self) -> None:
         with engine_on(None, cache_pools(8), write_policy=WritePolicy.WRITE_BACK) as engine:
             compute(engine, PROMPT[:8])
             assert compute(engine, PROMPT[8:]) == 8
@@ -68,7 +68,7 @@ class TestWithoutAStore:
 
 
 class TestAttach:
-    def test_what_the_store_has_is_found_from_then_on(self, stack: ExitStack) -> None:
+    def test_pages_of_the_store_are_found_after_attach(self, stack: ExitStack) -> None:
         storage = HookedStorage()
         with engine_on(storage, cache_pools()) as first:
             compute(first, PROMPT)
@@ -151,7 +151,7 @@ class TestAttach:
 
 
 class TestDetach:
-    def test_what_is_queued_is_written_first_or_dropped(self) -> None:
+    def test_queued_pages_are_written_first_or_dropped(self) -> None:
         for drain, pages in ((True, 32), (False, 8)):
             storage, gate = HookedStorage(), Gate()
             with engine_on(storage, cache_pools()) as engine:
@@ -239,7 +239,7 @@ class TestDetach:
             assert engine.explain("r").reason is Reason.DETACHED
             assert not leaked(engine)
 
-    def test_what_was_found_and_not_read_any_more_is_explained(self) -> None:
+    def test_pages_found_and_not_read_are_explained(self) -> None:
         """The store is detached between the lookup and the first read."""
         storage, gate = HookedStorage(), Gate()
         with engine_on(storage, cache_pools()) as engine:

@@ -124,7 +124,7 @@ def test_no_rank_loads_a_page_that_another_rank_lacks(fleet: Callable[..., Fleet
     assert ranks.engines[0].stats()["loaded_pages"] == 4
 
 
-def test_what_l2_has_on_one_rank_only_is_loaded_on_the_other(fleet: Callable[..., Fleet]) -> None:
+def test_a_page_in_l2_of_one_rank_is_loaded_on_the_other(fleet: Callable[..., Fleet]) -> None:
     ranks = fleet(2)
     ranks.compute(PROMPT)
     ranks.engines[1].cache.clear()
@@ -212,7 +212,7 @@ def test_ranks_with_different_requests_are_lost_without_a_hang(
     assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
 
 
-def test_one_request_id_with_different_prompts_is_no_agreement(fleet: Callable[..., Fleet]) -> None:
+def test_one_request_id_with_different_prompts_is_no_consensus(fleet: Callable[..., Fleet]) -> None:
     """Two ranks have all pages of different prompts: the same number of pages, but other pages."""
     ranks = fleet(2)
     prompts = [PROMPT[:8], PROMPT[8:]]

@@ -65,7 +65,7 @@ def fetch(controller: CacheController, hashes: list[str]) -> Lease:
 
 
 class TestPrefetch:
-    def test_what_one_engine_computed_another_loads(
+    def test_pages_that_one_engine_computed_are_loaded_by_another(
         self, engine: Callable[..., CacheController]
     ) -> None:
         first, second = engine(), engine()
@@ -76,7 +76,7 @@ class TestPrefetch:
             assert (lease.pages, lease.l2_pages, lease.l3_pages) == (16, 0, 16)
             assert is_right(lease)
 
-    def test_what_l2_has_is_not_loaded(
+    def test_pages_in_l2_are_not_loaded(
         self, storage: HookedStorage, engine: Callable[..., CacheController]
     ) -> None:
         controller = engine()

@@ -167,7 +167,7 @@ class TestTakeTarget:
             assert engine.drain(20)
             assert not leaked(engine)
 
-    def test_what_was_not_claimed_cannot_be_filled(self, storage: HookedStorage) -> None:
+    def test_a_page_that_was_not_claimed_cannot_be_filled(self, storage: HookedStorage) -> None:
         with self.taking(storage) as engine, engine.prefetch("r", PROMPT).result() as lease:
             lease.claim("draft")
 

@@ -121,7 +121,7 @@ def test_all_ranks_compute_it_again_and_then_all_have_it(pair: Callable[..., Pai
     assert not [leaked(engine) for engine in ranks.engines if leaked(engine)]
 
 
-def test_what_was_claimed_and_not_filled_is_given_back(pair: Callable[..., Pair]) -> None:
+def test_claims_that_were_not_filled_are_given_back(pair: Callable[..., Pair]) -> None:
     ranks = pair()
     ranks.lose(1, [2, 3])
 

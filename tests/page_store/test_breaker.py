@@ -76,7 +76,7 @@ def test_a_probe_that_fails_starts_the_cooldown_again(clock: Clock) -> None:
     assert breaker.admit()
 
 
-def test_a_call_that_tells_nothing_changes_nothing_and_lets_another_probe(clock: Clock) -> None:
+def test_a_dismissed_call_changes_nothing_and_allows_another_probe(clock: Clock) -> None:
     breaker = CircuitBreaker(failures=2, cooldown_s=5)
     admitted(breaker).fail()
     admitted(breaker).dismiss()
@@ -90,7 +90,7 @@ def test_a_call_that_tells_nothing_changes_nothing_and_lets_another_probe(clock:
     assert breaker.admit()
 
 
-def test_a_probe_that_an_exception_ends_tells_nothing_and_is_followed_by_another(
+def test_a_probe_that_an_exception_ends_does_not_count_and_is_followed_by_another(
     clock: Clock,
 ) -> None:
     breaker = opened(cooldown_s=5)
@@ -134,7 +134,7 @@ def test_a_failure_of_before_the_outage_does_not_count_after_it(clock: Clock) ->
     assert breaker.state == "closed"
 
 
-def test_only_the_first_word_of_a_call_counts(clock: Clock) -> None:
+def test_only_the_first_result_of_a_call_counts(clock: Clock) -> None:
     breaker = CircuitBreaker(failures=2, cooldown_s=5)
     call = admitted(breaker)
 
@@ -147,7 +147,7 @@ def test_only_the_first_word_of_a_call_counts(clock: Clock) -> None:
     assert breaker.state == "open"
 
 
-def test_what_is_known_from_elsewhere_can_be_told(clock: Clock) -> None:
+def test_a_result_from_elsewhere_can_be_recorded(clock: Clock) -> None:
     breaker = CircuitBreaker(failures=1, cooldown_s=5)
 
     breaker.record(succeeded=False)
@@ -157,7 +157,7 @@ def test_what_is_known_from_elsewhere_can_be_told(clock: Clock) -> None:
     assert breaker.state == "closed"
 
 
-def test_of_two_breakers_the_worse_state_is_told_and_both_are_counted(clock: Clock) -> None:
+def test_two_breakers_show_the_worse_state_and_count_both(clock: Clock) -> None:
     both = Breakers(
         CircuitBreaker(failures=1, cooldown_s=5), CircuitBreaker(failures=1, cooldown_s=5)
     )

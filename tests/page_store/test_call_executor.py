@@ -50,7 +50,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 8])
-def test_a_hung_store_is_left_alone_however_impatient_its_callers(
+def test_a_hung_store_opens_the_breaker_however_short_the_timeouts(
     storage: HookedStorage, open_store: Callable[..., PageStore], parallelism: int
 ) -> None:
     """The breaker opens also if all threads are in hung calls, so that no other call can begin."""
@@ -120,7 +120,7 @@ def failing_later(_: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: failing(StorageUnavailable("down"))(lambda: None)
 
 
-def test_a_probe_of_an_impatient_caller_is_one_until_the_store_has_answered(
+def test_a_probe_with_a_short_timeout_lasts_until_the_store_has_answered(
     storage: HookedStorage, open_store: Callable[..., PageStore]
 ) -> None:
     store = open_store(timeout_s=50, breaker_failures=1, breaker_cooldown_s=0.001)
@@ -156,7 +156,7 @@ def test_a_call_that_began_too_late_to_be_made_closes_no_breaker(
     assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
 
 
-def test_what_stands_behind_a_foreign_error_is_not_logged(
+def test_the_cause_of_a_foreign_error_is_not_logged(
     storage: HookedStorage, open_store: Callable[..., PageStore], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The message of a client library may hold its credentials."""

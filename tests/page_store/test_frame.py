@@ -103,7 +103,7 @@ def test_every_flipped_bit_of_a_payload_is_found() -> None:
 
 
 @pytest.mark.parametrize("byte", range(FRAME_NBYTES, 4096, 97))
-def test_what_follows_an_aligned_header_must_be_zeros(byte: int) -> None:
+def test_padding_after_an_aligned_header_must_be_zeros(byte: int) -> None:
     made = framed(header_nbytes=4096)
     check(SPACE, made, PAGE_HASH, checksum=True)
     made.header[byte] = 1
@@ -154,12 +154,12 @@ def test_without_checksums_damage_to_a_payload_passes_and_identity_stays() -> No
         check(SPACE, made, hash_of(8), checksum=False)
 
 
-def test_a_page_without_checksum_is_refused_by_who_wants_one() -> None:
+def test_a_page_without_checksum_is_refused_where_one_is_required() -> None:
     with pytest.raises(CorruptPage, match=r"corrupt: .*without a checksum"):
         check(SPACE, framed(checksum=False), PAGE_HASH, checksum=True)
 
 
-def test_a_page_with_checksum_passes_who_wants_none() -> None:
+def test_a_page_with_checksum_passes_where_none_is_required() -> None:
     made = framed(checksum=True)
     made.payload.segments[0][3] ^= 1
 

@@ -69,12 +69,12 @@ class TestMatch:
             assert len(asked(storage)) <= 6
 
     @pytest.mark.parametrize("gap", [0, 63, 64, 65, 319, 320, 1000, 3999])
-    def test_nothing_is_asked_far_behind_the_first_gap(self, gap: int) -> None:
+    def test_no_page_far_behind_the_first_gap_is_queried(self, gap: int) -> None:
         with holding([n for n in range(4000) if n != gap]) as (storage, store):
             assert store.match(PROMPT, [TARGET_POOL]).pages == gap
             assert sum(asked(storage)) <= max(64, 5 * gap)
 
-    def test_past_gaps_every_page_is_asked_for(self) -> None:
+    def test_past_gaps_every_page_is_queried(self) -> None:
         there = [n for n in range(4000) if n % 3]
         with holding(there) as (storage, store):
             match = store.match(PROMPT, [TARGET_POOL], past_gaps=True)
@@ -83,20 +83,20 @@ class TestMatch:
             assert match.present == [[bool(n % 3) for n in range(4000)]]
             assert asked(storage) == [4000]
 
-    def test_a_trailing_pool_is_asked_past_gaps(self) -> None:
+    def test_a_trailing_pool_is_queried_past_gaps(self) -> None:
         trailing = PoolSpec(space=DRAFT, hit_policy=HitPolicy.TRAILING_PAGES, window_pages=2)
         with holding([5, 298, 299], space=DRAFT) as (_, store):
             match = store.match(PROMPT[:400], [trailing])
 
             assert match.pages == 300
 
-    def test_what_the_caller_holds_is_no_gap(self) -> None:
+    def test_a_page_that_the_caller_holds_is_no_gap(self) -> None:
         held = [n % 2 == 0 for n in range(4000)]
         with holding([n for n in range(300) if n % 2]) as (storage, store):
             assert store.match(PROMPT, [TARGET_POOL], held=[held]).pages == 301
             assert sum(asked(storage)) == 64 + 256
 
-    def test_a_gap_in_one_part_ends_the_questions_to_all(self) -> None:
+    def test_a_gap_in_one_part_ends_the_queries_of_all(self) -> None:
         parts = [replace(TARGET, shard=Shard(layers=(n, n + 1))) for n in range(3)]
         with holding([]) as (storage, store):
             for number, part in enumerate(parts):
@@ -123,7 +123,7 @@ class TestMatch:
             gaps = [n for n in range(400) if n not in there and not held[n]]
             assert pages == min([*gaps, 400])
 
-    def test_what_was_answered_before_the_deadline_counts(self) -> None:
+    def test_answers_from_before_the_deadline_count(self) -> None:
         """The answers of the first blocks count. A block that comes too late is a failure, no miss."""
         with holding(range(4000), timeout_s=50) as (storage, store):
             late = threading.Event()
@@ -184,7 +184,7 @@ class TestPresent:
             assert [n == 3999 for n in range(4000)] == store.present(TARGET, PROMPT)
             assert asked(storage) == [4000]
 
-    def test_what_the_store_could_not_say_is_neither_there_nor_absent(self) -> None:
+    def test_a_page_without_an_answer_is_neither_present_nor_absent(self) -> None:
         """One call fails, and the answers of the others count."""
         with holding([0, 5, 8], capabilities=Capabilities(max_batch=4)) as (storage, store):
             bugs = iter([RuntimeError("bug")])
@@ -202,7 +202,7 @@ class TestPresent:
             assert store.stats()["match_failed"] == 1
 
     @pytest.mark.parametrize("error", [StorageUnavailable("gone"), ValueError("bug")])
-    def test_of_a_store_that_fails_nothing_is_known(self, error: Exception) -> None:
+    def test_a_store_that_fails_gives_no_answer(self, error: Exception) -> None:
         with holding([0, 1], breaker_failures=2) as (storage, store):
             storage.hooks["batch_exists"] = failing(error)
             for _ in range(3):
@@ -219,7 +219,7 @@ class TestPresent:
             assert [None] == store.present(TARGET, PROMPT[:1], timeout_s=0.05)
             go_on.set()
 
-    def test_no_hash_is_no_question(self) -> None:
+    def test_no_hash_needs_no_query(self) -> None:
         with holding([]) as (storage, store):
             assert store.present(TARGET, []) == []
             assert not storage.calls

@@ -8,14 +8,14 @@ SMALL = space(page_nbytes=4096)
 LARGE = space(page_nbytes=4 << 20)
 
 
-def test_until_it_is_seen_a_store_is_as_fast_as_a_copy() -> None:
+def test_the_first_estimate_is_the_latency_of_a_copy() -> None:
     latency = LatencyEstimator()
 
     assert latency.min_transfer_pages(SMALL) > 100
     assert latency.min_transfer_pages(LARGE) == 1
 
 
-def test_a_slow_store_is_worth_threads_for_small_pages() -> None:
+def test_a_slow_store_gets_threads_for_small_pages() -> None:
     latency = LatencyEstimator()
     for _ in range(3):
         latency.note(SMALL, pages=10, elapsed_s=0.1)
@@ -23,7 +23,7 @@ def test_a_slow_store_is_worth_threads_for_small_pages() -> None:
     assert latency.min_transfer_pages(SMALL) == 1
 
 
-def test_a_store_that_turns_out_to_be_quick_is_not() -> None:
+def test_a_fast_store_gets_one_thread_for_small_pages() -> None:
     latency = LatencyEstimator()
     for _ in range(30):
         latency.note(SMALL, pages=100, elapsed_s=0.001)
@@ -31,7 +31,7 @@ def test_a_store_that_turns_out_to_be_quick_is_not() -> None:
     assert latency.min_transfer_pages(SMALL) > 500
 
 
-def test_some_megabytes_are_worth_a_thread_however_quick_the_store() -> None:
+def test_some_megabytes_get_a_thread_of_a_fast_store() -> None:
     latency = LatencyEstimator()
     for _ in range(30):
         latency.note(LARGE, pages=100, elapsed_s=0.001)
@@ -39,7 +39,7 @@ def test_some_megabytes_are_worth_a_thread_however_quick_the_store() -> None:
     assert latency.min_transfer_pages(LARGE) == 2
 
 
-def test_key_slatencys_have_latencys_of_their_own() -> None:
+def test_each_key_space_has_its_own_latency() -> None:
     latency = LatencyEstimator()
     latency.note(LARGE, pages=1, elapsed_s=10)
 

@@ -54,13 +54,13 @@ LEFT_ALONE = "has been failing, and is left alone for a while"
 OPEN = {Verdict.BREAKER_OPEN: 8}
 
 
-def test_hits_and_misses_are_no_news(log: Log) -> None:
+def test_hits_and_misses_are_not_logged(log: Log) -> None:
     assert not log.note(OK)
     assert not log.note({})
     assert not log.note({Verdict.CORRUPT: 1})
 
 
-def test_trouble_is_told_when_it_begins_when_it_grows_and_when_it_is_over(log: Log) -> None:
+def test_failures_are_logged_when_they_begin_worsen_and_end(log: Log) -> None:
     assert log.note(DOWN) == [
         "reads from Acme: the store is unavailable; pages in the last 0.0 s: 8 unavailable"
     ]
@@ -76,13 +76,13 @@ def test_trouble_is_told_when_it_begins_when_it_grows_and_when_it_is_over(log: L
     assert not log.note(OK)
 
 
-def test_trouble_that_lasts_is_told_again_ever_more_seldom(log: Log) -> None:
+def test_lasting_failures_are_logged_at_growing_intervals(log: Log) -> None:
     lines = [bool(log.note(DOWN, after_s=10)) for _ in range(200)]
 
     assert [0, 6, 18, 42, 90, 186] == [number for number, told in enumerate(lines) if told]
 
 
-def test_trouble_that_comes_and_goes_is_told_ever_more_seldom(log: Log) -> None:
+def test_recurring_failures_are_logged_at_growing_intervals(log: Log) -> None:
     lines = sum(
         len(log.note(FULL, after_s=0.05)) + len(log.note(OK, after_s=0.05)) for _ in range(36000)
     )
@@ -90,7 +90,7 @@ def test_trouble_that_comes_and_goes_is_told_ever_more_seldom(log: Log) -> None:
     assert lines < 2 * 3600 / 50
 
 
-def test_what_was_not_told_is_counted_when_it_is(log: Log) -> None:
+def test_failures_that_were_not_logged_are_counted_in_the_next_line(log: Log) -> None:
     log.note(FULL)
     log.note(OK)
     assert not log.note(FULL)
@@ -101,7 +101,7 @@ def test_what_was_not_told_is_counted_when_it_is(log: Log) -> None:
     assert line.endswith("6 refused")
 
 
-def test_calm_for_long_is_the_end_of_it(log: Log) -> None:
+def test_a_long_time_without_failures_resets_the_interval(log: Log) -> None:
     for _ in range(2):
         log.note(FULL)
         log.note(OK)
@@ -111,7 +111,7 @@ def test_calm_for_long_is_the_end_of_it(log: Log) -> None:
     assert line.endswith("pages in the last 0.0 s: 3 refused")
 
 
-def test_a_call_of_before_the_trouble_does_not_end_it(
+def test_a_call_from_before_the_failures_does_not_end_them(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = StateLog("reads", logging.getLogger("test"))

@@ -79,7 +79,7 @@ def open_store(storage: HookedStorage) -> Iterator[Callable[..., PageStore]]:
 
 
 class TestSaveAndLoad:
-    def test_what_was_saved_is_loaded(self, open_store: Callable[..., PageStore]) -> None:
+    def test_a_saved_page_is_loaded(self, open_store: Callable[..., PageStore]) -> None:
         store = open_store()
         assert [[Verdict.OK] * 8] == store.save([transfer(filled())]).verdicts
         pages = empty()
@@ -125,7 +125,7 @@ class TestSaveAndLoad:
 
         assert outcome.arrived() == 2
 
-    def test_a_refused_page_says_so_and_the_others_are_stored(
+    def test_a_refused_page_is_reported_and_the_others_are_stored(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
         store = open_store(parallelism=1)
@@ -372,7 +372,7 @@ class TestMatch:
         assert match.pages == 4
         assert [0, 4] == [length for length, usable in enumerate(match.usable) if usable]
 
-    def test_what_the_caller_has_is_not_asked_for_and_counts(
+    def test_pages_of_the_caller_are_not_queried_and_count(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
         """The caller has pages 0, 1 and 5, the storage has 2 to 4."""
@@ -394,7 +394,7 @@ class TestMatch:
             (ValueError("bug"), Verdict.ERROR),
         ],
     )
-    def test_it_tells_why_a_pool_could_not_be_asked(
+    def test_a_match_gives_the_reason_that_a_pool_could_not_be_queried(
         self,
         storage: HookedStorage,
         open_store: Callable[..., PageStore],
@@ -583,7 +583,7 @@ class TestFailures:
             (SystemExit(1), Verdict.ERROR),
         ],
     )
-    def test_what_a_storage_raises_becomes_a_verdict(
+    def test_an_error_of_a_storage_becomes_a_verdict(
         self,
         storage: HookedStorage,
         open_store: Callable[..., PageStore],
@@ -632,7 +632,7 @@ class TestFailures:
         assert [verdicts] == store.load([transfer(empty())]).verdicts
 
     @pytest.mark.parametrize("answers", [[], [True], [True] * 3, True])
-    def test_answers_of_the_wrong_length_are_not_believed(
+    def test_answers_of_the_wrong_length_are_not_used(
         self, storage: HookedStorage, open_store: Callable[..., PageStore], answers: Any
     ) -> None:
         store = open_store()
@@ -650,7 +650,7 @@ class TestFailures:
 
         assert [[Verdict.OK, Verdict.MISS]] == store.load([transfer(empty(2))]).verdicts
 
-    def test_a_hit_that_was_not_read_is_not_believed(
+    def test_a_hit_without_a_read_is_not_used(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
         """A storage that lies leaves an old header, of another page, in the slot."""
@@ -731,7 +731,7 @@ class TestBreaker:
         assert store.breaker.state == "closed"
         assert store.stats()["breaker_opened"] == store.stats()["write_breaker_opened"] == 1
 
-    def test_a_caller_in_a_hurry_does_not_open_it(
+    def test_a_caller_with_a_short_timeout_does_not_open_it(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
         """Requests with short deadlines do not open the breaker for the others."""
@@ -771,7 +771,7 @@ class TestBreaker:
 
         assert [[Verdict.OK]] == store.save([transfer(filled(1))]).verdicts
 
-    def test_who_has_no_time_is_not_given_the_settings_own(
+    def test_a_timeout_of_zero_is_not_replaced_by_that_of_the_settings(
         self, storage: HookedStorage, open_store: Callable[..., PageStore]
     ) -> None:
         store = open_store(timeout_s=1000)
@@ -818,7 +818,7 @@ class TestBreaker:
         assert store.delete(TARGET, HASHES[:1]) == 1
 
     @pytest.mark.parametrize("failures", [1, 2])
-    def test_an_empty_call_tells_it_nothing(
+    def test_an_empty_call_does_not_count(
         self, storage: HookedStorage, open_store: Callable[..., PageStore], failures: int
     ) -> None:
         """Earlier failures still count, and an open breaker stays open."""
@@ -869,7 +869,7 @@ class TestOpening:
 
         assert not set(threading.enumerate()) - before
 
-    def test_the_storages_own_word_on_why_a_space_was_not_opened_is_kept(
+    def test_the_error_of_the_storage_that_did_not_open_a_space_is_kept(
         self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def late(_: Any) -> None:
@@ -898,9 +898,7 @@ class TestOpening:
                 else:
                     assert store.framed(tried).pool == tried.pool
 
-    def test_a_closed_store_keeps_nobody_waiting(
-        self, open_store: Callable[..., PageStore]
-    ) -> None:
+    def test_a_closed_store_ends_waiting_calls(self, open_store: Callable[..., PageStore]) -> None:
         store = open_store(timeout_s=1000)
         store.close()
 
@@ -909,7 +907,7 @@ class TestOpening:
         with pytest.raises(StorageClosed):
             store.open_space(DRAFT)
 
-    def test_threads_that_do_nothing_are_not_said_to_be_in_a_call(
+    def test_idle_threads_are_not_reported_as_in_a_call(
         self,
         open_store: Callable[..., PageStore],
         caplog: pytest.LogCaptureFixture,
@@ -980,7 +978,7 @@ class TestFork:
 
 
 class TestDelete:
-    def test_what_was_deleted_is_a_miss_and_the_rest_is_not(
+    def test_deleted_pages_are_misses_and_the_others_are_not(
         self, open_store: Callable[..., PageStore]
     ) -> None:
         store = open_store()
@@ -1003,7 +1001,7 @@ class TestDelete:
 
         gate.open()
 
-    def test_what_never_was_there_is_gone_too(self, open_store: Callable[..., PageStore]) -> None:
+    def test_absent_pages_count_as_deleted(self, open_store: Callable[..., PageStore]) -> None:
         assert open_store().delete(DRAFT, HASHES) == len(HASHES)
 
     def test_batches_are_no_larger_than_the_store_takes(

@@ -12,7 +12,7 @@ from pages import hash_of
 from stores import Gate, HookedStorage
 
 from hicache_storage.controller import DropPolicy, PrefetchPolicy, Reason
-from hicache_storage.controller.admission import InFlightReads, PrefetchQuota
+from hicache_storage.controller.prefetch_quota import InFlightReads, PrefetchQuota
 from hicache_storage.page_store import PageStore
 from hicache_storage.storage import Capabilities
 

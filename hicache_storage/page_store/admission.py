@@ -1,0 +1,160 @@
+"""Admission of writes: which pages are offered to the storage at all.
+
+A page that no request uses again costs a write and room in the storage. Two rules keep such pages out:
+
+    second use   a page is written when it is offered for the second time. A sketch of fixed size
+                 remembers the first time.
+    rate         a token bucket limits the bytes that are written. The first pages of a batch, which any
+                 longer prefix needs too, get the tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.page_store.sketch import FILTERS, PageSketch
+from hicache_storage.settings import ByteSize, Field, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NOT_ADMITTED_FIRST_USE = "not_admitted_first_use"
+"""The counter of pages that were offered for the first time."""
+NOT_ADMITTED_RATE = "not_admitted_rate"
+"""The counter of pages that exceed the rate."""
+
+_BURST_S = 10.0
+
+
+class AdmissionSettings(Settings):
+    """The rules for writes. By default every page is admitted."""
+
+    second_use: bool = False
+    """True writes a page when it is offered for the second time."""
+    remembered_pages: int = Field(default=1_000_000, ge=64, le=1_000_000_000)
+    """The pages offered last that are remembered, for `second_use`: 2.5 bytes of memory each."""
+    write_nbytes_per_s: ByteSize | None = Field(default=None, gt=0)
+    """The payload bytes of this process that are written in a second, on average. None: no limit."""
+    write_burst_nbytes: ByteSize | None = Field(default=None, gt=0)
+    """The bytes that may be written at once after a pause. None: those of ten seconds."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """True if any page may be kept from the storage."""
+        return self.second_use or self.write_nbytes_per_s is not None
+
+
+class TokenBucket:
+    """A limit of bytes in a time. Not thread-safe."""
+
+    def __init__(
+        self, nbytes_per_s: float, burst_nbytes: float, clock: Callable[[], float]
+    ) -> None:
+        self._nbytes_per_s = nbytes_per_s
+        self._burst_nbytes = burst_nbytes
+        self._clock = clock
+        self._nbytes = burst_nbytes
+        self._filled_s = clock()
+
+    def take(self, pages: int, page_nbytes: int) -> int:
+        """Take the bytes of as many of `pages` pages as there are. Return their number.
+
+        A page larger than the burst is taken from a full bucket, which is empty for longer after that.
+        """
+        now_s = self._clock()
+        filled = self._nbytes + (now_s - self._filled_s) * self._nbytes_per_s
+        self._nbytes, self._filled_s = min(self._burst_nbytes, filled), now_s
+        if page_nbytes > self._burst_nbytes:
+            taken = int(pages > 0 and self._nbytes >= self._burst_nbytes)
+        else:
+            taken = min(pages, max(0, int(self._nbytes // page_nbytes)))
+        self._nbytes -= taken * page_nbytes
+        return taken
+
+
+class Admission:
+    """The decision for each page that is offered to a storage. Thread-safe."""
+
+    def __init__(
+        self, settings: AdmissionSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Remember no page yet. `clock` gives the seconds that the rate is based on."""
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._counters = Counters()
+        self._sketch = PageSketch(settings.remembered_pages) if settings.second_use else None
+        self._bucket: TokenBucket | None = None
+        rate = settings.write_nbytes_per_s
+        if rate is not None:
+            burst = settings.write_burst_nbytes
+            self._bucket = TokenBucket(rate, rate * _BURST_S if burst is None else burst, clock)
+
+    def admit(
+        self,
+        hashes: Sequence[str],
+        page_nbytes: int,
+        *,
+        group: str = "",
+        used: Sequence[bool] | None = None,
+    ) -> list[bool]:
+        """Decide for each page of a batch, and count the pages that are not admitted.
+
+        Args:
+            hashes: The pages, in the order of their prefix.
+            page_nbytes: The payload bytes of one page.
+            group: Pages of equal hashes in different groups are different pages.
+            used: True for each page that the caller knows to have been used before.
+        """
+        with self._lock:
+            admitted = [True] * len(hashes)
+            if self._sketch is not None:
+                admitted = self._sketch.add(hashes, group)
+                if used is not None:
+                    admitted = [seen or known for seen, known in zip(admitted, used, strict=True)]
+                self._counters.add(NOT_ADMITTED_FIRST_USE, admitted.count(False))
+            if self._bucket is not None:
+                wanted = admitted.count(True)
+                taken = self._bucket.take(wanted, page_nbytes)
+                self._counters.add(NOT_ADMITTED_RATE, wanted - taken)
+                if taken < wanted:
+                    admitted = _first(admitted, taken)
+            return admitted
+
+    def stats(self) -> dict[str, int]:
+        """Return the pages that were not admitted, by reason."""
+        return self._counters.snapshot()
+
+    # --- the sketch's place in a store ---------------------------------------------------------------
+
+    @property
+    def stored_nbytes(self) -> int | None:
+        """The bytes of each filter that a store keeps, or None if there is nothing to keep."""
+        return None if self._sketch is None else self._sketch.stored_nbytes
+
+    def states(self) -> list[tuple[int, int]]:
+        """Return the state of each filter, which changes with it."""
+        with self._lock:
+            return [] if self._sketch is None else [self._sketch.state(n) for n in range(FILTERS)]
+
+    def dump(self, number: int) -> bytes:
+        """Return a filter as bytes."""
+        with self._lock:
+            assert self._sketch is not None, "there is nothing to keep"
+            return self._sketch.dump(number)
+
+    def restore(self, dumps: Sequence[bytes]) -> int:
+        """Remember the pages of dumped filters too. Return the number of dumps that fit."""
+        with self._lock:
+            return 0 if self._sketch is None else self._sketch.restore(dumps)
+
+
+def _first(wanted: Sequence[bool], count: int) -> list[bool]:
+    """Return `wanted` with True for its first `count` pages alone."""
+    chosen: list[bool] = []
+    for each in wanted:
+        chosen.append(each and count > 0)
+        count -= each
+    return chosen

@@ -1,0 +1,151 @@
+"""A memory of page hashes in a fixed number of bytes: two Bloom filters, the younger and the older."""
+
+from __future__ import annotations
+
+import struct
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+BITS_PER_PAGE = 10
+"""Bits of one filter for each page that it remembers: 2.5 MB a million pages, with both filters."""
+HASHES = 5
+MAX_ERROR = 0.019
+"""The chance, at most, that a new page counts as seen: (1 - e^(-5/10))^5 for each full filter."""
+FILTERS = 2
+
+_HEADER = struct.Struct("<8sIIQQQ24x")  # magic, version, hashes, bytes, generation, pages
+_MAGIC = b"HCSKETCH"
+_VERSION = 1
+
+
+def state_of(dump: bytes) -> tuple[int, int]:
+    """Return the generation and the pages of a dumped filter. Return (-1, -1) for other bytes."""
+    if len(dump) < _HEADER.size:
+        return -1, -1
+    magic, *_, generation, pages = _HEADER.unpack_from(dump)
+    return (generation, pages) if magic == _MAGIC else (-1, -1)
+
+
+class PageSketch:
+    """The last pages that were offered: at least `pages` of them, and at most twice as many.
+
+    A page that was seen always counts as seen, until that many other pages were offered. A page that was
+    not seen counts as seen with a chance of `MAX_ERROR` at most. When the younger filter has `pages`
+    pages, it becomes the older one, and an empty one takes its place. Not thread-safe.
+    """
+
+    def __init__(self, pages: int) -> None:
+        import numpy as np  # noqa: PLC0415 - only `second_use` needs it
+
+        self._pages = pages
+        self._nbytes = -(-pages * BITS_PER_PAGE // 64) * 8
+        self._filters = [np.zeros(self._nbytes, np.uint8) for _ in range(FILTERS)]
+        self._counts = [0] * FILTERS
+        self._generation = 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both filters."""
+        return FILTERS * self._nbytes
+
+    @property
+    def stored_nbytes(self) -> int:
+        """The bytes of one filter as `dump` returns it."""
+        return _HEADER.size + self._nbytes
+
+    @property
+    def young(self) -> int:
+        """The number, 0 or 1, of the filter that takes new pages."""
+        return self._generation % FILTERS
+
+    def add(self, hashes: Sequence[str], group: str = "") -> list[bool]:
+        """Remember pages. Return for each page True if it was seen before, within the same `group`."""
+        seen: list[bool] = []
+        while len(seen) < len(hashes):
+            if self._counts[self.young] >= self._pages:
+                self._age()
+            room = self._pages - self._counts[self.young]
+            seen += self._add(hashes[len(seen) : len(seen) + room], group)
+        return seen
+
+    def _add(self, hashes: Sequence[str], group: str) -> list[bool]:
+        import numpy as np  # noqa: PLC0415
+
+        places, masks = self._places(hashes, group)
+        is_new = ~self._has(self.young, places, masks)
+        seen: list[bool] = (~is_new | self._has(1 - self.young, places, masks)).tolist()
+        np.bitwise_or.at(self._filters[self.young], places[is_new].ravel(), masks[is_new].ravel())
+        self._counts[self.young] += len(set(compress(hashes, is_new.tolist())))
+        return seen
+
+    def state(self, number: int) -> tuple[int, int]:
+        """Return the generation and the pages of a filter. A filter that changes gets another state."""
+        return self._generation - (number != self.young), self._counts[number]
+
+    def dump(self, number: int) -> bytes:
+        """Return a filter as bytes for `restore`."""
+        header = _HEADER.pack(_MAGIC, _VERSION, HASHES, self._nbytes, *self.state(number))
+        return header + self._filters[number].tobytes()
+
+    def restore(self, dumps: Iterable[bytes]) -> int:
+        """Add the pages of dumped filters, in any order. Return the number of dumps that fit.
+
+        A dump of another size or format does not fit, nor one that is older than both filters are then.
+        There may be several dumps of one filter.
+        """
+        found = [dump for dump in map(self._parse, dumps) if dump is not None]
+        generation = max([self._generation, *(each[0] for each in found)])
+        if (generation - self._generation) % FILTERS:
+            self._filters.reverse()
+            self._counts.reverse()
+        self._generation = generation
+        fitting = [each for each in found if generation - each[0] < FILTERS]
+        for number in range(FILTERS):
+            dumped = [each for each in fitting if each[0] % FILTERS == number]
+            for _, _, bits in dumped:
+                self._filters[number] |= bits
+            self._counts[number] += max((count for _, count, _ in dumped), default=0)
+        return len(fitting)
+
+    def _parse(self, dump: bytes) -> tuple[int, int, npt.NDArray[np.uint8]] | None:
+        """Return the generation, the pages and the bits of a dump, or None for one that does not fit."""
+        import numpy as np  # noqa: PLC0415
+
+        if len(dump) != self.stored_nbytes:
+            return None
+        *form, generation, count = _HEADER.unpack_from(dump)
+        if form != [_MAGIC, _VERSION, HASHES, self._nbytes]:
+            return None
+        return generation, count, np.frombuffer(dump, np.uint8, offset=_HEADER.size)
+
+    def _age(self) -> None:
+        self._generation += 1
+        self._filters[self.young][:] = 0
+        self._counts[self.young] = 0
+
+    def _has(self, number: int, places: npt.NDArray[Any], masks: npt.NDArray[Any]) -> Any:
+        return ((self._filters[number][places] & masks) != 0).all(axis=1)
+
+    def _places(
+        self, hashes: Sequence[str], group: str
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+        """Return the byte and the bit in it, for each page and each of its hashes."""
+        import numpy as np  # noqa: PLC0415
+
+        digest = xxhash.xxh3_128_digest
+        digests = b"".join(digest(f"{group}/{page_hash}".encode()) for page_hash in hashes)
+        halves = np.frombuffer(digests, "<u8").reshape(-1, 2)
+        steps = np.arange(HASHES, dtype=np.uint64)
+        bits = (halves[:, :1] + (halves[:, 1:] | np.uint64(1)) * steps) % np.uint64(
+            8 * self._nbytes
+        )
+        masks = np.left_shift(np.uint8(1), (bits & np.uint64(7)).astype(np.uint8))
+        return bits >> np.uint64(3), masks

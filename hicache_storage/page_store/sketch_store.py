@@ -1,0 +1,144 @@
+"""The sketch of an admission as pages of the store itself, so that it survives restarts."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import UnsupportedOperation
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import FramedPage
+from hicache_storage.page_store.results import Transfer, Verdict
+from hicache_storage.page_store.sketch import FILTERS, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.admission import Admission
+    from hicache_storage.page_store.store import PageStore
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+POOL = "admission"
+_LAYOUT = "page_sketch_1"
+# Each filter has two pages in turn, so that one of them is whole while the other is replaced.
+_PAGES = 2 * FILTERS
+_HASHES = [hashlib.sha256(f"hicache-{_LAYOUT}-{n}".encode()).hexdigest() for n in range(_PAGES)]
+_INTERVAL_S = 60.0
+_RETRY_S = 5.0
+_UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN, Verdict.ERROR))
+
+
+class SketchStore:
+    """Restores a sketch from a store, and saves it: each minute if it changed, and at the end.
+
+    The thread `hicache-admission` does both. The key space is that of the engine's pages with another
+    pool, so that equal engines have one sketch: the one that was saved last. A kill loses the pages of
+    the last minute. With a store that cannot hold a page of this size, a restart loses the sketch.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        admission: Admission,
+        owner: KeySpace,
+        *,
+        interval_s: float = _INTERVAL_S,
+    ) -> None:
+        """Take the store, which outlives this object, and a key space of the engine's pages.
+
+        Raises:
+            ValueError: The admission has no sketch.
+        """
+        nbytes = admission.stored_nbytes
+        if nbytes is None:
+            raise ValueError("an admission without second_use has nothing to keep")
+        self.space: KeySpace = replace(
+            owner, pool=POOL, layout=_LAYOUT, dtype="uint8", page_tokens=1, page_nbytes=nbytes
+        )
+        self._store = store
+        self._admission = admission
+        self._saved: dict[int, tuple[int, int]] = {}
+        self._next_page = list(range(FILTERS))
+        self._interval_s = interval_s
+        self._closing = threading.Event()
+        self._restored = self._warned = False
+        self._thread = threading.Thread(target=self._run, name="hicache-admission", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, which restores the sketch first."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Save the sketch and end the thread. Return False if it still runs after `timeout_s`."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._sync()
+            except UnsupportedOperation as error:
+                logger.warning("a restart forgets which pages were offered: %s", error)
+                return
+            except Exception as error:  # noqa: BLE001 - the next turn tries again
+                self._warn(error)
+            if self._closing.wait(self._interval_s if self._restored else _RETRY_S):
+                with suppress(Exception):  # the end does not wait for another turn
+                    self._sync()
+                return
+
+    def _sync(self) -> None:
+        if not self._restored:
+            self._store.open_space(self.space)
+            self._restored = self._restore()
+        if self._restored:
+            for number, state in enumerate(self._admission.states()):
+                if state != self._saved.get(number, (state[0], 0)):
+                    self._save(number, state)
+
+    def _restore(self) -> bool:
+        """Add the stored filters. Return False if the store did not answer for each of them."""
+        was_empty = not any(count for _, count in self._admission.states())
+        pages = [Page(bytearray(self.space.page_nbytes)) for _ in range(_PAGES)]
+        verdicts = self._store.load([self._transfer(_HASHES, pages)]).verdicts[0]
+        dumps = [
+            page.tobytes() if verdict is Verdict.OK else b""
+            for page, verdict in zip(pages, verdicts, strict=True)
+        ]
+        states = [state_of(dump) for dump in dumps]
+        for number in range(FILTERS):
+            self._next_page[number] = min(number, number + FILTERS, key=states.__getitem__)
+        if self._admission.restore(dumps):
+            logger.info("the store had the sketch of the pages that were offered before")
+            if was_empty:
+                self._saved = dict(enumerate(self._admission.states()))
+        return not _UNANSWERED.intersection(verdicts)
+
+    def _save(self, number: int, state: tuple[int, int]) -> None:
+        """Replace the older page of a filter. Delete it first: many stores keep the first bytes."""
+        page_hash = _HASHES[self._next_page[number]]
+        self._store.delete(self.space, [page_hash])
+        outcome = self._store.save(
+            [self._transfer([page_hash], [Page(self._admission.dump(number))])]
+        )
+        if outcome.verdicts == [[Verdict.OK]]:
+            self._saved[number] = state
+            self._next_page[number] = (self._next_page[number] + FILTERS) % _PAGES
+
+    def _transfer(self, hashes: Sequence[str], pages: Sequence[Page]) -> Transfer:
+        headers = [memoryview(bytearray(self._store.frame_nbytes)) for _ in pages]
+        frames = [FramedPage(header, page) for header, page in zip(headers, pages, strict=True)]
+        return Transfer(self.space, hashes, frames)
+
+    def _warn(self, error: Exception) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        logger.log(level, "the store does not keep which pages were offered: %s", error)
+        self._warned = True
