@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.controller import Channel, Lease
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.admission import Admission
     from hicache_storage.storage import HiCacheStorage
 
 PAGE_TOKENS = 16
@@ -87,6 +88,7 @@ def engine_on(
     *,
     timeout_s: float = 20,
     ranks: Any = None,
+    admission: Admission | None = None,
     **settings: Any,
 ) -> Generator[CacheController]:
     """Yield an engine with its own L2. It waits for all pages unless `settings` change that."""
@@ -98,7 +100,9 @@ def engine_on(
             "batch_pages": 4,
             **settings,
         }
-        controller = CacheController(store, pools, ControllerSettings(**chosen), ranks=ranks)
+        controller = CacheController(
+            store, pools, ControllerSettings(**chosen), ranks=ranks, admission=admission
+        )
         yield stack.enter_context(controller)
 
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.integrations.sglang._arguments import WATCHED
 from hicache_storage.integrations.sglang._launch import LaunchIdentity
 from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
@@ -77,7 +78,9 @@ class Adapter:
             ),
         )
         metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
-        self._transport = Transport(self._store, metrics, settings.timeout_s)
+        self._admission = WriteAdmission(self._store, settings.admission)
+        self._transport = Transport(self._store, metrics, settings.timeout_s, self._admission)
+        self._timeout_s = settings.timeout_s
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
         if settings.switch_interval_s is not None:
             sys.setswitchinterval(settings.switch_interval_s)
@@ -92,6 +95,7 @@ class Adapter:
         """
         self.mem_pool_host = mem_pool_host
         self._pools.register(ANCHOR, mem_pool_host)
+        self._admission.start(self._pools[ANCHOR].spaces[0])
         if not (self._config.extra_config or {}).get("interface_v1"):
             logger.warning('KV pages are copied once more: "interface_v1": 1 avoids it')
 
@@ -287,14 +291,15 @@ class Adapter:
         return self._catch(lambda: metrics.take(self.engine.storage_metrics), None)
 
     def counters(self) -> dict[str, int]:
-        """Return the page store's counters: pages by verdict, bytes, deleted corrupt pages."""
-        return self._store.stats()
+        """Return the page store's counters, and the pages that were not admitted, by reason."""
+        return {**self._store.stats(), **self._admission.stats()}
 
     def close(self) -> None:
         """Stop the threads and close the storage. Idempotent, and without effect in a forked child."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        self._admission.close(self._timeout_s)
         self._pools.close()
         self._store.close()
         self._storage.close()

@@ -5,9 +5,15 @@ It runs once, when the adapter is loaded. It reports every difference that would
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from typing import Any
+
+from hicache_storage.integrations._interface_check import (
+    field_names,
+    method_difference,
+    missing_names,
+    require_no_difference,
+    unknown_duties,
+)
 
 TESTED_VERSIONS = ("0.5.22", "0.5.23")
 
@@ -62,12 +68,7 @@ def check_interface(storage: Any, metrics: Any, version: str) -> None:
         ImportError: They differ. The message has every difference and the remedy.
     """
     found = differences(storage, metrics)
-    if found:
-        raise ImportError(
-            f"SGLang {version} has another storage interface than this adapter supports"
-            f" ({', '.join(TESTED_VERSIONS)}): {'; '.join(found)}. Update hicache-storage, or install"
-            " one of these versions of SGLang"
-        )
+    require_no_difference(found, "SGLang", version, "storage", TESTED_VERSIONS)
 
 
 def differences(storage: Any, metrics: Any) -> list[str]:
@@ -75,45 +76,24 @@ def differences(storage: Any, metrics: Any) -> list[str]:
     base = getattr(storage, "HiCacheStorage", None)
     if base is None:
         return ["HiCacheStorage is missing"]
-    found = [_difference(base, name, expected) for name, expected in _METHODS.items()]
+    found = [method_difference(base, name, expected) for name, expected in _METHODS.items()]
     for name, expected in _NEWER_METHODS.items():
         if hasattr(base, name):
-            found.append(_difference(base, name, expected))
+            found.append(method_difference(base, name, expected))
     known = {*_METHODS, *_NEWER_METHODS}
-    found += [
-        f"{name} is abstract and not known" for name in sorted(base.__abstractmethods__ - known)
-    ]
+    found += unknown_duties(base, known)
     for name, fields in _FIELDS.items():
-        found.append(_missing(name, "field", fields, _field_names(getattr(storage, name, None))))
+        found.append(
+            missing_names(name, "field", fields, field_names(getattr(storage, name, None)))
+        )
     for name, members in _MEMBERS.items():
         actual = {str(member.value) for member in getattr(storage, name, ())}
-        found.append(_missing(name, "member", members, actual))
+        found.append(missing_names(name, "member", members, actual))
     policies = {str(member.value) for member in getattr(storage, "PoolHitPolicy", ())}
     found += [
         f"PoolHitPolicy has a new member {name!r}"
         for name in sorted(policies - _MEMBERS["PoolHitPolicy"])
     ]
-    actual = _field_names(getattr(metrics, "StorageMetrics", None))
-    found.append(_missing("StorageMetrics", "field", _METRICS, actual))
+    actual = field_names(getattr(metrics, "StorageMetrics", None))
+    found.append(missing_names("StorageMetrics", "field", _METRICS, actual))
     return [clause for clause in found if clause]
-
-
-def _difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
-    method = getattr(base, name, None)
-    if method is None:
-        return f"{name} is missing"
-    actual = tuple(inspect.signature(method).parameters)[1:]
-    if actual == expected:
-        return ""
-    return f"{name} takes ({', '.join(actual)}) and not ({', '.join(expected)})"
-
-
-def _missing(owner: str, kind: str, expected: set[str], actual: set[str]) -> str:
-    missing = sorted(expected - actual)
-    return f"{owner} lacks the {kind} {', '.join(missing)}" if missing else ""
-
-
-def _field_names(record: Any) -> set[str]:
-    if record is None or not dataclasses.is_dataclass(record):
-        return set()
-    return {field.name for field in dataclasses.fields(record)}

@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations._weights import file_digest, weights_at
 from hicache_storage.integrations.sglang import _arguments
-from hicache_storage.integrations.sglang._weights import file_digest, weights_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

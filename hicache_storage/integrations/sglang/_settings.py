@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.page_store.admission import AdmissionSettings
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class AdapterSettings(Settings):
     """The deadline of one storage call, of at most 128 pages and 256 MiB."""
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: the backend's own number."""
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
+    """The pages that are written to the store. SGLang is told that the others were written, too."""
     switch_interval_s: PositiveSeconds | None = None
     """The time for which a storage thread waits until SGLang's scheduler lets it go on, of the whole
     process (`sys.setswitchinterval`). None: as it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import compress, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -20,6 +21,7 @@ from hicache_storage.page_store.results import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hicache_storage.integrations._write_admission import WriteAdmission
     from hicache_storage.integrations.sglang._engine import Indices
     from hicache_storage.integrations.sglang._stored_pool import StoredPool
     from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
@@ -48,13 +50,20 @@ class Transport:
     gets bounce buffers, which an overdue call keeps.
     """
 
-    def __init__(self, store: PageStore, metrics: TransferMetrics | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: PageStore,
+        metrics: TransferMetrics | None,
+        timeout_s: float,
+        admission: WriteAdmission,
+    ) -> None:
         self.store = store
         self.metrics = metrics
         self.writes_replicated = True
         """False if another rank saves the replicated pages. This rank then saves only missing ones."""
         self.is_direct = store.storage.capabilities.bounded
         """True if the store itself accesses SGLang's memory."""
+        self.admission = admission
         self._timeout_s = timeout_s
         self._hashes = store.settings.checksum == "xxh3"
         # Each direction has its own buffers, so that overdue writes do not delay reads.
@@ -68,7 +77,29 @@ class Transport:
         return result
 
     def save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
-        """Save pages of the host pool."""
+        """Save the admitted pages of the host pool.
+
+        A page that is not admitted counts as moved: SGLang ends a backup at the first page that is not.
+        """
+        admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
+        if all(admitted):
+            return self._save(pool, keys, indices)
+        tokens = pool.host.page_size
+        moved: list[bool] = []
+        for is_admitted, run in groupby(admitted):
+            part = slice(len(moved), len(moved) + len(list(run)))
+            if not is_admitted:
+                moved += [True] * (part.stop - part.start)
+                continue
+            places = indices[part.start * tokens : part.stop * tokens]
+            result = self._save(pool, keys[part], places)
+            moved += result.moved
+            if not result.answered:
+                unsaved = [False] * (len(keys) - len(moved))
+                return TransferResult(moved + unsaved, answered=False)
+        return TransferResult(moved, answered=True)
+
+    def _save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         stored, deadline = 0, Deadline(self._timeout_s)
         if pool.is_replicated and not self.writes_replicated:
             stored = self.store.match(keys, pool.specs()).pages
@@ -98,9 +129,15 @@ class Transport:
     def save_flat(
         self, pool: StoredPool, keys: Sequence[str], values: Sequence[Any]
     ) -> TransferResult:
-        """Save tensors of SGLang."""
+        """Save the admitted tensors of SGLang. The others count as moved."""
+        admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
+        if not any(admitted):
+            return TransferResult([True] * len(keys), answered=True)
+        keys, values = list(compress(keys, admitted)), list(compress(values, admitted))
         flats = _flats(pool, [value.contiguous() for value in values])
-        return self._run("backup", pool, pool.flat_transfers(keys, flats))
+        result = self._run("backup", pool, pool.flat_transfers(keys, flats))
+        moved = iter(result.moved)
+        return TransferResult([not kept or next(moved) for kept in admitted], result.answered)
 
     def close(self) -> None:
         """Release the bounce buffers."""

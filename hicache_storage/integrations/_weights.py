@@ -31,7 +31,7 @@ _CONFIGS = (
     *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
 )
 _INDEX = "model.safetensors.index.json"
-# SGLang loads the first of these kinds that a directory has.
+# Engines load the first of these kinds that a directory has.
 _KINDS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
 _SAMPLE_NBYTES = 4096
 _TENSORS = 128

@@ -7,17 +7,16 @@ import shutil
 import struct
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import identity_page
 import pytest
 
-from hicache_storage.integrations.sglang import _weights
-from hicache_storage.integrations.sglang._weights import file_digest, weights_at
+from hicache_storage.integrations import _weights
+from hicache_storage.integrations._weights import file_digest, weights_at
 
-PAGE = Path(__file__).parents[3] / "docs" / "sglang-identity.md"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def write_safetensors(path: Path, tensors: dict[str, bytes]) -> None:
@@ -167,7 +166,3 @@ def test_a_files_digest_is_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("2")
 
     assert file_digest(str(tmp_path / "a")) != file_digest(str(tmp_path / "b"))
-
-
-def test_the_page_has_every_argument() -> None:
-    assert identity_page.page() == PAGE.read_text(encoding="utf-8"), "run `make identity-page`"

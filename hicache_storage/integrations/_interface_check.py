@@ -1,0 +1,60 @@
+"""Comparison of an engine's classes with the interface that an adapter was written for.
+
+Each function returns its differences as clauses for one message. An empty text is no difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def require_no_difference(
+    found: Sequence[str], engine: str, version: str, interface: str, tested: Sequence[str]
+) -> None:
+    """Refuse an engine whose interface differs.
+
+    Raises:
+        ImportError: The message has every difference and the remedy.
+    """
+    if found:
+        raise ImportError(
+            f"{engine} {version} has another {interface} interface than this adapter supports"
+            f" ({', '.join(tested)}): {'; '.join(found)}. Update hicache-storage, or install"
+            f" one of these versions of {engine}"
+        )
+
+
+def method_difference(base: Any, name: str, expected: tuple[str, ...]) -> str:
+    """Compare the parameters of a method, after `self` or `cls`."""
+    method = getattr(base, name, None)
+    if method is None:
+        return f"{name} is missing"
+    names = tuple(inspect.signature(method).parameters)
+    actual = names if inspect.ismethod(method) else names[1:]  # class methods are bound
+    if actual == expected:
+        return ""
+    return f"{name} takes ({', '.join(actual)}) and not ({', '.join(expected)})"
+
+
+def unknown_duties(base: Any, known: set[str]) -> list[str]:
+    """Return the abstract methods that are not among the known ones."""
+    abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
+    return [f"{name} is abstract and not known" for name in sorted(abstract - known)]
+
+
+def missing_names(owner: str, kind: str, expected: set[str], actual: set[str]) -> str:
+    """Compare the names of fields, methods or members."""
+    missing = sorted(expected - actual)
+    return f"{owner} lacks the {kind} {', '.join(missing)}" if missing else ""
+
+
+def field_names(record: Any) -> set[str]:
+    """Return the fields of a dataclass, and none of anything else."""
+    if record is None or not dataclasses.is_dataclass(record):
+        return set()
+    return {field.name for field in dataclasses.fields(record)}

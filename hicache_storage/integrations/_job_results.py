@@ -1,0 +1,107 @@
+"""Jobs of an engine: their pages, their results, and the results that no one has fetched yet."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+    from hicache_storage.page_store.results import Verdict
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+class JobKind(enum.Enum):
+    """The three kinds of jobs."""
+
+    LOOKUP = "lookup"
+    LOAD = "load"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class PageBatch:
+    """Pages of one key space in the engine's memory."""
+
+    space: KeySpace
+    """The key space without a frame."""
+    hashes: Sequence[str]
+    pages: Sequence[Page]
+    """The payload of each hash. The runner has its own memory for headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A load or a store that has ended. Nothing touches the engine's memory any more."""
+
+    job_id: int
+    verdicts: list[list[Verdict]]
+    """One list for each batch, one verdict for each page. Only an OK page was moved."""
+    nbytes: int
+    """The payload bytes of the OK pages."""
+    elapsed_s: float
+    """The time since a thread began the job, without the time in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """A lookup that has ended."""
+
+    job_id: int
+    present: list[list[bool]]
+    """One list for each query, one answer for each hash. Without an answer in time it is False."""
+
+
+class ResultQueue(Generic[R]):
+    """The jobs of one kind that are under way, and the results that no one has fetched. Thread-safe."""
+
+    def __init__(self, kind: JobKind, on_finished: Callable[[JobKind], None] | None) -> None:
+        self.kind = kind
+        self._on_finished = on_finished
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._results: list[R] = []
+
+    def begin(self) -> None:
+        """Count a job that `finish` ends."""
+        with self._changed:
+            self._under_way += 1
+
+    def finish(self, result: R) -> None:
+        """Add the result of a job, and notify the engine. `wait_idle` returns only after that."""
+        with self._changed:
+            self._results.append(result)
+        try:
+            if self._on_finished is not None:
+                self._on_finished(self.kind)
+        except Exception:
+            logger.exception("the engine could not be told of a finished %s", self.kind.value)
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    def take(self) -> list[R]:
+        """Return the results that no earlier call returned."""
+        if not self._results:
+            return []
+        with self._changed:
+            taken, self._results = self._results, []
+        return taken
+
+    def wait_idle(self, deadline: Deadline | None) -> bool:
+        """Wait until no job is under way. Return False if one still is at the deadline."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._under_way, None if deadline is None else deadline.remaining_s()
+            )

@@ -1,0 +1,219 @@
+"""Jobs of an engine over a page store: lookups, loads and stores, with deadlines that end each of them.
+
+The engine's thread submits jobs and fetches results. It waits for nothing, and no error reaches it. All
+else is done by daemon threads:
+
+    hicache-lookup-N    two; each answers all lookups that wait, with one call for each key space
+    hicache-load-N      four; each moves one piece of a load at a time
+    hicache-store-N     two; the same for stores, while no load waits for a thread
+    hicache-open-N      two; they open key spaces, and try again after a failure
+    hicache-admission   one, if pages are written at their second use; it keeps the sketch in the store
+
+The page store has further threads for the calls to the storage itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.integrations._job_results import (
+    JobKind,
+    JobResult,
+    LookupResult,
+    PageBatch,
+    ResultQueue,
+)
+from hicache_storage.integrations._lookups import LookupQueue
+from hicache_storage.integrations._piece_mover import PieceMover
+from hicache_storage.integrations._private_memory import EngineMemory, PrivateMemory
+from hicache_storage.integrations._spaces import SpaceOpener
+from hicache_storage.integrations._transfer_queue import TransferLimits, TransferQueue
+from hicache_storage.integrations._write_admission import WriteAdmission
+from hicache_storage.page_store.admission import AdmissionSettings
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store import PageStore
+
+__all__ = ["JobKind", "JobResult", "JobRunner", "JobSettings", "LookupResult", "PageBatch"]
+
+_LOAD_THREADS = 4
+_STORE_THREADS = 2
+# A bounded call ends a second after the store's own time limit.
+_GRACE_S = 1.0
+_MIN_REVOKE_S = 1.0
+
+
+class JobSettings(Settings):
+    """The settings of a job runner. The adapters for engines have these fields in their own settings."""
+
+    lookup_timeout_s: PositiveSeconds = 0.5
+    """The deadline of a lookup, from its submission. A page without an answer is then missing."""
+    load_timeout_s: PositiveSeconds = 2.0
+    """The deadline of a load, from its submission. Pages that have not arrived are then TIMEOUT."""
+    store_timeout_s: PositiveSeconds = 10.0
+    """The deadline of a store, from its submission."""
+    queued_nbytes: ByteSize = Field(default=256 << 20, gt=0)
+    """The payload bytes of stores that wait. A store that finds no room is dropped and counted. The
+    private memory of loads, and that of stores, has this size at most."""
+    admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
+    """The pages that are written. The verdict of the others is NOT_ADMITTED."""
+
+
+class JobRunner:
+    """The jobs of one engine. Thread-safe; does not own the page store.
+
+    Jobs of one kind have their own ids. The runner reports each job once, when nothing touches the
+    engine's memory any more.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        settings: JobSettings,
+        *,
+        lends_memory: bool,
+        on_finished: Callable[[JobKind], None] | None = None,
+        owner: KeySpace | None = None,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            store: The page store. The runner opens the key spaces of its jobs.
+            settings: The deadlines and the memory of the runner.
+            lends_memory: True lets the store access the engine's pages. The storage must be `bounded`,
+                with a `timeout_s` of `load_timeout_s` at most. A load that hangs is reported after
+                half of `load_timeout_s`, that `timeout_s` and a second, at the latest. False: all pages
+                go through private memory, and each job is reported at its deadline at the latest.
+            on_finished: Is called once for each result that can be fetched, by any thread. The caller
+                of `submit_*` itself calls it for a job that ends at once.
+            owner: A key space of the engine's pages, under which the store keeps the sketch of
+                `admission`. None: that of the first store, which the sketch does not know yet.
+        """
+        self._engine = EngineMemory()
+        self._spaces = SpaceOpener(store)
+        self._memories = {
+            kind: PrivateMemory(store, settings.queued_nbytes)
+            for kind in (JobKind.LOAD, JobKind.STORE)
+        }
+        self._admission = WriteAdmission(store, settings.admission)
+        if owner is not None:
+            self._admission.start(owner)
+        load_s, store_s = settings.load_timeout_s, settings.store_timeout_s
+
+        def mover(kind: JobKind) -> PieceMover:
+            return PieceMover(
+                kind,
+                store,
+                self._engine,
+                self._memories[kind],
+                lends_memory=lends_memory,
+                settle_s=load_s + _GRACE_S,
+            )
+
+        self._lookup_results = ResultQueue[LookupResult](JobKind.LOOKUP, on_finished)
+        self._load_results = ResultQueue[JobResult](JobKind.LOAD, on_finished)
+        self._store_results = ResultQueue[JobResult](JobKind.STORE, on_finished)
+        self._lookups = LookupQueue(
+            store, self._spaces, self._lookup_results, settings.lookup_timeout_s
+        )
+        self._loads = TransferQueue(
+            self._load_results,
+            mover(JobKind.LOAD),
+            self._spaces,
+            TransferLimits(_LOAD_THREADS, load_s, load_s / 2 if lends_memory else load_s),
+        )
+        self._stores = TransferQueue(
+            self._store_results,
+            mover(JobKind.STORE),
+            self._spaces,
+            TransferLimits(_STORE_THREADS, store_s, store_s, settings.queued_nbytes),
+            before=self._loads,
+            admission=self._admission,
+        )
+
+    # --- the engine's thread -------------------------------------------------------------------------
+
+    def submit_lookup(self, job_id: int, queries: Sequence[tuple[KeySpace, Sequence[str]]]) -> None:
+        """Ask which pages are there. Never blocks and never raises."""
+        self._lookups.submit(job_id, queries)
+
+    def submit_load(self, job_id: int, batches: Sequence[PageBatch]) -> None:
+        """Load pages into the engine's memory. Never blocks and never raises."""
+        self._loads.submit(job_id, batches)
+
+    def submit_store(self, job_id: int, batches: Sequence[PageBatch]) -> None:
+        """Store pages of the engine's memory. Never blocks and never raises.
+
+        The pages must not change until the job is reported. The pages of a job that finds no room in
+        the queue are REFUSED.
+        """
+        self._stores.submit(job_id, batches)
+
+    def finished_lookups(self) -> list[LookupResult]:
+        """Return the lookups that ended since the last call."""
+        return self._lookup_results.take()
+
+    def finished_loads(self) -> list[JobResult]:
+        """Return the loads that ended since the last call."""
+        return self._load_results.take()
+
+    def finished_stores(self) -> list[JobResult]:
+        """Return the stores that ended since the last call."""
+        return self._store_results.take()
+
+    # --- the rest ------------------------------------------------------------------------------------
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until every job has ended. Return False if one has not, after `timeout_s`.
+
+        Without a `timeout_s` the deadlines of the jobs end the wait.
+        """
+        deadline = None if timeout_s is None else Deadline(timeout_s)
+        results = (self._lookup_results, self._load_results, self._store_results)
+        return all(each.wait_idle(deadline) for each in results)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters since the start, and the present use of memory.
+
+        Counters, which begin with their first count: jobs of each kind (`load_jobs`), pages of loads
+        and stores by verdict (`store_pages_refused`), `store_jobs_dropped`, `lookup_pages`,
+        `lookup_pages_present`, `lookup_pages_unanswered`, `not_admitted_first_use`,
+        `not_admitted_rate`, `space_open_failures`. Present values:
+        `queued_store_nbytes`, `private_nbytes`, `private_nbytes_used`, `open_spaces`.
+        """
+        memories = self._memories.values()
+        return {
+            **self._lookups.counters.snapshot(),
+            **self._loads.counters.snapshot(),
+            **self._stores.counters.snapshot(),
+            **self._admission.stats(),
+            "queued_store_nbytes": self._stores.waiting_nbytes,
+            "private_nbytes": sum(memory.nbytes for memory in memories),
+            "private_nbytes_used": sum(memory.used_nbytes for memory in memories),
+            "open_spaces": self._spaces.count,
+            "space_open_failures": self._spaces.failed,
+        }
+
+    def close(self, timeout_s: float = 15.0) -> bool:
+        """End all jobs: give up lookups and loads that wait, run stores until `timeout_s`. Idempotent.
+
+        Return True if nothing touches the engine's memory any more, and nothing will. Jobs that are
+        submitted later end at once, without the store.
+        """
+        deadline = Deadline(timeout_s)
+        self._lookups.stop()
+        self._loads.stop(gives_up=True)
+        self._stores.stop(gives_up=False)
+        self.drain(deadline.remaining_s())
+        self._stores.stop(gives_up=True)
+        self._admission.close(deadline.remaining_s())
+        unused = self._engine.revoke(max(_MIN_REVOKE_S, deadline.remaining_s()))
+        for memory in self._memories.values():
+            memory.close()
+        self._spaces.close()
+        return unused

@@ -1,0 +1,102 @@
+"""Key spaces that are opened by threads of their own, and again after a failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
+
+from hicache_storage.backend_support.executor import DaemonExecutor
+
+if TYPE_CHECKING:
+    from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store import PageStore
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 2
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+
+
+class SpaceOpener:
+    """The key spaces of a page store. Thread-safe.
+
+    Two threads open key spaces. A caller of `open` waits for the first attempt only, until its
+    deadline. After a failure the key space counts as closed until a later attempt succeeds. The next
+    call of `open` begins that attempt once the back-off has passed, which doubles with each failure,
+    up to 30 seconds.
+    """
+
+    def __init__(self, store: PageStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._executor = DaemonExecutor("hicache-open", _THREADS)
+        self._open: set[KeySpace] = set()
+        self._opening: dict[KeySpace, Future[None]] = {}
+        self._failures: dict[KeySpace, tuple[int, float]] = {}
+        self.failed = 0
+        """The attempts that failed."""
+
+    @property
+    def count(self) -> int:
+        """The number of open key spaces."""
+        return len(self._open)
+
+    def is_open(self, space: KeySpace) -> bool:
+        """Return True if pages of `space` can be moved now."""
+        return space in self._open
+
+    def begin(self, space: KeySpace) -> Future[None] | None:
+        """Begin to open `space`, if it is not open. Return None if it is, and during a back-off."""
+        if space in self._open:
+            return None
+        with self._lock:
+            opening = self._opening.get(space)
+            if opening is None and time.monotonic() >= self._failures.get(space, (0, 0.0))[1]:
+                opening = self._executor.submit(lambda: self._try(space))
+                self._opening[space] = opening
+            return opening
+
+    def open(self, space: KeySpace, deadline: Deadline) -> bool:
+        """Return True if `space` is open. Wait for the first attempt until the deadline."""
+        opening = self.begin(space)
+        if opening is not None and space not in self._failures:
+            wait([opening], deadline.remaining_s())
+        return space in self._open
+
+    def close(self) -> None:
+        """End the threads, without waiting for the store."""
+        self._executor.close(0)
+
+    def _try(self, space: KeySpace) -> None:
+        try:
+            self._store.open_space(space)
+        except BaseException as error:  # noqa: BLE001 - a storage may raise anything
+            self._back_off(space, error)
+        else:
+            with self._lock:
+                self._open.add(space)
+                self._failures.pop(space, None)
+                self._opening.pop(space, None)
+
+    def _back_off(self, space: KeySpace, error: BaseException) -> None:
+        with self._lock:
+            failures = self._failures.get(space, (0, 0.0))[0] + 1
+            backoff_s = min(_FIRST_BACKOFF_S * 2 ** min(failures - 1, 16), _MAX_BACKOFF_S)
+            self._failures[space] = (failures, time.monotonic() + backoff_s)
+            self._opening.pop(space, None)
+            self.failed += 1
+        level = logging.WARNING if failures == 1 else logging.DEBUG
+        logger.log(
+            level,
+            "key space of pool %r could not be opened (%s: %s): its pages count as missing, and the"
+            " next attempt is in %.1f s at the earliest",
+            space.pool,
+            type(error).__name__,
+            error,
+            backoff_s,
+        )

@@ -1,0 +1,134 @@
+"""A load or a store of an engine, and its pieces."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.integrations._job_results import JobResult, PageBatch
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+_UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN))
+
+
+class TransferJob:
+    """A load or a store under way. Thread-safe."""
+
+    def __init__(self, job_id: int, batches: Sequence[PageBatch], timeout_s: float) -> None:
+        self.job_id = job_id
+        self.batches = batches
+        self.deadline = Deadline(timeout_s)
+        self.nbytes = 0
+        """The payload bytes that count for the limit of the queue."""
+        self.failure: Verdict | None = None
+        """The verdict of a page that had no answer. The pieces that follow get it too, untried."""
+        self._verdicts: list[list[Verdict]] = []
+        self._admitted: list[list[bool]] = []
+        """For each batch as it was submitted, the pages that are moved. Empty: all of them."""
+        self._began_s = self.deadline.end_s - timeout_s
+        self._lock = threading.Lock()
+        self._pieces = 0
+        self._moved_nbytes = 0
+
+    def age_s(self) -> float:
+        """Return the time since the submission."""
+        return self.deadline.timeout_s - self.deadline.remaining_s()
+
+    def keep(self, admitted: list[list[bool]]) -> None:
+        """Move the `admitted` pages only, for each batch. The others are NOT_ADMITTED."""
+        self._admitted = admitted
+        self.batches = [
+            PageBatch(
+                batch.space, list(compress(batch.hashes, kept)), list(compress(batch.pages, kept))
+            )
+            for batch, kept in zip(self.batches, admitted, strict=True)
+        ]
+
+    def split(self, piece_pages: Callable[[KeySpace], int]) -> list[Piece]:
+        """Begin the job. Return its pieces, each of `piece_pages` pages of a key space at most.
+
+        Raises:
+            ValueError: A batch has not one page of its key space's size for each hash.
+        """
+        self._began_s = time.monotonic()
+        self._verdicts = [[Verdict.ERROR] * len(batch.hashes) for batch in self.batches]
+        pieces: list[Piece] = []
+        for number, batch in enumerate(self.batches):
+            pages, page_nbytes = len(batch.hashes), batch.space.page_nbytes
+            if [page.nbytes for page in batch.pages] != [page_nbytes] * pages:
+                raise ValueError(f"batch {number} needs {pages} pages of {page_nbytes} bytes")
+            step = piece_pages(batch.space)
+            pieces += [
+                Piece(self, number, slice(start, min(start + step, pages)))
+                for start in range(0, pages, step)
+            ]
+        self._pieces = len(pieces)
+        return pieces
+
+    def record(self, piece: Piece, verdicts: Sequence[Verdict]) -> bool:
+        """Record the verdicts of a piece. Return True if it is the last one."""
+        moved = sum(verdict is Verdict.OK for verdict in verdicts)
+        failure = next((verdict for verdict in verdicts if verdict in _UNANSWERED), None)
+        with self._lock:
+            self.failure = self.failure or failure
+            self._verdicts[piece.batch][piece.part] = verdicts
+            self._moved_nbytes += moved * piece.space.page_nbytes
+            self._pieces -= 1
+            return not self._pieces
+
+    def give_up(self, verdict: Verdict) -> None:
+        """Set every verdict of a job of which no piece has begun."""
+        self._verdicts = [[verdict] * len(batch.hashes) for batch in self.batches]
+
+    def result(self) -> JobResult:
+        """Return the result, after the last piece."""
+        elapsed_s = time.monotonic() - self._began_s
+        verdicts = self._verdicts
+        if self._admitted:
+            verdicts = [
+                _spread(of_batch, kept)
+                for of_batch, kept in zip(verdicts, self._admitted, strict=True)
+            ]
+        return JobResult(self.job_id, verdicts, self._moved_nbytes, elapsed_s)
+
+
+class Piece(NamedTuple):
+    """A part of one batch of a job: one call of the page store."""
+
+    job: TransferJob
+    batch: int
+    part: slice
+
+    @property
+    def space(self) -> KeySpace:
+        """The key space of the pages."""
+        return self.job.batches[self.batch].space
+
+    @property
+    def hashes(self) -> Sequence[str]:
+        """The hashes of the pages."""
+        return self.job.batches[self.batch].hashes[self.part]
+
+    @property
+    def pages(self) -> Sequence[Page]:
+        """The pages in the engine's memory."""
+        return self.job.batches[self.batch].pages[self.part]
+
+    def verdicts(self, verdict: Verdict) -> list[Verdict]:
+        """Return `verdict` for each page."""
+        return [verdict] * (self.part.stop - self.part.start)
+
+
+def _spread(verdicts: Sequence[Verdict], admitted: Sequence[bool]) -> list[Verdict]:
+    """Return a verdict for each page of a batch, of which `verdicts` are those of the admitted ones."""
+    moved = iter(verdicts)
+    return [next(moved) if kept else Verdict.NOT_ADMITTED for kept in admitted]

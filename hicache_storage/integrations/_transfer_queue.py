@@ -1,0 +1,246 @@
+"""Loads or stores of an engine, run in pieces by threads of their own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache_storage.backend_support.counters import Counters
+from hicache_storage.integrations._transfer_job import Piece, TransferJob
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.integrations._job_results import JobResult, PageBatch, ResultQueue
+    from hicache_storage.integrations._piece_mover import PieceMover
+    from hicache_storage.integrations._spaces import SpaceOpener
+    from hicache_storage.integrations._write_admission import WriteAdmission
+
+logger = logging.getLogger(__name__)
+
+
+class TransferLimits(NamedTuple):
+    """The limits of one direction."""
+
+    threads: int
+    timeout_s: float
+    """The deadline of a job, from its submission."""
+    begin_s: float
+    """The time from the submission of a job until which its pieces may begin."""
+    queued_nbytes: int | None = None
+    """The payload bytes of the jobs that wait. A job that exceeds them is dropped. None: no limit."""
+
+
+class TransferQueue:
+    """The loads or the stores of a runner. Thread-safe.
+
+    Threads `hicache-load-N` or `hicache-store-N` take jobs in their order, split them into pieces, and
+    move one piece at a time. No piece of this queue begins while jobs of the queue `before` wait for a
+    thread. A thread waits for the store until the deadline of a piece at the longest, and jobs that
+    wait have later deadlines, so each job is taken by its deadline.
+    """
+
+    def __init__(
+        self,
+        results: ResultQueue[JobResult],
+        mover: PieceMover,
+        spaces: SpaceOpener,
+        limits: TransferLimits,
+        *,
+        before: TransferQueue | None = None,
+        admission: WriteAdmission | None = None,
+    ) -> None:
+        self.counters = Counters()
+        self.waiting_nbytes = 0
+        """The payload bytes of the jobs that no thread has taken, with a limit of them."""
+        self._results = results
+        self._name = results.kind.value
+        self._mover = mover
+        self._spaces = spaces
+        self._limits = limits
+        self._before = before
+        self._admission = admission
+        self._when_empty: Callable[[], None] | None = None
+        self._changed = threading.Condition()
+        self._waiting: deque[TransferJob | Piece] = deque()
+        self._closed = self._gives_up = False
+        if before is not None:
+            before.call_when_empty(self._wake)
+        for number in range(limits.threads):
+            name = f"hicache-{self._name}-{number}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while a job or a piece waits for a thread."""
+        return bool(self._waiting)
+
+    def call_when_empty(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, from any thread, each time that the last waiting piece was taken."""
+        self._when_empty = callback
+
+    # --- the engine's thread -------------------------------------------------------------------------
+
+    def submit(self, job_id: int, batches: Sequence[PageBatch]) -> None:
+        """Add a job, which never blocks. After `stop` its pages are UNAVAILABLE at once.
+
+        The pages of a job that finds no room are REFUSED at once.
+        """
+        job = TransferJob(job_id, batches, self._limits.timeout_s)
+        if self._limits.queued_nbytes is not None:
+            job.nbytes = _payload_nbytes(batches)
+        self._results.begin()
+        with self._changed:
+            is_admitted = not self._closed and self._has_room(job.nbytes)
+            if is_admitted:
+                self.waiting_nbytes += job.nbytes
+                self._waiting.append(job)
+                self._changed.notify()
+        if not is_admitted:
+            self._drop(job)
+
+    def stop(self, *, gives_up: bool) -> None:
+        """End the threads after the jobs that wait. With `gives_up` these jobs are not tried."""
+        with self._changed:
+            self._closed = True
+            self._gives_up = self._gives_up or gives_up
+            self._changed.notify_all()
+
+    def _has_room(self, nbytes: int) -> bool:
+        limit_nbytes = self._limits.queued_nbytes
+        return limit_nbytes is None or self.waiting_nbytes + nbytes <= limit_nbytes
+
+    def _drop(self, job: TransferJob) -> None:
+        if not self._closed:
+            self.counters.add(f"{self._name}_jobs_dropped")
+        self._give_up(job, Verdict.UNAVAILABLE if self._closed else Verdict.REFUSED)
+
+    # --- the threads ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (item := self._next()) is not None:
+            if isinstance(item, TransferJob):
+                self._begin(item)
+            else:
+                self._run(item)
+            del item  # a thread that waits keeps no page in memory
+
+    def _next(self) -> TransferJob | Piece | None:
+        with self._changed:
+            while not self._may_begin():
+                if self._closed and not self._waiting:
+                    return None
+                first = self._first_job()
+                self._changed.wait(None if first is None else first.deadline.remaining_s())
+            item = self._waiting.popleft()
+            if isinstance(item, TransferJob):
+                self.waiting_nbytes -= item.nbytes
+            is_empty = not self._waiting
+        if is_empty and self._when_empty is not None:
+            self._when_empty()
+        return item
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _may_begin(self) -> bool:
+        first = self._first_job()
+        if first is None:
+            return False
+        is_urgent = first.failure is not None or first.deadline.passed()
+        return self._before is None or not self._before.has_waiting or is_urgent
+
+    def _first_job(self) -> TransferJob | None:
+        if not self._waiting:
+            return None
+        first = self._waiting[0]
+        return first if isinstance(first, TransferJob) else first.job
+
+    def _begin(self, job: TransferJob) -> None:
+        try:
+            self._admit(job)
+            pieces = job.split(self._mover.max_pages)
+        except Exception as error:  # noqa: BLE001 - an error of the engine fails its own job
+            logger.warning("a %s is malformed: %s: %s", self._name, type(error).__name__, error)
+            self._give_up(job, Verdict.ERROR)
+            return
+        if not pieces:
+            self._report(job)
+            return
+        with self._changed:
+            self._waiting.extendleft(reversed(pieces))
+            self._changed.notify(len(pieces))
+
+    def _admit(self, job: TransferJob) -> None:
+        """Keep the pages of a store that are admitted."""
+        if self._admission is None or not self._admission.is_enabled:
+            return
+        admitted: list[list[bool]] = []
+        for batch in job.batches:
+            space = batch.space
+            self._admission.start(space)
+            admitted.append(self._admission.admit(batch.hashes, space.page_nbytes, space.id))
+        job.keep(admitted)
+        refused = sum(kept.count(False) for kept in admitted)
+        self.counters.add(f"{self._name}_pages_{Verdict.NOT_ADMITTED.value}", refused)
+
+    def _run(self, piece: Piece) -> None:
+        try:
+            refusal = self._refusal(piece)
+            if refusal is None:
+                self._mover.move(piece, partial(self._end, piece))
+                return
+        except BaseException:
+            logger.exception("a %s failed", self._name)
+            refusal = Verdict.ERROR
+        self._end(piece, piece.verdicts(refusal))
+
+    def _refusal(self, piece: Piece) -> Verdict | None:
+        """Return the verdict of a piece that is not moved, or None."""
+        job = piece.job
+        if self._gives_up:
+            return Verdict.UNAVAILABLE
+        if job.failure is not None:
+            return job.failure
+        if job.age_s() >= self._limits.begin_s:
+            return Verdict.TIMEOUT
+        if not self._mover.can_move(piece.space):
+            return Verdict.REFUSED
+        if not self._spaces.open(piece.space, job.deadline):
+            return Verdict.TIMEOUT if job.deadline.passed() else Verdict.UNAVAILABLE
+        return None
+
+    def _end(self, piece: Piece, verdicts: Sequence[Verdict]) -> None:
+        self._count(verdicts)
+        if piece.job.record(piece, verdicts):
+            self._report(piece.job)
+
+    def _give_up(self, job: TransferJob, verdict: Verdict) -> None:
+        try:
+            job.give_up(verdict)
+            for batch in job.batches:
+                self._count([verdict] * len(batch.hashes))
+        except Exception:
+            logger.exception("%s %r is malformed", self._name, job.job_id)
+        self._report(job)
+
+    def _count(self, verdicts: Sequence[Verdict]) -> None:
+        for verdict, pages in Counter(verdicts).items():
+            self.counters.add(f"{self._name}_pages_{verdict.value}", pages)
+
+    def _report(self, job: TransferJob) -> None:
+        self.counters.add(f"{self._name}_jobs")
+        self._results.finish(job.result())
+
+
+def _payload_nbytes(batches: Sequence[PageBatch]) -> int:
+    """Return the payload bytes of a job, or 0 for a malformed one, which a thread reports later."""
+    try:
+        return sum(len(batch.hashes) * batch.space.page_nbytes for batch in batches)
+    except Exception:  # noqa: BLE001 - no error reaches the engine's thread
+        return 0

@@ -1,0 +1,639 @@
+"""Jobs of an engine: verdicts, deadlines, order, and the end of all of them."""
+
+from __future__ import annotations
+
+import operator
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.file import FileStorage
+from hicache_backends.memory import MemoryStorage
+from job_runners import OTHER, SPACE, Engine, batch, contents, engine, target
+from pages import blank, hash_of, page
+
+from hicache_storage.errors import ConfigError, StorageUnavailable
+from hicache_storage.integrations._jobs import JobKind, JobRunner, JobSettings, PageBatch
+from hicache_storage.page_store import PageStore
+from hicache_storage.page_store.results import Verdict
+from hicache_storage.testing import Fault, Odds, Strike, WrapperStorage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import Page
+
+OPERATIONS = ("batch_exists", "batch_get", "batch_set", "batch_delete")
+BOTH = pytest.mark.parametrize("lends_memory", [False, True], ids=["private", "lent"])
+
+OK, MISS, TIMEOUT, REFUSED = Verdict.OK, Verdict.MISS, Verdict.TIMEOUT, Verdict.REFUSED
+NOT_ADMITTED = Verdict.NOT_ADMITTED
+
+
+class _Raising(MemoryStorage):
+    """Raises one kind of error in every call."""
+
+    error: BaseException = RuntimeError("unexpected")
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        raise self.error
+
+    def batch_get(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        raise self.error
+
+    def batch_set(
+        self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+    ) -> list[bool]:
+        raise self.error
+
+
+class _Counted(Sequence[str]):
+    """Hashes that record the threads which read one of them."""
+
+    def __init__(self, hashes: list[str]) -> None:
+        self.hashes = hashes
+        self.readers: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.readers.add(threading.current_thread().name)
+        return operator.getitem(self.hashes, index)
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_pages_of_several_key_spaces_are_loaded_as_they_were_stored(*, lends_memory: bool) -> None:
+    stored = batch(range(5)), batch(range(3), OTHER)
+    found = target(range(5)), target(range(3), OTHER)
+    with engine(lends_memory=lends_memory) as jobs:
+        saved = jobs.save(*stored)
+        loaded = jobs.load(*found)
+
+    assert [[OK] * 5, [OK] * 3] == saved.verdicts == loaded.verdicts
+    assert 5 * 4096 + 3 * 1000 == saved.nbytes == loaded.nbytes
+    assert [contents(each) for each in stored] == [contents(each) for each in found]
+
+
+@BOTH
+def test_pages_are_moved_over_files(tmp_path: Path, *, lends_memory: bool) -> None:
+    storage = FileStorage.from_config({"path": str(tmp_path)})
+    jobs = Engine(storage, lends_memory=lends_memory)
+    stored, found = batch(range(20)), target(range(20))
+    jobs.save(stored)
+
+    assert [[OK] * 20] == jobs.load(found).verdicts
+    assert contents(stored) == contents(found)
+    jobs.close()
+
+
+@BOTH
+def test_a_job_larger_than_a_piece_is_moved_whole(*, lends_memory: bool) -> None:
+    stored, found = batch(range(100)), target(range(100))
+    with engine(lends_memory=lends_memory, queued_nbytes="512KiB") as jobs:
+        verdicts = jobs.save(stored).verdicts, jobs.load(found).verdicts
+
+    assert ([[OK] * 100], [[OK] * 100]) == verdicts
+    assert contents(stored) == contents(found)
+
+
+@BOTH
+def test_each_page_has_its_own_verdict(*, lends_memory: bool) -> None:
+    found = target([0, 7, 1])
+    with engine(lends_memory=lends_memory) as jobs:
+        jobs.save(batch([0, 1]))
+
+        assert [[OK, MISS, OK]] == jobs.load(found).verdicts
+    assert [page(seed=0).tobytes(), page(seed=1).tobytes()] == contents(found)[::2]
+
+
+@BOTH
+def test_a_damaged_page_is_corrupt(*, lends_memory: bool) -> None:
+    with engine([Strike("batch_get", 0, Fault.FLIP)], lends_memory=lends_memory) as jobs:
+        jobs.save(batch([0]))
+
+        assert [[Verdict.CORRUPT]] == jobs.load(target([0])).verdicts
+
+
+def test_a_damaged_page_never_reaches_the_engines_memory() -> None:
+    found = target([0])
+    with engine([Strike("batch_get", 0, Fault.TEAR)]) as jobs:
+        jobs.save(batch([0]))
+        jobs.load(found)
+
+    assert [blank().tobytes()] == contents(found)
+
+
+@BOTH
+def test_jobs_without_pages_are_reported(*, lends_memory: bool) -> None:
+    with engine(lends_memory=lends_memory) as jobs:
+        assert [[]] == jobs.lookup((SPACE, []))
+        assert ([], [[]]) == (jobs.load().verdicts, jobs.save(batch([])).verdicts)
+
+
+# --- deadlines --------------------------------------------------------------------------------
+
+
+def test_by_default_a_lookup_that_hangs_is_a_miss_within_a_second_and_a_half() -> None:
+    with engine([Odds("batch_exists", Fault.HANG, 1)]) as jobs:
+        began_s = time.monotonic()
+
+        assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
+        assert time.monotonic() - began_s < 1.5
+
+
+def test_by_default_a_load_that_hangs_is_given_up_within_three_seconds() -> None:
+    with engine([Odds("batch_get", Fault.HANG, 1)]) as jobs:
+        began_s = time.monotonic()
+
+        assert [[TIMEOUT]] == jobs.load(target([0])).verdicts
+        assert time.monotonic() - began_s < 3
+
+
+def test_loads_beyond_the_threads_are_given_up_by_their_own_deadlines() -> None:
+    with engine([Odds("batch_get", Fault.HANG, 1)], load_timeout_s=0.5) as jobs:
+        jobs.save(batch(range(20)))
+        began_s = time.monotonic()
+        for number in range(20):
+            jobs.runner.submit_load(number, [target([number])])
+        results = jobs.fetch(jobs.runner.finished_loads, 20)
+
+        assert time.monotonic() - began_s < 2
+    assert {TIMEOUT} == {verdict for result in results for (verdict,) in result.verdicts}
+
+
+def test_a_load_that_hangs_does_not_delay_the_next_one() -> None:
+    with engine([Strike("batch_get", 0, Fault.HANG)], load_timeout_s=30) as jobs:
+        jobs.save(batch([0]))
+        jobs.runner.submit_load(1, [target([0])])
+        _wait_until(lambda: jobs.storage.calls["batch_get"] == 1)  # type: ignore[attr-defined]
+
+        jobs.runner.submit_load(2, [target([0])])
+        (result,) = jobs.fetch(jobs.runner.finished_loads)
+        assert (2, [[OK]]) == (result.job_id, result.verdicts)
+
+
+def test_a_late_write_never_reaches_the_engines_memory() -> None:
+    found = target(range(3))
+    with engine([Strike("batch_get", 0, Fault.HANG)], load_timeout_s=0.2) as jobs:
+        jobs.save(batch(range(3)))
+
+        assert [[TIMEOUT] * 3] == jobs.load(found).verdicts
+        jobs.storage.release()  # type: ignore[attr-defined]
+        _wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+    assert [blank().tobytes()] * 3 == contents(found)
+
+
+def test_a_late_write_stores_the_bytes_that_the_job_had() -> None:
+    stored = batch([0])
+    with engine([Strike("batch_set", 0, Fault.HANG)], store_timeout_s=0.2) as jobs:
+        assert [[TIMEOUT]] == jobs.save(stored).verdicts
+        stored.pages[0].copy_from(bytes(4096))  # the engine uses the page for something else
+        jobs.storage.release()  # type: ignore[attr-defined]
+        _wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+        found = target([0])
+        jobs.load(found)
+
+    assert contents(batch([0])) == contents(found)
+
+
+def test_lent_memory_is_reported_only_when_the_call_has_settled() -> None:
+    found = target([0])
+    with engine(
+        [Strike("batch_get", 0, Fault.HANG)], lends_memory=True, load_timeout_s=0.2
+    ) as jobs:
+        jobs.save(batch([0]))
+        jobs.runner.submit_load(1, [found])
+        _wait_until(lambda: jobs.store.stats().get("load_timeout", 0) == 1)
+
+        assert [] == jobs.runner.finished_loads()
+        assert not jobs.runner.drain(0)
+        jobs.storage.release()  # type: ignore[attr-defined]
+        (result,) = jobs.fetch(jobs.runner.finished_loads)
+        assert [[TIMEOUT]] == result.verdicts
+
+
+def test_a_lent_load_begins_in_the_first_half_of_its_time_only() -> None:
+    plan = [Strike("batch_get", number, Fault.HANG) for number in range(4)]
+    with engine(plan, lends_memory=True, load_timeout_s=1.0) as jobs:
+        jobs.save(batch([0]))
+        for number in range(5):
+            jobs.runner.submit_load(number, [target([0])])
+        time.sleep(0.6)  # more than half of the time of the load that waits for a thread
+        jobs.storage.release()  # type: ignore[attr-defined]
+        results = jobs.fetch(jobs.runner.finished_loads, 5)
+
+    assert {4: [[TIMEOUT]]} == {
+        result.job_id: result.verdicts for result in results if result.verdicts != [[OK]]
+    }
+
+
+def test_pieces_after_one_without_an_answer_are_not_tried() -> None:
+    plan = [Strike("batch_get", 0, Fault.RAISE)]
+    with engine(plan, queued_nbytes="64KiB") as jobs:
+        jobs.save(batch(range(50)))
+        verdicts = jobs.load(target(range(50))).verdicts[0]
+
+        assert jobs.storage.calls["batch_get"] < 50  # type: ignore[attr-defined]
+    assert Verdict.UNAVAILABLE in verdicts
+
+
+# --- order and room -------------------------------------------------------------------------------
+
+
+def test_a_store_that_finds_no_room_is_refused_and_counted() -> None:
+    plan = [Odds("batch_set", Fault.HANG, 1)]
+    with engine(plan, queued_nbytes="64KiB") as jobs:
+        for number in range(40):
+            jobs.runner.submit_store(number, [batch([number])])
+        dropped = jobs.runner.finished_stores()
+
+        assert {REFUSED} == {verdict for result in dropped for (verdict,) in result.verdicts}
+        assert jobs.runner.stats()["store_jobs_dropped"] >= 40 - 16 - 2
+        assert jobs.runner.stats()["queued_store_nbytes"] <= 64 << 10
+
+
+def test_a_page_larger_than_the_private_memory_is_refused() -> None:
+    with engine(queued_nbytes=4000) as jobs:
+        assert [[REFUSED]] == jobs.save(batch([0])).verdicts
+
+
+def test_no_store_begins_while_a_load_waits_for_a_thread() -> None:
+    plan = [Strike("batch_get", number, Fault.HANG) for number in range(4)]
+    with engine(plan, load_timeout_s=30, store_timeout_s=30) as jobs:
+        jobs.save(batch([0]))
+        for number in range(5):
+            jobs.runner.submit_load(number, [target([0])])
+        jobs.runner.submit_store(9, [batch([1])])
+        _wait_until(lambda: jobs.storage.calls["batch_get"] == 4)  # type: ignore[attr-defined]
+
+        assert 1 == jobs.storage.calls["batch_set"]  # type: ignore[attr-defined]
+        jobs.storage.release()  # type: ignore[attr-defined]
+        (stored,) = jobs.fetch(jobs.runner.finished_stores)
+        assert [[OK]] == stored.verdicts
+
+
+def test_a_store_is_given_up_at_its_deadline_while_loads_wait() -> None:
+    plan = [Odds("batch_get", Fault.HANG, 1)]
+    with engine(plan, load_timeout_s=30, store_timeout_s=0.3) as jobs:
+        for number in range(5):
+            jobs.runner.submit_load(number, [target([0])])
+
+        assert [[TIMEOUT]] == jobs.save(batch([1])).verdicts
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "error",
+    [StorageUnavailable("down"), RuntimeError("odd"), MemoryError(), SystemExit(), OSError(5)],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_storage_may_raise_anything(error: BaseException, *, lends_memory: bool) -> None:
+    storage = _Raising.from_config({})
+    storage.error = error
+    jobs = Engine(storage, lends_memory=lends_memory)
+
+    assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
+    assert OK not in [jobs.load(target([0])).verdicts[0][0], jobs.save(batch([0])).verdicts[0][0]]
+    jobs.close()
+
+
+@BOTH
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_every_fault_at_every_call_ends_in_verdicts_and_right_bytes(
+    fault: Fault, *, lends_memory: bool
+) -> None:
+    for operation in OPERATIONS:
+        for call in range(4):
+            strike = Strike(operation, call, fault)
+            with engine(
+                [strike],
+                lends_memory=lends_memory,
+                lookup_timeout_s=0.1,
+                load_timeout_s=0.4,
+                store_timeout_s=0.2,
+            ) as jobs:
+                if fault is Fault.HANG and lends_memory:
+                    # A bounded store ends each call in time.
+                    threading.Timer(0.5, jobs.storage.release).start()  # type: ignore[attr-defined]
+                _scenario(jobs)
+                assert jobs.runner.drain(10)
+                assert jobs.runner.close()
+
+
+def _scenario(jobs: Engine) -> None:
+    """Store, look up and load twice. Every page that is OK has the right bytes."""
+    for _ in range(2):
+        jobs.save(batch(range(4)), batch(range(2), OTHER))
+        found = target(range(4)), target(range(2), OTHER)
+        present = jobs.lookup((SPACE, found[0].hashes), (OTHER, found[1].hashes))
+        assert [4, 2] == [len(answers) for answers in present]
+        loaded = jobs.load(*found)
+        for each, verdicts in zip(found, loaded.verdicts, strict=True):
+            for number, verdict in enumerate(verdicts):
+                expected = page(each.space.page_nbytes, number).tobytes()
+                assert verdict is not OK or expected == each.pages[number].tobytes()
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(3))
+def test_each_of_many_jobs_is_reported_once_over_a_bad_store(
+    seed: int, *, lends_memory: bool
+) -> None:
+    draw = random.Random(seed)
+    faults = [fault for fault in Fault if fault is not Fault.HANG]
+    plan = [Odds(operation, fault, 0.01) for operation in OPERATIONS for fault in faults]
+    loads: dict[int, PageBatch] = {}
+    with engine(plan, lends_memory=lends_memory, queued_nbytes="512KiB") as jobs:
+        runner = jobs.runner
+        stored: list[Any] = []
+        loaded: list[Any] = []
+        found: list[Any] = []
+        for job_id in range(200):
+            numbers = draw.sample(range(60), draw.randrange(1, 30))
+            loads[job_id] = target(numbers)
+            runner.submit_store(job_id, [batch(numbers)])
+            runner.submit_lookup(job_id, [(SPACE, loads[job_id].hashes)])
+            runner.submit_load(job_id, [loads[job_id]])
+            for results, finished in (
+                (stored, runner.finished_stores),
+                (loaded, runner.finished_loads),
+                (found, runner.finished_lookups),
+            ):
+                results.extend(finished())
+            if not job_id % 10:
+                assert runner.drain(60)
+        assert runner.drain(60)
+        stored += runner.finished_stores()
+        loaded += runner.finished_loads()
+        found += runner.finished_lookups()
+        assert runner.close()
+        stats = runner.stats()
+
+    assert [list(range(200))] * 3 == [
+        sorted(result.job_id for result in results) for results in (stored, loaded, found)
+    ]
+    assert (200, 200, 200) == (stats["store_jobs"], stats["load_jobs"], stats["lookup_jobs"])
+    assert (0, 0) == (stats["private_nbytes_used"], stats["queued_store_nbytes"])
+    right = {hash_of(number): page(4096, number).tobytes() for number in range(60)}
+    moved = 0
+    for result in loaded:
+        into = loads[result.job_id]
+        for page_hash, each, verdict in zip(
+            into.hashes, into.pages, result.verdicts[0], strict=True
+        ):
+            if verdict is OK:
+                moved += 1
+                assert right[page_hash] == each.tobytes()
+    assert moved > 500
+
+
+@BOTH
+@pytest.mark.parametrize("batches", [None, [None], [PageBatch(SPACE, ["00"], [])], 7])
+def test_a_malformed_job_is_reported_without_an_error_in_the_engines_thread(
+    batches: Any, *, lends_memory: bool
+) -> None:
+    with engine(lends_memory=lends_memory) as jobs:
+        jobs.runner.submit_load(1, batches)
+        jobs.runner.submit_store(2, batches)
+        jobs.runner.submit_lookup(3, batches)
+
+        assert 1 == jobs.fetch(jobs.runner.finished_loads)[0].job_id
+        assert 2 == jobs.fetch(jobs.runner.finished_stores)[0].job_id
+        assert 3 == jobs.fetch(jobs.runner.finished_lookups)[0].job_id
+
+
+@BOTH
+@pytest.mark.parametrize("bad", ["not hexadecimal", None], ids=["text", "none"])
+def test_a_malformed_hash_fails_its_job_only(bad: Any, *, lends_memory: bool) -> None:
+    wrong = PageBatch(SPACE, [bad], [blank()])
+    with engine(lends_memory=lends_memory) as jobs:
+        jobs.save(batch([0]))
+
+        assert [[Verdict.ERROR]] == jobs.load(wrong).verdicts == jobs.save(wrong).verdicts
+        assert [[OK]] == jobs.load(target([0])).verdicts
+        assert 0 == jobs.runner.stats()["private_nbytes_used"]
+
+
+def test_an_error_of_the_engines_callback_changes_nothing() -> None:
+    def fail(kind: JobKind) -> None:
+        raise ValueError(kind)
+
+    store = PageStore(MemoryStorage.from_config({}))
+    runner = JobRunner(store, JobSettings(), lends_memory=False, on_finished=fail)
+    runner.submit_store(1, [batch([0])])
+
+    assert runner.drain(10)
+    assert [[[OK]]] == [result.verdicts for result in runner.finished_stores()]
+    assert runner.close()
+    store.close()
+
+
+# --- the engine's thread --------------------------------------------------------------------------
+
+
+def test_each_result_is_announced_and_returned_once() -> None:
+    with engine() as jobs:
+        jobs.save(batch([0]))
+        jobs.lookup((SPACE, [hash_of(0)]))
+        jobs.load(target([0]))
+
+        assert [JobKind.STORE, JobKind.LOOKUP, JobKind.LOAD] == jobs.notified
+        assert [] == jobs.runner.finished_loads()
+        assert [] == jobs.runner.finished_stores()
+        assert [] == jobs.runner.finished_lookups()
+
+
+@BOTH
+def test_the_engines_thread_reads_no_page_of_a_job(*, lends_memory: bool) -> None:
+    counted = _Counted([hash_of(number) for number in range(64)])
+    pages = [page() for _ in range(64)]
+    with engine(lends_memory=lends_memory) as jobs:
+        jobs.runner.submit_store(1, [PageBatch(SPACE, counted, pages)])
+        jobs.runner.submit_load(1, [PageBatch(SPACE, counted, pages)])
+        jobs.runner.submit_lookup(1, [(SPACE, counted)])
+        assert jobs.runner.drain(10)
+
+    assert counted.readers
+    assert threading.current_thread().name not in counted.readers
+
+
+def test_a_submission_runs_few_lines_of_python() -> None:
+    lines = 0
+
+    def count(frame: Any, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    stored = batch(range(64))
+    with engine() as jobs:
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            jobs.runner.submit_store(1, [stored])
+        finally:
+            sys.settrace(before)
+        assert jobs.runner.drain(10)
+
+    assert lines < 100
+
+
+# --- drain and close ------------------------------------------------------------------------------
+
+
+@BOTH
+def test_drain_waits_for_every_job(*, lends_memory: bool) -> None:
+    plan = [Odds("batch_set", Fault.DELAY, 1), Odds("batch_exists", Fault.DELAY, 1)]
+    with engine(plan, lends_memory=lends_memory) as jobs:
+        for number in range(5):
+            jobs.runner.submit_store(number, [batch([number])])
+            jobs.runner.submit_lookup(number, [(SPACE, [hash_of(number)])])
+
+        assert jobs.runner.drain()
+        assert 5 == len(jobs.runner.finished_stores()) == len(jobs.runner.finished_lookups())
+
+
+@BOTH
+def test_close_stores_what_waits(*, lends_memory: bool) -> None:
+    with engine([Odds("batch_set", Fault.DELAY, 1)], lends_memory=lends_memory) as jobs:
+        for number in range(5):
+            jobs.runner.submit_store(number, [batch([number])])
+
+        assert jobs.runner.close()
+        assert [[[OK]]] * 5 == [result.verdicts for result in jobs.runner.finished_stores()]
+
+
+def test_close_is_false_while_a_call_may_touch_the_engines_memory() -> None:
+    with engine([Odds("batch_set", Fault.HANG, 1)], lends_memory=True) as jobs:
+        jobs.runner.submit_store(1, [batch([0])])
+        _wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
+
+        assert not jobs.runner.close(0)
+        jobs.storage.release()  # type: ignore[attr-defined]
+        assert jobs.runner.close()
+
+
+def test_close_is_true_where_only_private_memory_is_in_use() -> None:
+    stored = batch([0])
+    with engine([Odds("batch_set", Fault.HANG, 1)]) as jobs:
+        jobs.runner.submit_store(1, [stored])
+        _wait_until(lambda: jobs.storage.calls["batch_set"] == 1)  # type: ignore[attr-defined]
+
+        assert jobs.runner.close(0)
+
+
+@BOTH
+def test_jobs_after_close_end_at_once(*, lends_memory: bool) -> None:
+    with engine(lends_memory=lends_memory) as jobs:
+        jobs.save(batch([0]))
+        assert jobs.runner.close()
+
+        assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
+        assert [[Verdict.UNAVAILABLE]] == jobs.load(target([0])).verdicts
+        assert [[Verdict.UNAVAILABLE]] == jobs.save(batch([0])).verdicts
+
+
+def test_close_twice_is_fine_and_ends_the_threads() -> None:
+    before = set(threading.enumerate())
+    with engine() as jobs:
+        jobs.save(batch([0]))
+        assert jobs.runner.close()
+        assert jobs.runner.close()
+
+    _wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+# --- admission ------------------------------------------------------------------------------------
+
+SECOND_USE = {"second_use": True, "remembered_pages": 1000}
+
+
+@BOTH
+def test_a_page_is_stored_when_it_is_submitted_again(*, lends_memory: bool) -> None:
+    found = target(range(4))
+    with engine(lends_memory=lends_memory, admission=SECOND_USE) as jobs:
+        assert [[NOT_ADMITTED] * 2] == jobs.save(batch([1, 3])).verdicts
+        second = jobs.save(batch(range(4)), batch(range(2), OTHER))
+
+        assert [[NOT_ADMITTED, OK] * 2, [NOT_ADMITTED] * 2] == second.verdicts
+        assert 2 * 4096 == second.nbytes
+        assert [[MISS, OK] * 2] == jobs.load(found).verdicts
+        assert 6 == jobs.runner.stats()["not_admitted_first_use"]
+        assert 6 == jobs.runner.stats()["store_pages_not_admitted"]
+    assert contents(batch([1, 3])) == contents(found)[1::2]
+
+
+@BOTH
+def test_bytes_beyond_the_rate_are_not_stored(*, lends_memory: bool) -> None:
+    admission = {"write_nbytes_per_s": 1, "write_burst_nbytes": 3 * 4096}
+    with engine(lends_memory=lends_memory, admission=admission) as jobs:
+        assert [[OK] * 3 + [NOT_ADMITTED] * 2] == jobs.save(batch(range(5))).verdicts
+        assert 2 == jobs.runner.stats()["not_admitted_rate"]
+
+
+def test_a_runner_knows_the_pages_of_the_one_before() -> None:
+    storage = MemoryStorage.from_config({})
+    verdicts: list[list[list[Verdict]]] = []
+    for _ in range(2):
+        jobs = Engine(storage, lends_memory=False, owner=SPACE, admission=SECOND_USE)
+        sketches = jobs.runner._admission._sketches
+        assert sketches is not None
+        _wait_until(lambda sketches=sketches: sketches._restored)
+        verdicts.append(jobs.save(batch([0])).verdicts)
+        assert jobs.runner.close()
+        jobs.store.close()
+
+    assert [[[NOT_ADMITTED]], [[OK]]] == verdicts
+
+
+# --- key spaces and settings ----------------------------------------------------------------------
+
+
+class _Late(WrapperStorage):
+    """Refuses to open key spaces until it is told to."""
+
+    is_up = False
+
+    def open_space(self, space: KeySpace) -> None:
+        if not self.is_up:
+            raise StorageUnavailable("not yet")
+        super().open_space(space)
+
+
+def test_a_key_space_that_cannot_be_opened_is_a_miss_and_is_tried_again() -> None:
+    storage = _Late(MemoryStorage.from_config({}))
+    jobs = Engine(storage, lends_memory=False)
+
+    assert [[False]] == jobs.lookup((SPACE, [hash_of(0)]))
+    assert [[Verdict.UNAVAILABLE]] == jobs.load(target([0])).verdicts
+    assert [[Verdict.UNAVAILABLE]] == jobs.save(batch([0])).verdicts
+    assert 1 == jobs.runner.stats()["space_open_failures"]
+    storage.is_up = True
+    _wait_until(lambda: jobs.save(batch([0])).verdicts == [[OK]])
+    jobs.close()
+
+
+def test_a_wrong_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match="queued_nbytes"):
+        JobSettings.parse("jobs", {"queued_nbytes": 0})
+
+
+def _wait_until(condition: Any) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)

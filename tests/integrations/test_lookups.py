@@ -1,0 +1,152 @@
+"""Lookups of an engine: put together, answered in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hicache_backends.memory import MemoryStorage
+from job_runners import OTHER, SPACE, Engine, batch, engine
+from pages import hash_of, space
+
+from hicache_storage.testing import Fault, Odds, WrapperStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from hicache_storage.integrations._jobs import LookupResult
+    from hicache_storage.keys import KeySpace
+
+
+class _Gated(WrapperStorage):
+    """Answers lookups when the gate is open, and records their pages."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStorage.from_config({}))
+        self.gate = threading.Event()
+        self.gate.set()
+        self.asked: list[tuple[str, int]] = []
+        self.closed_spaces: set[str] = set()
+
+    def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+        self.asked.append((space.pool, len(hashes)))
+        self.gate.wait(20)
+        return super().batch_exists(space, hashes)
+
+    def open_space(self, space: KeySpace) -> None:
+        if space.pool in self.closed_spaces:
+            self.gate.wait(20)
+        super().open_space(space)
+
+
+@pytest.fixture
+def storage() -> _Gated:
+    return _Gated()
+
+
+@pytest.fixture
+def jobs(storage: _Gated) -> Generator[Engine]:
+    jobs = Engine(storage, lends_memory=False, lookup_timeout_s=10)
+    yield jobs
+    storage.gate.set()
+    jobs.close()
+
+
+def submit(jobs: Engine, job_id: int, *numbers: int, of: KeySpace = SPACE) -> None:
+    jobs.runner.submit_lookup(job_id, [(of, [hash_of(number) for number in numbers])])
+
+
+def answers(jobs: Engine, count: int) -> dict[int, list[list[bool]]]:
+    results: list[LookupResult] = jobs.fetch(jobs.runner.finished_lookups, count)
+    return {result.job_id: result.present for result in results}
+
+
+def test_each_hash_of_each_query_has_its_answer(jobs: Engine) -> None:
+    jobs.save(batch([1, 2]), batch([3], OTHER))
+    first = SPACE, [hash_of(number) for number in (2, 3, 1, 2)]
+    second = OTHER, [hash_of(number) for number in (1, 3)]
+
+    assert [[True, False, True, True], [False, True]] == jobs.lookup(first, second)
+
+
+def test_lookups_that_wait_make_one_call_for_each_key_space(jobs: Engine, storage: _Gated) -> None:
+    jobs.save(batch([1]), batch([1], OTHER))
+    storage.gate.clear()
+    for thread in range(2):
+        submit(jobs, thread, thread)
+        _wait_for_calls(storage, thread + 1)
+    for number in range(5):  # both threads wait for the store
+        submit(jobs, 10 + number, 1, number)
+        submit(jobs, 20 + number, 1, number, of=OTHER)
+    storage.gate.set()
+    found = answers(jobs, 12)
+
+    assert 4 == len(storage.asked)
+    assert {("kv", 5), ("draft", 5)} == set(storage.asked[2:])
+    assert [[True, True]] == found[11] == found[21]
+    assert [[True, False]] == found[12]
+
+
+def test_a_malformed_hash_fails_its_own_lookup_only(jobs: Engine, storage: _Gated) -> None:
+    jobs.save(batch([1]))
+    storage.gate.clear()
+    for thread in range(2):
+        submit(jobs, thread, thread)
+        _wait_for_calls(storage, thread + 1)
+    submit(jobs, 2, 1)
+    jobs.runner.submit_lookup(3, [(SPACE, ["no hash"])])
+    submit(jobs, 4, 1)
+    storage.gate.set()
+    found = answers(jobs, 5)
+
+    assert ([[True]], [[False]], [[True]]) == (found[2], found[3], found[4])
+
+
+def test_a_key_space_that_hangs_while_it_opens_takes_no_time_of_an_open_one(
+    jobs: Engine, storage: _Gated
+) -> None:
+    jobs.save(batch([1]))
+    storage.closed_spaces.add("slow")
+    slow = space(pool="slow")
+    threading.Timer(0.3, storage.gate.set).start()
+    storage.gate.clear()
+    jobs.runner.submit_lookup(1, [(slow, [hash_of(1)]), (SPACE, [hash_of(1)])])
+    found = answers(jobs, 1)
+
+    assert "kv" == storage.asked[0][0]
+    assert [[False], [True]] == found[1]
+
+
+def test_many_lookups_of_a_store_that_hangs_are_misses_at_their_own_deadlines() -> None:
+    plan = [Odds("batch_exists", Fault.HANG, 1)]
+    with engine(plan, lookup_timeout_s=0.4) as hanging:
+        began_s = time.monotonic()
+        for number in range(50):
+            submit(hanging, number, number)
+        found = answers(hanging, 50)
+
+        assert time.monotonic() - began_s < 1.5
+        assert {False} == {answer for [[answer]] in found.values()}
+        assert hanging.runner.stats()["lookup_pages_unanswered"] == 50
+
+
+def test_pages_are_counted(jobs: Engine) -> None:
+    jobs.save(batch([1]))
+    submit(jobs, 1, 1, 2, 3)
+    answers(jobs, 1)
+    stats = jobs.runner.stats()
+
+    assert (1, 3, 1) == (
+        stats["lookup_jobs"],
+        stats["lookup_pages"],
+        stats["lookup_pages_present"],
+    )
+
+
+def _wait_for_calls(storage: _Gated, count: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while len(storage.asked) < count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
