@@ -1,0 +1,88 @@
+"""The adapter for vLLM: every backend of this project, as a secondary tier of vLLM's KV offloading.
+
+    --kv-transfer-config '{"kv_connector": "HiCacheConnector",
+      "kv_connector_module_path": "hicache_storage.integrations.vllm", "kv_role": "kv_both",
+      "kv_connector_extra_config": {"cpu_bytes_to_use": 34359738368, "blocks_per_chunk": 16,
+        "backend": "redis", "config": {"url": "redis://127.0.0.1:6379/0"}}}'
+
+The first access to one of the names imports vLLM. docs/vllm.md is the guide.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hicache_storage.integrations.vllm._connector import Connector
+    from hicache_storage.integrations.vllm._tier import Tier
+
+    HiCacheConnector: type[Connector]
+    HiCacheTier: type[Tier]
+
+__all__ = ["HiCacheConnector", "HiCacheTier"]
+
+_OFFLOAD = "vllm.v1.kv_offload"
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load()
+    return globals()[name]
+
+
+def _load() -> None:
+    """Make both classes as subclasses of vLLM's, which vLLM's factories require.
+
+    Raises:
+        ImportError: vLLM is not installed, or its interface differs.
+    """
+    from hicache_storage.integrations.vllm._connector import Connector  # noqa: PLC0415
+    from hicache_storage.integrations.vllm._engine import EngineTypes  # noqa: PLC0415
+    from hicache_storage.integrations.vllm._interface import (  # noqa: PLC0415
+        Modules,
+        check_interface,
+    )
+    from hicache_storage.integrations.vllm._tier import Tier  # noqa: PLC0415
+
+    modules = Modules(
+        base=importlib.import_module(f"{_OFFLOAD}.base"),
+        config=importlib.import_module(f"{_OFFLOAD}.config"),
+        tiering=importlib.import_module(f"{_OFFLOAD}.tiering.base"),
+        connector=importlib.import_module(f"{_CONNECTORS}.offloading_connector"),
+        metrics=importlib.import_module(f"{_CONNECTORS}.offloading.metrics"),
+        kv_cache=importlib.import_module("vllm.v1.kv_cache_interface"),
+    )
+    version = metadata.version("vllm")
+    check_interface(modules, version)
+    base = modules.base
+    engine = EngineTypes(
+        hit=base.LookupResult.HIT,
+        miss=base.LookupResult.MISS,
+        retry=base.LookupResult.RETRY,
+        storage_medium=base.Medium.STORAGE,
+        locality=base.Locality,
+        job_result=modules.tiering.JobResult,
+        event=base.OffloadingEvent,
+        request_context=base.RequestOffloadingContext,
+        stats=modules.metrics.OffloadingConnectorStats,
+        counter=base.OffloadingCounterMetadata,
+        gauge=base.OffloadingGaugeMetadata,
+        histogram=base.OffloadingHistogramMetadata,
+    )
+    of_tier = {"engine": engine, "medium": base.Medium.STORAGE, **_named(Tier)}
+    globals()["HiCacheTier"] = type(
+        "HiCacheTier", (Tier, modules.tiering.SecondaryTierManager), of_tier
+    )
+    globals()["HiCacheConnector"] = type(
+        "HiCacheConnector",
+        (Connector, modules.connector.OffloadingConnector),
+        {"version": version, **_named(Connector)},
+    )
+
+
+def _named(members: type) -> dict[str, Any]:
+    return {"__module__": __name__, "__doc__": members.__doc__}

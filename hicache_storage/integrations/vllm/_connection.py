@@ -1,0 +1,164 @@
+"""The storage of a tier, which is opened beside the engine: now, or when the store can be reached."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
+from hicache_storage.integrations._jobs import JobRunner
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.registry import resolve
+from hicache_storage.scalars import parse_float
+
+if TYPE_CHECKING:
+    from hicache_storage.integrations.vllm._settings import TierSettings
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+logger = logging.getLogger("vllm.hicache_storage")
+
+_FIRST_BACKOFF_S = 1.0
+_MAX_BACKOFF_S = 30.0
+_MISTAKES = (ConfigError, BackendNotInstalled, UnknownBackend)
+"""Errors of the config, which no time mends."""
+
+
+class StoreConnection:
+    """Opens the storage in a thread of its own, and tries again until the store answers.
+
+    Until then there is no `runner`. Thread-safe.
+    """
+
+    def __init__(self, settings: TierSettings, memory: memoryview, owner: KeySpace) -> None:
+        """Begin to open the storage, and wait for it for `start_timeout_s`.
+
+        The sketch of `admission` is kept under the key space `owner`.
+
+        Raises:
+            ConfigError, UnknownBackend, BackendNotInstalled: The config is wrong.
+        """
+        self.runner: JobRunner | None = None
+        self.store: PageStore | None = None
+        self._settings = settings
+        self._memory = memory
+        self._owner = owner
+        self._class, self._fields = resolve(settings.backend, settings.backend_fields())
+        self._lends = _lends_memory(self._class, self._fields, settings)
+        self._storage: HiCacheStorage | None = None
+        self._registered = False
+        self._mistake: Exception | None = None
+        self._tried = threading.Event()
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._open, name="hicache-connect", daemon=True)
+        self._thread.start()
+        self._tried.wait(settings.start_timeout_s)
+        if self._mistake is not None:
+            raise self._mistake
+        if self.runner is None:
+            logger.warning(
+                "the store of backend %r does not answer: the engine goes on without it, and it is"
+                " tried again",
+                settings.backend,
+            )
+
+    def close(self, timeout_s: float) -> bool:
+        """Return True if nothing touches the engine's memory any more, and nothing will. Idempotent."""
+        self._stopped.set()
+        with self._lock:
+            runner, store, storage = self.runner, self.store, self._storage
+            self.runner = None
+        if runner is None or store is None or storage is None:
+            return True
+        unused = runner.close(timeout_s)
+        if self._registered and unused:
+            _quietly(lambda: storage.unregister_buffer(self._memory))
+        # Both wait for calls under way, which an engine that ends need not.
+        closing = threading.Thread(
+            target=lambda: _quietly(lambda: _close(store, storage)),
+            name="hicache-close",
+            daemon=True,
+        )
+        closing.start()
+        closing.join(timeout_s)
+        return unused
+
+    # --- the thread ----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while not self._stopped.is_set():
+            try:
+                self._connect(self._class.from_config(self._fields))
+            except _MISTAKES as error:
+                self._mistake = error
+                if self._tried.is_set():
+                    logger.error("the store cannot be opened: %s", error)  # noqa: TRY400
+                self._tried.set()
+                return
+            except Exception as error:  # noqa: BLE001 - a storage may raise anything
+                level = logging.DEBUG if self._tried.is_set() else logging.WARNING
+                logger.log(level, "the store cannot be opened: %s: %s", type(error).__name__, error)
+                self._tried.set()
+                self._stopped.wait(backoff_s)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            else:
+                if self._tried.is_set():
+                    logger.warning("the store answers now")
+                self._tried.set()
+                return
+
+    def _connect(self, storage: HiCacheStorage) -> None:
+        settings = self._settings
+        lends = self._lends and storage.capabilities.bounded
+        store = PageStore(
+            storage,
+            PageStoreSettings(
+                checksum=settings.checksum,
+                timeout_s=settings.load_timeout_s,
+                parallelism=settings.parallelism,
+            ),
+        )
+        if lends:
+            try:
+                storage.register_buffer(self._memory)
+                self._registered = True
+            except Exception:
+                logger.warning("the store will copy pages once more", exc_info=True)
+        with self._lock:
+            if not self._stopped.is_set():
+                runner = JobRunner(store, settings, lends_memory=lends, owner=self._owner)
+                self._storage, self.store, self.runner = storage, store, runner
+                return
+        _close(store, storage)  # the engine ended meanwhile
+
+
+def _lends_memory(
+    storage_class: type[HiCacheStorage], fields: dict[str, Any], settings: TierSettings
+) -> bool:
+    """Return whether the store may get the engine's own memory.
+
+    Its calls must end in time. A `bounded` backend without a `timeout_s` gets half of the loads' own,
+    so that a hanging load is over a second after its deadline.
+    """
+    if not storage_class.capabilities.bounded:
+        return False
+    own = fields.setdefault("timeout_s", settings.load_timeout_s / 2)
+    try:
+        return parse_float(own) <= settings.load_timeout_s
+    except ValueError:
+        return False  # the backend itself refuses the field
+
+
+def _close(store: PageStore, storage: HiCacheStorage) -> None:
+    store.close()
+    storage.close()
+
+
+def _quietly(function: Any) -> None:
+    try:
+        function()
+    except Exception:
+        logger.warning("the store could not be closed", exc_info=True)

@@ -1,0 +1,49 @@
+"""The connector without its base class, so that this module does not import vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from hicache_storage.integrations.vllm._identity import check_engine, identity_of
+from hicache_storage.integrations.vllm._settings import complete_tiers, tier_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Connector:
+    """vLLM's `OffloadingConnector` with a tier of this project, whose identity it computes.
+
+    The scheduler's connector refuses engines whose pages cannot be identified. All else is vLLM's own.
+    """
+
+    version: ClassVar[str]
+    """The version of vLLM."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """Give the identity to the tier, and start vLLM's connector with it.
+
+        Raises:
+            ConfigError: A field is invalid, or a property that the KV depends on is unknown.
+        """
+        tiers = complete_tiers(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        if role.name == "SCHEDULER":  # workers see no tier
+            for tier in tiers:
+                settings = tier_settings({**tier, "identity": None})
+                check_engine(vllm_config, single_node=settings.single_node)
+                tier["identity"] = identity_of(vllm_config, kv_cache_config, settings, self.version)
+        cast("Any", super()).__init__(vllm_config, role, kv_cache_config)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, Sequence[object]],
+    ) -> Any:
+        """Return vLLM's exporter. It may run in a process that has no connector, and needs the tier."""
+        complete_tiers(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        return cast("Any", super()).build_prom_metrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues
+        )

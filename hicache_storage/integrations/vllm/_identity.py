@@ -1,0 +1,227 @@
+"""Key spaces of vLLM's rows: every property that the bytes of a row depend on.
+
+    property                                      source                         field
+    model                                         served name                    model
+    KV type                                       cache config, model config     dtype
+    weights, quantization, overrides, drafts ...  `VllmConfig` (_facts.py)       revision
+    hash algorithm, retention, CP interleave ...  `VllmConfig` (_facts.py)       revision
+    layers, heads and sizes of every group        `KVCacheConfig` (_facts.py)    revision
+    byte order, model runner, vLLM's version      `VllmConfig`                   layout
+    ranks, unless the bytes do not depend on them tier                           layout
+    group and its kind                            tier                           pool
+    tokens and bytes of a row                     tier                           page_tokens, page_nbytes
+
+A row holds the bytes of all ranks and layers of a group, so data-parallel replicas share all pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.integrations.vllm._facts import cache_facts, model_facts, rank_facts
+from hicache_storage.integrations.vllm._settings import NAME
+from hicache_storage.keys import KeySpace, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hicache_storage.integrations.vllm._settings import TierSettings
+
+logger = logging.getLogger("vllm.hicache_storage")
+
+_FORMAT = "vllm-rows-1"
+_CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
+
+
+def check_engine(vllm_config: Any, *, single_node: bool) -> None:
+    """Refuse an engine whose pages cannot be identified or shared.
+
+    Raises:
+        ConfigError: The message names the reason and the remedy.
+    """
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    if algorithm not in _CRYPTOGRAPHIC:
+        raise ConfigError(
+            f"{NAME}: --prefix-caching-hash-algo {algorithm} cannot name pages of a store: xxhash is"
+            " not collision resistant, and its seed is random in each process. Pass"
+            " --prefix-caching-hash-algo sha256_cbor"
+        )
+    if algorithm == "sha256":
+        logger.info(
+            "--prefix-caching-hash-algo sha256_cbor is recommended for shared stores: the default"
+            " sha256 is over pickled objects, and equal requests with LoRA or images may have"
+            " different hashes, which are misses"
+        )
+    parallel = vllm_config.parallel_config
+    nodes = int(getattr(parallel, "nnodes_within_dp", 1))
+    if nodes > 1:
+        raise ConfigError(
+            f"{NAME}: this engine has {nodes} nodes, and vLLM offloads to the host memory of the first"
+            " node only: the KV of another node would be wrong. Use one node for each engine (one"
+            " node with tensor parallelism, data parallelism across nodes)"
+        )
+    executor = executor_name(parallel)
+    if executor not in ("mp", "uni") and parallel.world_size > 1 and not single_node:
+        raise ConfigError(
+            f"{NAME}: the executor {executor!r} may place workers on more than one node, and vLLM"
+            " offloads to the host memory of one node only. Pass --distributed-executor-backend mp,"
+            ' or set "single_node": true if all workers are on this node'
+        )
+
+
+def executor_name(parallel: Any) -> str:
+    """Return the name of the executor that runs the workers."""
+    backend = parallel.distributed_executor_backend
+    if backend is None:
+        return "uni" if parallel.world_size == 1 else "mp"
+    return str(getattr(backend, "__name__", backend))
+
+
+def identity_of(
+    vllm_config: Any, kv_cache_config: Any, settings: TierSettings, version: str
+) -> dict[str, Any]:
+    """Return the identity that the connector gives to its tier, as the field `identity`.
+
+    Raises:
+        ConfigError: A property that the bytes depend on is unknown, or the weights cannot be read.
+    """
+    facts = {
+        "model": model_facts(vllm_config, settings),
+        "cache": cache_facts(vllm_config, kv_cache_config),
+        "ranks": rank_facts(vllm_config, executor_name(vllm_config.parallel_config)),
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    logger.info("the identity of this engine's KV: %s", text)
+    runner = "v2" if getattr(vllm_config, "use_v2_model_runner", False) else "v1"
+    model = vllm_config.model_config
+    served: Any = model.served_model_name or model.model
+    names = [served] if isinstance(served, str) else list(served)
+    return {
+        "model": str(names[0]),
+        "dtype": kv_dtype(vllm_config, kv_cache_config, settings),
+        "revision": hashlib.sha256(text.encode()).hexdigest()[:32],
+        "layout": f"vllm={_release(version)};runner={runner}",
+        "groups": {
+            str(number): type(spec).__name__ for number, spec in enumerate(_specs(kv_cache_config))
+        },
+    }
+
+
+def kv_dtype(vllm_config: Any, kv_cache_config: Any, settings: TierSettings) -> str:
+    """Return the logical type of the KV.
+
+    Raises:
+        ConfigError: vLLM stores bytes whose type neither its flags nor our config name.
+    """
+    if settings.kv_dtype:
+        return settings.kv_dtype
+    label = str(vllm_config.cache_config.cache_dtype)
+    if label == "auto":
+        label = str(vllm_config.model_config.dtype).removeprefix("torch.")
+        stored = {_torch_name(spec.dtype) for spec in _specs(kv_cache_config) if _has_dtype(spec)}
+        packed = sorted(name for name in stored if name == "uint8" or name.startswith("float8"))
+        if packed:
+            label = "fp8"
+    return _named(label)
+
+
+def _named(label: str) -> str:
+    if label == "fp8":
+        raise ConfigError(
+            f"{NAME}: the KV type is fp8, which names no format: pass --kv-cache-dtype fp8_e4m3 or"
+            ' fp8_e5m2, or set "kv_dtype": "float8_e4m3fn" in kv_connector_extra_config'
+        )
+    if label.startswith("fp8") and _is_rocm():
+        return f"{label}-rocm"  # some AMD chips have another format under this name
+    return label
+
+
+def spaces_of(spec: Any, row_nbytes: int, settings: TierSettings) -> dict[int, KeySpace]:
+    """Return the key space of each group, by its number in an offload key.
+
+    Raises:
+        ConfigError: There is no identity.
+    """
+    identity = settings.identity
+    if identity is None:
+        raise ConfigError(
+            f"{NAME}: identity: this field is required without HiCacheConnector, because vLLM shows a"
+            ' tier neither weights nor quantization: use "kv_connector": "HiCacheConnector", or set'
+            ' "identity": {"revision": "..."} to a text that changes with all of them'
+        )
+    config = spec.config
+    revision = ";".join(part for part in (settings.revision, identity.revision) if part)
+    layers = max(1, sum(len(group.layer_names) for group in config.groups))
+    return {
+        group.group_id: KeySpace(
+            model=identity.model or str(config.model.name),
+            dtype=identity.dtype or settings.kv_dtype or _named(str(config.model.dtype)),
+            layout=_layout(config, identity.layout),
+            page_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
+            page_nbytes=row_nbytes,
+            shard=Shard(layers=(0, layers)),
+            pool=_pool(group.group_id, identity.groups),
+            revision=revision,
+            tenant=settings.tenant,
+        )
+        for group in config.groups
+    }
+
+
+def renewed(space: KeySpace, epoch: str) -> KeySpace:
+    """Return the key space of `space` after a change of the weights, which `epoch` names."""
+    manifest = {**space.manifest(), "revision": f"{space.revision};since={epoch}"}
+    return KeySpace.from_manifest(manifest)
+
+
+def _layout(config: Any, own: str) -> str:
+    parallel = config.parallel
+    parts = [_FORMAT, f"order={config.kv_cache_layout}"]
+    parts += [own] if own else []
+    if config.canonical_layout:
+        parts.append("canonical")
+    elif config.replicated_layout:
+        parts.append("replicated")
+    # In direct rows the bytes of the ranks follow each other, layer by layer inside each: another
+    # number of ranks is another order, also where vLLM calls the rows parallelism-agnostic.
+    portable = config.canonical_layout and parallel.is_parallelism_agnostic
+    if not portable and not config.replicated_layout:
+        parts.append(f"tp={parallel.tp_size};pp={parallel.pp_size}")
+        parts.append(f"pcp={parallel.pcp_size};dcp={parallel.dcp_size}")
+        parts.append(f"world={parallel.world_size}")
+    parts.append(f"blocks={config.cache.blocks_per_chunk};hash={config.cache.tokens_per_hash}")
+    return ";".join(parts)
+
+
+def _pool(group: int, kinds: Mapping[str, str]) -> str:
+    kind = kinds.get(str(group))
+    return f"group_{group}.{kind}" if kind else f"group_{group}"
+
+
+def _specs(kv_cache_config: Any) -> list[Any]:
+    return [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+
+
+def _has_dtype(spec: Any) -> bool:
+    return getattr(spec, "dtype", None) is not None
+
+
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _release(version: str) -> str:
+    """Return major and minor version: vLLM's byte orders change with its releases, not their names."""
+    found = re.match(r"\d+\.\d+", version)
+    return found[0] if found else version
+
+
+def _is_rocm() -> bool:
+    import torch  # noqa: PLC0415 - vLLM has loaded it
+
+    return bool(torch.version.hip)

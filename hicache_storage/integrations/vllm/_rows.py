@@ -1,0 +1,87 @@
+"""The rows of vLLM's CPU tier as pages, and the keys of vLLM as page hashes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage.integrations._jobs import PageBatch
+from hicache_storage.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from hicache_storage.keys import KeySpace
+
+_GROUP_NBYTES = 4
+KEY_NBYTES = 32 + _GROUP_NBYTES
+"""The bytes of a key: a SHA-256 and the number of the group."""
+
+
+class Rows:
+    """The CPU tier's memory: one row for each chunk, with the bytes of all ranks."""
+
+    def __init__(self, view: memoryview) -> None:
+        if view.strides is None:
+            raise ValueError("vLLM's view of its CPU tier has no rows")
+        self.nbytes = view.strides[0]
+        self.memory = view.cast("B")
+
+    def pages(self, chunks: Iterable[int]) -> list[Page]:
+        """Return the pages of rows."""
+        nbytes, memory = self.nbytes, self.memory
+        starts = (int(chunk) * nbytes for chunk in chunks)
+        return [Page.of_views((memory[start : start + nbytes],), nbytes) for start in starts]
+
+    def release(self) -> None:
+        """Release the view, so that vLLM can unmap the memory."""
+        self.memory.release()
+
+
+class KeyGroups:
+    """Keys of vLLM by group: the number of a group decides the key space.
+
+    A key has a block hash, and the number of its group in the last four bytes. One hash may be used by
+    several groups.
+    """
+
+    def __init__(self, spaces: Mapping[int, KeySpace]) -> None:
+        self.spaces = spaces
+
+    def of_keys(self, keys: Iterable[bytes]) -> list[tuple[KeySpace, list[bytes]]]:
+        """Return the keys of each key space.
+
+        Raises:
+            ValueError: A key is malformed.
+            KeyError: A key is of an unknown group.
+        """
+        of_group: dict[bytes, list[bytes]] = {}  # a key space as the key of a dict costs far more
+        for key in keys:
+            if len(key) != KEY_NBYTES:
+                raise ValueError(
+                    f"a key of {len(key)} bytes is no SHA-256 and group: pass"
+                    " --prefix-caching-hash-algo sha256_cbor, xxhash is not supported"
+                )
+            of_group.setdefault(key[-_GROUP_NBYTES:], []).append(key)
+        return [(self.spaces[int.from_bytes(group, "big")], own) for group, own in of_group.items()]
+
+    def batches(
+        self, keys: Collection[bytes], chunks: Iterable[int], rows: Rows
+    ) -> tuple[list[list[bytes]], list[PageBatch]]:
+        """Return the keys and the pages of each key space.
+
+        Raises:
+            ValueError: A key is malformed, or there is not one chunk for each key.
+            KeyError: A key is of an unknown group.
+        """
+        place = dict(zip(keys, chunks, strict=True))
+        of_space = self.of_keys(keys)
+        batches = [
+            PageBatch(space, hashes_of(own), rows.pages([place[key] for key in own]))
+            for space, own in of_space
+        ]
+        return [own for _, own in of_space], batches
+
+
+def hashes_of(keys: Iterable[bytes]) -> list[str]:
+    """Return the page hashes of keys."""
+    return [key[:-_GROUP_NBYTES].hex() for key in keys]

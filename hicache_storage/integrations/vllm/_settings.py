@@ -1,0 +1,150 @@
+"""The fields of this adapter in vLLM's `kv_connector_extra_config`, and in the config of a tier."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from hicache_storage.config import load_extra_config
+from hicache_storage.errors import ConfigError
+from hicache_storage.integrations._jobs import JobSettings
+from hicache_storage.settings import Field, PositiveSeconds, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME = "vllm"
+TIER = "HiCacheTier"
+MODULE = "hicache_storage.integrations.vllm"
+SPEC = "TieringOffloadingSpec"
+
+# vLLM's own fields of the extra config, which the adapter leaves as they are.
+_ENGINE_FIELDS = frozenset(
+    {
+        "backpressure",
+        "block_size",
+        "blocks_per_chunk",
+        "cache_policy_module_path",
+        "canonical_layout",
+        "cpu_bytes_to_use",
+        "enable_telemetry",
+        "eviction_policy",
+        "max_tracker_size",
+        "offload_prompt_only",
+        "secondary_tiers",
+        "self_describing_kv_events",
+        "spec_module_path",
+        "spec_name",
+        "store_threshold",
+        "sync_load_budget_bytes",
+        "tier_poll_interval_s",
+    }
+)
+_TIER_NAMES = frozenset({"type", "module_path", "backpressure"})
+"""vLLM's own names in the config of a tier."""
+
+
+class IdentitySettings(Settings):
+    """Properties of a page's bytes that vLLM does not show to a tier. The connector computes them."""
+
+    revision: str = Field(min_length=1)
+    """Everything else that the bytes depend on: weights, quantization, overrides, hash algorithm."""
+    model: str = ""
+    """The name of the model; "": the path or name that vLLM loads it from."""
+    dtype: str = ""
+    """The logical KV type; "": vLLM's own name of it."""
+    layout: str = ""
+    """Properties of the byte order that a tier does not see, such as vLLM's version."""
+    groups: dict[str, str] = Field(default_factory=dict[str, str])
+    """The kind of each group, by its number."""
+
+
+class TierSettings(JobSettings):
+    """The config of one tier. Only `backend` is required, and without the connector `identity`."""
+
+    backend: str = Field(min_length=1)
+    config: dict[str, Any] | str = Field(default_factory=dict[str, Any])
+    """The backend's own fields, or "@" and the path of a file with them (.json, .toml, .yaml)."""
+    identity: IdentitySettings | None = None
+    tenant: str = ""
+    """Isolation domain: servers of different tenants never share a page."""
+    revision: str = ""
+    """Distinguishes weights that share one served name."""
+    weights: str = ""
+    """Name of the weights. It replaces their fingerprint if hosts have equal weights in other files."""
+    kv_dtype: str = ""
+    """Logical type of the KV, if vLLM's `--kv-cache-dtype` does not name it: "float8_e4m3fn"."""
+    single_node: bool = False
+    """Whether the workers of an executor that may span nodes are all on this one."""
+    checksum: Literal["xxh3", "none"] = "xxh3"
+    parallelism: int | None = Field(default=None, ge=1)
+    """Concurrent calls to the store in each direction; none: the backend's own number."""
+    enable_kv_events: bool = False
+    """Whether the tier reports stored and removed pages as vLLM's KV events."""
+    locality: Literal["LOCAL", "REMOTE"] | None = None
+    """The place of the store in these events."""
+    start_timeout_s: PositiveSeconds = 5.0
+    """The time that the start of the engine waits for the store. Later the store is tried again."""
+    close_timeout_s: PositiveSeconds = 10.0
+    """The time that the end of the engine waits for stores that are under way."""
+
+    def backend_fields(self) -> dict[str, Any]:
+        """Return the backend's own fields.
+
+        Raises:
+            ConfigError: The file cannot be read, or holds no object.
+        """
+        if not isinstance(self.config, str):
+            return dict(self.config)
+        if not self.config.startswith("@"):
+            raise ConfigError(f"{NAME}: config: must be an object, or '@' and the path of a file")
+        return load_extra_config(self.config, where=f"{NAME}: config")
+
+
+def tier_settings(fields: Mapping[str, Any]) -> TierSettings:
+    """Return the settings of a tier from its config, without vLLM's own names.
+
+    Raises:
+        ConfigError: A field is invalid, unknown or missing. The message names it.
+    """
+    return TierSettings.parse(NAME, {key: fields[key] for key in fields if key not in _TIER_NAMES})
+
+
+def complete_tiers(extra: dict[str, Any]) -> list[dict[str, Any]]:
+    """Move our fields of vLLM's extra config into an entry of `secondary_tiers`; return our entries.
+
+    The entry is the last one, so tiers that the config lists are asked first. A second call changes
+    nothing.
+
+    Raises:
+        ConfigError: A field is invalid, or there is no backend.
+    """
+    if extra.setdefault("spec_name", SPEC) != SPEC:
+        raise ConfigError(f"{NAME}: spec_name: must be {SPEC!r}, or absent, for storage tiers")
+    if not isinstance(extra.setdefault("secondary_tiers", []), list):
+        raise ConfigError(f"{NAME}: secondary_tiers: must be a list")
+    _check_names(extra)
+    own = {name: extra.pop(name) for name in list(extra) if name in TierSettings.model_fields}
+    if own:
+        extra["secondary_tiers"].append({"type": TIER, "module_path": MODULE, **own})
+    ours: list[dict[str, Any]] = list(filter(_is_ours, extra["secondary_tiers"]))
+    if not ours:
+        raise ConfigError(
+            f"{NAME}: backend: this field is required in kv_connector_extra_config: the name of a"
+            " backend, for example 'redis'"
+        )
+    for tier in ours:
+        tier.setdefault("module_path", MODULE)
+        tier_settings(tier)
+    return ours
+
+
+def _is_ours(tier: Any) -> bool:
+    return isinstance(tier, dict) and cast("Any", tier).get("type") == TIER
+
+
+def _check_names(extra: Mapping[str, Any]) -> None:
+    """Refuse a name that is nearly one of ours. vLLM itself ignores fields that it does not know."""
+    for name in sorted(set(extra) - set(TierSettings.model_fields) - _ENGINE_FIELDS):
+        if similar := difflib.get_close_matches(name, sorted(TierSettings.model_fields), n=1):
+            raise ConfigError(f"{NAME}: unknown field {name!r}; did you mean {similar[0]!r}?")

@@ -1,0 +1,324 @@
+"""The tier without its base class, so that this module does not import vLLM."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+
+from hicache_storage.integrations.vllm._connection import StoreConnection
+from hicache_storage.integrations.vllm._identity import renewed, spaces_of
+from hicache_storage.integrations.vllm._lookups import RequestLookups
+from hicache_storage.integrations.vllm._metrics import TierMetrics, definitions
+from hicache_storage.integrations.vllm._rows import KeyGroups, Rows, hashes_of
+from hicache_storage.integrations.vllm._settings import tier_settings
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from hicache_storage.integrations._jobs import JobResult, LookupResult
+    from hicache_storage.integrations.vllm._engine import (
+        EngineTypes,
+        ReqContext,
+        Stats,
+        TransferJob,
+    )
+
+logger = logging.getLogger("vllm.hicache_storage")
+
+T = TypeVar("T")
+_GONE = frozenset({Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
+"""Verdicts of a load after which the store has no such page."""
+_CONCLUDED = frozenset({Verdict.OK, Verdict.NOT_ADMITTED})
+"""Verdicts of a store that has not failed."""
+
+
+class _Job(NamedTuple):
+    request: str
+    keys: list[list[bytes]]
+    """The keys of each batch."""
+
+
+class _LookupJob(NamedTuple):
+    asked: dict[bytes, list[str]]
+    keys: list[list[bytes]]
+    began_s: float
+
+
+class Tier:
+    """A secondary tier of vLLM's offloading over a storage of this project.
+
+    vLLM calls it in its scheduler's thread, under one lock. No method blocks, but `drain_jobs` and
+    `shutdown`, and none raises: every failure is a miss, or a job that failed.
+    """
+
+    engine: ClassVar[EngineTypes]
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **config: Any,
+    ) -> None:
+        """Open the storage that `backend` names.
+
+        Raises:
+            ConfigError: A field is invalid, or the identity of the pages is unknown.
+        """
+        settings = tier_settings(config)
+        base = cast("Any", super())
+        base.__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality: Any = self.engine.locality(settings.locality) if settings.locality else None
+        self._settings = settings
+        self._rows = Rows(primary_kv_view)
+        self._groups = KeyGroups(spaces_of(offloading_spec, self._rows.nbytes, settings))
+        self._lookups = RequestLookups()
+        self._lookup_jobs: dict[int, _LookupJob] = {}
+        self._lookup_count = 0
+        self._jobs: dict[int, _Job] = {}
+        self._failed: list[Any] = []
+        self._events = self._event_list(offloading_spec)
+        self._metrics = TierMetrics(self.engine, settings.backend)
+        self._closed = False
+        try:
+            owner = next(iter(self._groups.spaces.values()))
+            self._connection = StoreConnection(settings, self._rows.memory, owner)
+        except BaseException:
+            self._rows.release()
+            raise
+        for space in self._groups.spaces.values():
+            logger.info("pool %s is stored as %s", space.pool, space.manifest())
+
+    # --- lookups -------------------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> Any:
+        return self.engine.request_context()
+
+    def lookup(self, key: bytes, req_context: ReqContext) -> Any:
+        """Return HIT or MISS, or RETRY until the store has answered."""
+        try:
+            present = self._lookups.ask(req_context.req_id, key)
+        except Exception:  # noqa: BLE001 - it would end the engine
+            self._count_error()
+            return self.engine.miss
+        if present is None:
+            return self.engine.retry
+        return self.engine.hit if present else self.engine.miss
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Ask the store for all pages that this step's lookups were about."""
+        asked = self._lookups.take_asked()
+        if asked and not self._guard(lambda: self._ask(asked), otherwise=False):
+            self._answer(asked, asked, [False] * len(asked))
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._guard(lambda: self._lookups.forget(req_context.req_id), None)
+
+    def _ask(self, asked: dict[bytes, list[str]]) -> bool:
+        runner = self._connection.runner
+        if runner is None:
+            return False
+        of_space = self._groups.of_keys(asked)
+        self._lookup_count += 1
+        job = _LookupJob(asked, [keys for _, keys in of_space], time.monotonic())
+        self._lookup_jobs[self._lookup_count] = job
+        queries = [(space, hashes_of(keys)) for space, keys in of_space]
+        runner.submit_lookup(self._lookup_count, queries)
+        return True
+
+    def _finish_lookup(self, result: LookupResult) -> None:
+        job = self._lookup_jobs.pop(result.job_id, None)
+        if job is None:  # the lookup is of the time before a reset
+            return
+        self._metrics.observe("lookup", time.monotonic() - job.began_s)
+        if not self._guard(lambda: self._answer_all(job, result), otherwise=False):
+            self._answer(job.asked, job.asked, [False] * len(job.asked))
+
+    def _answer_all(self, job: _LookupJob, result: LookupResult) -> bool:
+        for keys, present in zip(job.keys, result.present, strict=True):
+            self._answer(job.asked, keys, present)
+        return True
+
+    def _answer(
+        self, asked: dict[bytes, list[str]], keys: Iterable[bytes], present: Sequence[bool]
+    ) -> None:
+        for key, is_present in zip(keys, present, strict=True):
+            self._lookups.answer(asked[key], key, present=is_present)
+
+    # --- transfers -----------------------------------------------------------------------------------
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self._submit(job_metadata, "load")
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._submit(job_metadata, "store")
+
+    def get_finished_jobs(self) -> Collection[Any]:
+        """Return the jobs that ended since the last call. Nothing touches their rows any more."""
+        results, self._failed = self._failed, []
+        runner = self._connection.runner
+        if runner is None:
+            return results
+        for lookup in runner.finished_lookups():
+            self._finish_lookup(lookup)
+        for result in runner.finished_loads():
+            results.append(self._finish(result, self._finish_load))
+        for result in runner.finished_stores():
+            results.append(self._finish(result, self._finish_store))
+        return results
+
+    def _submit(self, job: TransferJob, operation: str) -> None:
+        keys = list(job.keys)
+        request = job.req_context.req_id
+        if not self._guard(lambda: self._try_submit(job, keys, operation), otherwise=False):
+            self._jobs.pop(job.job_id, None)
+            if operation == "load":
+                self._lookups.mark_missing(request, keys)
+            self._failed.append(self.engine.job_result(job.job_id, success=False))
+
+    def _try_submit(self, job: TransferJob, keys: list[bytes], operation: str) -> bool:
+        runner = self._connection.runner
+        if runner is None:
+            return False
+        of_batch, batches = self._groups.batches(keys, job.chunk_ids, self._rows)
+        self._jobs[job.job_id] = _Job(job.req_context.req_id, of_batch)
+        submit = runner.submit_load if operation == "load" else runner.submit_store
+        submit(job.job_id, batches)
+        return True
+
+    def _finish(self, result: JobResult, finish: Callable[[_Job, JobResult], Any]) -> Any:
+        job = self._jobs.pop(result.job_id, None)
+        ended = None if job is None else self._guard(lambda: finish(job, result), None)
+        if ended is not None:
+            return ended
+        if job is not None:
+            self._lookups.mark_missing(job.request, [key for keys in job.keys for key in keys])
+        return self.engine.job_result(result.job_id, success=False)
+
+    def _finish_load(self, job: _Job, result: JobResult) -> Any:
+        loaded = _keys_with(job, result, frozenset({Verdict.OK}))
+        wanted = [key for keys in job.keys for key in keys]
+        if len(loaded) != len(wanted):
+            self._lookups.mark_missing(job.request, set(wanted).difference(loaded))
+            self._add_event(_keys_with(job, result, _GONE), removed=True)
+        self._metrics.observe("load", result.elapsed_s)
+        return self._job_result(result, len(loaded) == len(wanted), tuple(loaded) or None)
+
+    def _finish_store(self, job: _Job, result: JobResult) -> Any:
+        self._add_event(_keys_with(job, result, frozenset({Verdict.OK})), removed=False)
+        self._metrics.observe("store", result.elapsed_s)
+        concluded = len(_keys_with(job, result, _CONCLUDED))
+        return self._job_result(result, concluded == sum(map(len, job.keys)), None)
+
+    def _job_result(self, result: JobResult, success: bool, keys: tuple[bytes, ...] | None) -> Any:  # noqa: FBT001
+        return self.engine.job_result(
+            job_id=result.job_id,
+            success=success,
+            successful_keys=None if success else keys,
+            transfer_time=result.elapsed_s,
+            transfer_bytes=result.nbytes,
+        )
+
+    # --- events and metrics --------------------------------------------------------------------------
+
+    def take_events(self) -> list[Any]:
+        """Return the events of stored and removed pages since the last call."""
+        events = self._events or []
+        if events:
+            self._events = []
+        return events
+
+    def get_stats(self) -> Stats | None:
+        connection = self._connection
+        return self._guard(lambda: self._metrics.take(connection.runner, connection.store), None)
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return definitions(cls.engine)
+
+    def _event_list(self, offloading_spec: Any) -> list[Any] | None:
+        if not self._settings.enable_kv_events:
+            return None
+        if offloading_spec.kv_events_config.enable_kv_cache_events:
+            return []
+        logger.warning("enable_kv_events is set, but vLLM's KV events are disabled: there are none")
+        return None
+
+    def _add_event(self, keys: list[bytes], *, removed: bool) -> None:
+        if self._events is not None and keys:
+            medium = self.engine.storage_medium
+            self._events.append(
+                self.engine.event(keys=keys, medium=medium, removed=removed, locality=self.locality)
+            )
+
+    # --- resets and the end --------------------------------------------------------------------------
+
+    def drain_jobs(self) -> None:
+        """Wait until every job has ended, and begin new key spaces.
+
+        vLLM calls this only before it resets its caches: for new weights, after a sleep, and on demand.
+        It does not tell which, so the pages of the time before are not used any more, and the pages of
+        this engine are not shared until it starts again.
+        """
+        self._guard(self._drain, None)
+
+    def _drain(self) -> None:
+        try:
+            if self._connection.runner is not None:
+                self._connection.runner.drain()
+        finally:
+            epoch = uuid.uuid4().hex
+            spaces = self._groups.spaces.items()
+            self._groups = KeyGroups({group: renewed(space, epoch) for group, space in spaces})
+            self._lookups.clear()
+            self._lookup_jobs.clear()
+        logger.warning(
+            "vLLM resets its caches, perhaps for other weights: the pages in the store from before are"
+            " not used any more, and those of this engine are not shared until it starts again"
+        )
+
+    def shutdown(self) -> None:
+        """Release the rows when nothing touches them any more. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._guard(self._shut_down, None)
+
+    def _shut_down(self) -> None:
+        self._lookups.clear()
+        self._lookup_jobs.clear()
+        if self._connection.close(self._settings.close_timeout_s):
+            self._rows.release()
+        else:
+            logger.error(
+                "a call of the store has not ended: the memory of the CPU tier stays mapped"
+            )
+
+    def _guard(self, function: Callable[[], T], otherwise: T) -> T:
+        """Call `function`; return `otherwise` if it raises, because that would end the engine."""
+        try:
+            return function()
+        except Exception:  # noqa: BLE001 - as above
+            self._count_error()
+            return otherwise
+
+    def _count_error(self) -> None:
+        self._metrics.errors += 1
+        level = logging.ERROR if self._metrics.errors == 1 else logging.DEBUG
+        logger.log(
+            level, "a call of vLLM failed, and the result is a miss", exc_info=sys.exc_info()
+        )
+
+
+def _keys_with(job: _Job, result: JobResult, verdicts: frozenset[Verdict]) -> list[bytes]:
+    """Return the keys of a job whose verdict is one of `verdicts`."""
+    return [
+        key
+        for keys, found in zip(job.keys, result.verdicts, strict=True)
+        for key, verdict in zip(keys, found, strict=True)
+        if verdict in verdicts
+    ]

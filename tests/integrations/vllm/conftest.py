@@ -1,0 +1,47 @@
+"""vLLM's extra config for stores of each kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from s3_kit import config_of, make_ready
+from servers import Ministack, RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+
+@pytest.fixture
+def file_config(tmp_path: Path) -> dict[str, Any]:
+    return {"backend": "file", "config": {"path": str(tmp_path / "pages")}}
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Ministack]:
+    with Ministack(tmp_path_factory.mktemp("s3")) as server:
+        make_ready(server)
+        yield server
+
+
+@pytest.fixture(params=["file", "redis", "s3"])
+def config(
+    request: pytest.FixtureRequest, tmp_path: Path, file_config: dict[str, Any]
+) -> dict[str, Any]:
+    if request.param == "file":
+        return file_config
+    if request.param == "redis":
+        redis: RedisServer = request.getfixturevalue("redis_server")
+        return {
+            "backend": "redis",
+            "config": {"url": redis.url, "prefix": f"{tmp_path.name}:"},
+        }
+    s3: Ministack = request.getfixturevalue("s3_server")
+    return {"backend": "s3", "config": config_of(s3, tmp_path.name)}
