@@ -1,0 +1,334 @@
+"""L2 adapters of LMCache's MP server: our backends against LMCache's `fs`, `fs_native` and `resp`.
+
+python benchmarks/lmcache_l2.py [--rounds N] [--only file,redis] [--sizes 128,2048,8192]
+
+`make bench-lmcache` makes its environment. A run is one task as LMCache's controllers submit it: from
+the call until the eventfd has announced the result. All adapters move the same objects. Ours frames
+every page and verifies its checksum; LMCache's have neither. The last table has the time that
+LMCache's threads spend in our methods. The name is not `lmcache.py`, which Python would import
+instead of LMCache.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import redis
+from _disk import empty_files, spread_directories
+from _harness import (
+    KIB,
+    MIB,
+    Aim,
+    Report,
+    Section,
+    argument_parser,
+    console,
+    interleave,
+    machine_facts,
+    page_hashes_of,
+    size_text,
+    sizes,
+)
+from _redis_server import redis_server
+from _store import Memory
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
+torch: Any = importlib.import_module("torch")
+
+SIZES = (128 * KIB, 2 * MIB, 8 * MIB)
+BATCH_NBYTES = 64 * MIB
+LIMIT_S = 60.0
+KEYS_OF_A_STEP = 64
+
+
+def named(module: str, name: str) -> Any:
+    """Import a name of LMCache."""
+    return getattr(importlib.import_module(f"lmcache.v1.{module}"), name)
+
+
+class Adapter:
+    """An L2 adapter, with the waiting of LMCache's controllers."""
+
+    def __init__(self, name: str, spec: dict[str, Any], empty: Callable[[], None]) -> None:
+        self.name = name
+        self.empty = empty
+        registry = importlib.import_module("lmcache.v1.distributed.l2_adapters.config")
+        config = registry.get_l2_adapter_config_class(spec["type"]).from_dict(spec)
+        self.adapter = named("distributed.l2_adapters", "create_l2_adapter")(config)
+        self.adapter.set_backend_identity(spec["type"])
+
+    def store(self, keys: list[Any], objects: list[Any]) -> None:
+        task = self.adapter.submit_store_task(keys, objects)
+        results: dict[int, Any] = {}
+
+        def stored() -> bool:
+            results.update(self.adapter.pop_completed_store_tasks())
+            return task in results
+
+        self._wait(self.adapter.get_store_event_fd(), stored)
+        if not results[task].is_successful():
+            raise RuntimeError(f"{self.name} did not store a task")
+
+    def load(self, keys: list[Any], objects: list[Any]) -> None:
+        task = self.adapter.submit_load_task(keys, objects)
+        found: list[Any] = []
+
+        def loaded() -> bool:
+            bitmap = self.adapter.query_load_result(task)
+            if bitmap is not None:
+                found.append(bitmap)
+            return bool(found)
+
+        self._wait(self.adapter.get_load_event_fd(), loaded)
+        if found[0].popcount() != len(keys):
+            raise RuntimeError(f"{self.name} loaded {found[0].popcount()} of {len(keys)} objects")
+
+    def look_up(self, keys: list[Any]) -> None:
+        """Wait until a lookup has ended."""
+        task = self.adapter.submit_lookup_and_lock_task(keys, {})
+        self._wait(
+            self.adapter.get_lookup_and_lock_event_fd(),
+            lambda: self.adapter.query_lookup_and_lock_result(task) is not None,
+        )
+
+    def close(self) -> None:
+        self.adapter.close()
+
+    def _wait(self, event_fd: int, done: Callable[[], bool]) -> None:
+        poll = select.poll()
+        poll.register(event_fd, select.POLLIN)
+        while not done():
+            if not poll.poll(LIMIT_S * 1000):
+                raise TimeoutError(f"{self.name} did not end a task")
+            with suppress(BlockingIOError):
+                os.eventfd_read(event_fd)
+
+
+class TaskRun:
+    """Moves the objects of one task in one direction."""
+
+    def __init__(
+        self, adapter: Adapter, source: Memory, destination: Memory, direction: str
+    ) -> None:
+        self.name = adapter.name
+        self._adapter = adapter
+        self._source = source
+        self._destination = destination
+        self._objects = {id(memory): objects_of(memory) for memory in (source, destination)}
+        self._direction = direction
+        self._keys: list[Any] = []
+
+    def prepare(self, turn: int) -> None:
+        """Begin with an empty store; for a load, store the objects."""
+        self._adapter.empty()
+        self._source.stamp(turn)
+        label = f"{self.name} {self._direction}"
+        self._keys = keys_of(page_hashes_of(label, turn, self._source.pages))
+        self._destination.overwrite()
+        if self._direction == "load":
+            self._store()
+
+    def run(self) -> None:
+        (self._load if self._direction == "load" else self._store)()
+
+    def check(self) -> None:
+        if self._direction == "store":
+            self._load()
+        if not np.array_equal(self._destination.rows, self._source.rows):
+            raise RuntimeError(f"{self.name} did not bring back what was stored")
+
+    def _store(self) -> None:
+        self._adapter.store(self._keys, self._objects[id(self._source)])
+
+    def _load(self) -> None:
+        self._adapter.load(self._keys, self._objects[id(self._destination)])
+
+
+def keys_of(hashes: Sequence[str]) -> list[Any]:
+    object_key = named("distributed.api", "ObjectKey")
+    return [object_key(bytes.fromhex(one), "org/model", 0x01000100) for one in hashes]
+
+
+def objects_of(memory: Memory) -> list[Any]:
+    """Return pages of `memory` as objects of LMCache's L1: 16 tokens of bfloat16."""
+    metadata = named("memory_management", "MemoryObjMetadata")
+    tensor_object = named("memory_management", "TensorMemoryObj")
+    shape = torch.Size((2, 1, 16, memory.page_nbytes // 64))
+    return [
+        tensor_object(
+            torch.frombuffer(view, dtype=torch.uint8),
+            metadata(
+                shape=shape,
+                dtype=torch.bfloat16,
+                address=0,
+                phy_size=len(view),
+                ref_count=1,
+                shapes=[shape],
+                dtypes=[torch.bfloat16],
+            ),
+            None,
+        )
+        for view in memory.views
+    ]
+
+
+def ours(backend: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "plugin",
+        "module_path": "hicache_storage.integrations.lmcache",
+        "class_name": "HiCacheL2Adapter",
+        "adapter_params": {
+            "backend": backend,
+            "config": config,
+            "revision": "",
+            "load_timeout_s": 30,
+            "store_timeout_s": 30,
+        },
+    }
+
+
+def file_adapters(stack: ExitStack, root: Path) -> list[Adapter]:
+    spread_directories(root)
+    folders = {name: root / name for name in ("ours", "fs", "fs_native")}
+    specs: dict[str, tuple[Path, dict[str, Any]]] = {
+        "ours: file": (folders["ours"], ours("file", {"path": str(folders["ours"])})),
+    }
+    for kind in ("fs", "fs_native"):
+        spec = {"type": kind, "base_path": str(folders[kind])}
+        specs[f"LMCache: {kind}"] = (folders[kind], spec)
+    made: list[Adapter] = []
+    for name, (path, spec) in specs.items():
+        path.mkdir()
+        made.append(Adapter(name, spec, partial(empty_files, path)))
+        stack.callback(made[-1].close)
+    return made
+
+
+def redis_adapters(stack: ExitStack, root: Path) -> list[Adapter]:  # noqa: ARG001
+    port = stack.enter_context(redis_server())
+    client: Any = redis.Redis(port=port)
+    stack.callback(client.close)
+    specs = {
+        "ours: redis": ours("redis", {"url": f"redis://127.0.0.1:{port}", "timeout_s": 30}),
+        "LMCache: resp": {"type": "resp", "host": "127.0.0.1", "port": port},
+    }
+    made: list[Adapter] = []
+    for name, spec in specs.items():
+        made.append(Adapter(name, spec, client.flushall))
+        stack.callback(made[-1].close)
+    return made
+
+
+KINDS: dict[str, Callable[[ExitStack, Path], list[Adapter]]] = {
+    "file": file_adapters,
+    "redis": redis_adapters,
+}
+
+
+def measure(report: Report, kind: str, page_nbytes: int, options: argparse.Namespace) -> None:
+    """Measure both directions of one kind of store, for objects of one size."""
+    pages = max(4, BATCH_NBYTES // page_nbytes)
+    source, destination = Memory(pages, page_nbytes), Memory(pages, page_nbytes)
+    source.fill(page_nbytes)
+    root = Path(tempfile.mkdtemp(prefix="hicache-bench-", dir=options.path))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, root)
+        adapters = KINDS[kind](stack, root)
+        for direction in ("store", "load"):
+            runs = [TaskRun(adapter, source, destination, direction) for adapter in adapters]
+            section = report.add(
+                Section(
+                    title=f"{kind}, {direction}: {pages} objects of {size_text(page_nbytes)}",
+                    unit="GB/s",
+                    work=pages * page_nbytes / 1e9,
+                    seconds=interleave(runs, options.rounds),
+                    baselines=[one.name for one in adapters if one.name.startswith("LMCache")],
+                )
+            )
+            for baseline in section.baselines:
+                (name,) = (one.name for one in adapters if one.name.startswith("ours"))
+                text = f"{section.title}: {name} / {baseline}"
+                report.aims.append(Aim(text, 1.0, section.ratio(name, baseline)))
+        print_calls(adapters[0], source)
+
+
+def print_calls(adapter: Adapter, source: Memory) -> None:
+    """Print the time that LMCache's threads spend in the methods of an adapter."""
+    objects = objects_of(source)[:KEYS_OF_A_STEP]
+    keys = keys_of(page_hashes_of("calls", 0, len(objects)))
+    adapter.store(keys, objects)
+    shown = Table(title=f"{adapter.name}: inside our methods", title_justify="left")
+    for column in ("method", "objects", "us a call", "us an object"):
+        shown.add_column(column, justify="left" if column == "method" else "right")
+    calls: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
+        "submit_lookup_and_lock_task": (adapter.look_up, (keys,)),
+        "submit_load_task": (adapter.load, (keys, objects)),
+        "submit_store_task": (adapter.store, (keys, objects)),
+    }
+    for method, (call, arguments) in calls.items():
+        call_us = timed_us(adapter, method, call, arguments)
+        shown.add_row(method, str(len(keys)), f"{call_us:.0f}", f"{call_us / len(keys):.1f}")
+    console.print(shown)
+
+
+def timed_us(
+    adapter: Adapter, method: str, call: Callable[..., None], arguments: tuple[Any, ...]
+) -> float:
+    """Return the median time of a method of the adapter, in microseconds."""
+    inner = getattr(adapter.adapter, method)
+    taken: list[float] = []
+
+    def watched(*given: Any) -> Any:
+        began_s = time.perf_counter()
+        result = inner(*given)
+        taken.append(time.perf_counter() - began_s)
+        return result
+
+    setattr(adapter.adapter, method, watched)
+    for _ in range(30):
+        call(*arguments)
+    setattr(adapter.adapter, method, inner)
+    return statistics.median(taken) * 1e6
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    parser.set_defaults(rounds=7)
+    parser.add_argument("--sizes", type=sizes, default=SIZES, help="sizes of objects in KiB")
+    parser.add_argument("--only", default=",".join(KINDS), help="kinds of stores")
+    parser.add_argument("--path", type=Path, help="where files are put (default: a new directory)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    facts = machine_facts(Path(tempfile.gettempdir()), distributions=["torch", "lmcache", "redis"])
+    report = Report(facts)
+    report.print_facts()
+    for kind in options.only.split(","):
+        for page_nbytes in options.sizes:
+            measure(report, kind, page_nbytes, options)
+    report.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

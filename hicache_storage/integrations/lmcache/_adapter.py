@@ -1,0 +1,358 @@
+"""The adapter without its base class, so that this module does not import LMCache."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from hicache_storage.errors import HiCacheError
+from hicache_storage.integrations._jobs import JobKind
+from hicache_storage.integrations.lmcache._attachment import Attachment
+from hicache_storage.integrations.lmcache._identity import page_hash
+from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
+from hicache_storage.integrations.lmcache._settings import AdapterSettings
+from hicache_storage.integrations.lmcache._tasks import Task, TaskQueue, add_objects, groups_of
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hicache_storage.integrations.lmcache._attachment import Session
+    from hicache_storage.integrations.lmcache._config import AdapterConfig
+    from hicache_storage.integrations.lmcache._engine import (
+        EngineTypes,
+        LayoutDesc,
+        MemoryDesc,
+        MemoryObject,
+        ObjectKey,
+    )
+    from hicache_storage.integrations.lmcache._tasks import Group
+    from hicache_storage.keys import KeySpace
+
+logger = logging.getLogger(__name__)
+
+_MAX_REFUSALS = 20
+_ATTACH, _DETACH = "attach", "detach"
+
+
+class Adapter:
+    """An L2 adapter of LMCache's MP server over a storage of this project. Thread-safe.
+
+    LMCache's store and prefetch controllers submit tasks, and wait for three eventfds. No method that
+    they call blocks or raises: a failure of the store is a miss, or a store that failed. A task is
+    reported only when nothing touches its objects any more.
+    """
+
+    engine: ClassVar[EngineTypes]
+
+    def __init__(
+        self,
+        config: AdapterConfig | Mapping[str, Any],
+        l1_memory_desc: MemoryDesc | None = None,
+    ) -> None:
+        """Open the store. LMCache passes a config of `HiCacheL2AdapterConfig`, or `adapter_params`.
+
+        Raises:
+            ConfigError: A field is invalid; the message names it.
+        """
+        super().__init__(max_capacity_bytes=0)  # type: ignore[call-arg]  # LMCache's base class
+        settings = getattr(config, "settings", None)
+        if settings is None:
+            settings = AdapterSettings.of(config)  # type: ignore[arg-type]  # it is a mapping
+        self._settings: AdapterSettings = settings
+        self._ids = itertools.count()
+        self._lookups: TaskQueue[Any] = TaskQueue()
+        self._loads: TaskQueue[Any] = TaskQueue()
+        self._stores: TaskQueue[Any] = TaskQueue()
+        self._refusals: dict[str, int] = {}
+        self._attachment = Attachment(self.engine, l1_memory_desc, self._finished)
+        try:
+            self._attachment.attach(settings)
+        except BaseException:
+            self._close_queues()
+            raise
+
+    # --- event descriptors ---------------------------------------------------------------------------
+
+    def get_store_event_fd(self) -> int:
+        return self._stores.event_fd
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._lookups.event_fd
+
+    def get_load_event_fd(self) -> int:
+        return self._loads.event_fd
+
+    # --- tasks ---------------------------------------------------------------------------------------
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObject]) -> int:
+        """Submit objects for storage. Return the number of the task."""
+        return self._submit(
+            self._stores,
+            keys,
+            lambda session: self._object_groups(session, keys, objects),
+            lambda session, task_id, groups: session.runner.submit_store(
+                task_id, [group.batch() for group in groups]
+            ),
+            self.engine.store_result(False, 0),
+        )
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """Return the results of the stores that ended.
+
+        A store succeeded if every object is stored, or was kept from the store by `admission`.
+        """
+        return self._stores.take_all()
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, LayoutDesc]
+    ) -> int:
+        """Submit a lookup. Return the number of the task. Nothing is locked: a load may still miss."""
+        return self._submit(
+            self._lookups,
+            keys,
+            lambda session: self._groups(
+                session, keys, lambda n: session.layouts.of_lookup(keys[n], group_layout_descs)
+            ),
+            lambda session, task_id, groups: session.runner.submit_lookup(
+                task_id, [(group.space, group.hashes) for group in groups]
+            ),
+            self.engine.bitmap(len(keys)),
+        )
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        """Return once which objects the store has; None before."""
+        return self._lookups.take(task_id)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        """Do nothing: a lookup locks nothing."""
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObject]) -> int:
+        """Submit objects to load into. Return the number of the task."""
+        return self._submit(
+            self._loads,
+            keys,
+            lambda session: self._object_groups(session, keys, objects),
+            lambda session, task_id, groups: session.runner.submit_load(
+                task_id, [group.batch() for group in groups]
+            ),
+            self.engine.bitmap(len(keys)),
+        )
+
+    def query_load_result(self, task_id: int) -> Any:
+        """Return once which objects were loaded, and proved; None before."""
+        return self._loads.take(task_id)
+
+    # --- the rest of the interface -------------------------------------------------------------------
+
+    def get_memory_tags(self) -> Any:
+        """Return LMCache's tags of this store's medium; None before 0.5.7, which does not ask."""
+        return self.engine.memory_tags(self._settings.shared)
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Delete objects of every layout that this adapter has seen. Blocks up to a deadline."""
+        session = self._attachment.session
+        if session is None:
+            logger.warning("%d objects were not deleted: the store is not open", len(keys))
+            return
+        pages: dict[KeySpace, list[ObjectKey]] = {}
+        for key in keys:
+            for layout in session.layouts.of_key(key):
+                pages.setdefault(session.identity.space(key, layout), []).append(key)
+        for space, deleted in pages.items():
+            if self._delete(session, space, deleted):
+                self._notify("deleted", deleted, self._accounted(deleted, space.page_nbytes))
+
+    def report_status(self) -> dict[str, Any]:
+        """Return the state and the counters, which LMCache's `GET /status` shows."""
+        session = self._attachment.session
+        status: dict[str, Any] = {
+            "is_healthy": session is not None and session.store.breaker.state == "closed",
+            "type": "HiCacheL2Adapter",
+            "backend": self._settings.backend,
+            "attached": session is not None,
+            "failure": self._attachment.failure,
+            "refusals": dict(self._refusals),
+            "tasks": {
+                "lookup": len(self._lookups),
+                "load": len(self._loads),
+                "store": len(self._stores),
+            },
+        }
+        if session is not None:
+            breakers = session.store.breaker
+            status["breaker"] = {"reads": breakers.reads.state, "writes": breakers.writes.state}
+            status["pages"] = session.store.stats()
+            status["jobs"] = session.runner.stats()
+        return status
+
+    def reconfigure_status(self) -> dict[str, Any]:
+        """Return what `GET /reconfigure/plugin/l2/status` shows."""
+        return {
+            "backend": "plugin",
+            "supported_operations": [_ATTACH, _DETACH],
+            "status": {"attached": self._attachment.session is not None},
+        }
+
+    def reconfigure(
+        self, operation: str, payload: Mapping[str, Any], *, device_owners: object = None
+    ) -> dict[str, Any]:
+        """Attach or detach the store, for `POST /reconfigure/plugin/l2/OPERATION`.
+
+        The fields of an attach replace those of `adapter_params`: {"revision": "step-2"}.
+
+        Raises:
+            L2ReconfigureError: The operation or a field is unknown.
+        """
+        if operation == _DETACH:
+            self._attachment.detach()
+            return {"attached": False}
+        if operation != _ATTACH:
+            raise self.engine.reconfigure_error(
+                400, f"no operation {operation!r}: attach or detach"
+            )
+        try:
+            given = self._settings.model_dump(exclude_unset=True)
+            settings = AdapterSettings.of({**given, **payload})
+            self._attachment.attach(settings)
+        except (HiCacheError, ValueError) as error:
+            raise self.engine.reconfigure_error(400, str(error)) from error
+        self._settings = settings
+        return {"attached": self._attachment.session is not None}
+
+    def close(self) -> None:
+        """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
+        self._attachment.detach()
+        self._close_queues()
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        queue: TaskQueue[Any],
+        keys: Sequence[ObjectKey],
+        prepare: Callable[[Session], list[Group]],
+        submit: Callable[[Session, int, list[Group]], None],
+        failed: Any,
+    ) -> int:
+        """Submit a task as a job. Without a store or a page, the task has failed at once."""
+        task_id = next(self._ids)
+        session = self._attachment.session
+        try:
+            groups = prepare(session) if session is not None else []
+            if session is not None and groups:
+                queue.begin(task_id, Task(keys, groups))
+                submit(session, task_id, groups)
+                return task_id
+        except Exception:
+            logger.exception("a task of LMCache could not be submitted, and has failed")
+            queue.end(task_id)
+        queue.finish(task_id, failed)
+        return task_id
+
+    def _object_groups(
+        self, session: Session, keys: Sequence[ObjectKey], objects: Sequence[MemoryObject]
+    ) -> list[Group]:
+        groups = self._groups(
+            session, keys, lambda n: session.layouts.of_object(keys[n], objects[n])
+        )
+        add_objects(groups, objects)
+        return groups
+
+    def _groups(
+        self, session: Session, keys: Sequence[ObjectKey], layout_of: Callable[[int], Any]
+    ) -> list[Group]:
+        """Group the pages of a task by key space. A page without an identity is in none."""
+        spaces: list[KeySpace | None] = []
+        hashes: list[str] = []
+        for number, key in enumerate(keys):
+            space, name = None, ""
+            try:
+                name, layout = page_hash(key), layout_of(number)
+                space = session.identity.space(key, layout) if layout is not None else None
+            except UnknownLayoutError as error:
+                self._refuse(str(error))
+            spaces.append(space)
+            hashes.append(name)
+        return groups_of(spaces, hashes)
+
+    def _refuse(self, reason: str) -> None:
+        """Count a page that is neither looked up nor moved, and log its reason the first time."""
+        if reason not in self._refusals:
+            if len(self._refusals) >= _MAX_REFUSALS:
+                return
+            logger.error("LMCache's pages are not stored: %s", reason)
+        self._refusals[reason] = self._refusals.get(reason, 0) + 1
+
+    def _finished(self, session: Session, kind: JobKind) -> None:
+        """Take the results of jobs that ended, on the runner's thread."""
+        if kind is JobKind.STORE:
+            for result in session.runner.finished_stores():
+                self._end_store(result.job_id, result.verdicts, result.nbytes)
+        elif kind is JobKind.LOAD:
+            for result in session.runner.finished_loads():
+                self._end_read(self._loads, result.job_id, result.verdicts, Verdict.OK)
+        else:
+            for answer in session.runner.finished_lookups():
+                self._end_read(self._lookups, answer.job_id, answer.present, True)
+
+    def _end_store(self, task_id: int, verdicts: list[list[Verdict]], nbytes: int) -> None:
+        task = self._stores.end(task_id)
+        if task is None:
+            return
+        places = task.places(verdicts, Verdict.OK)
+        settled = task.places(verdicts, Verdict.OK, Verdict.NOT_ADMITTED)
+        sizes = {place: group.space.page_nbytes for group in task.groups for place in group.places}
+        if places:
+            keys = [task.keys[place] for place in places]
+            self._notify("stored", keys, [sizes[place] for place in places])
+        succeeded = len(settled) == len(task.keys)
+        self._stores.finish(task_id, self.engine.store_result(succeeded, nbytes))
+
+    def _end_read(
+        self, queue: TaskQueue[Any], task_id: int, verdicts: Sequence[Any], wanted: object
+    ) -> None:
+        task = queue.end(task_id)
+        if task is None:
+            return
+        bitmap = self.engine.bitmap(len(task.keys))
+        places = task.places(verdicts, wanted)
+        for place in places:
+            bitmap.set(place)
+        if places and queue is self._loads:
+            self._notify("accessed", [task.keys[place] for place in places])
+        queue.finish(task_id, bitmap)
+
+    def _notify(self, event: str, *arguments: Any) -> None:
+        """Call `_notify_keys_EVENT` of LMCache's base class, whose listeners may raise."""
+        try:
+            getattr(self, f"_notify_keys_{event}")(*arguments)
+        except Exception:
+            logger.exception("LMCache could not be told of pages that were %s", event)
+
+    def _delete(self, session: Session, space: KeySpace, keys: list[ObjectKey]) -> bool:
+        try:
+            session.store.open_space(space)
+            gone = session.store.delete(space, [page_hash(key) for key in keys])
+        except (HiCacheError, ValueError) as error:
+            logger.warning("%d objects were not deleted: %s", len(keys), error)
+            return False
+        if gone < len(keys):
+            logger.warning("%d of %d objects were not deleted", len(keys) - gone, len(keys))
+        return gone == len(keys)
+
+    def _accounted(self, keys: Sequence[ObjectKey], nbytes: int) -> list[int]:
+        """Return the bytes to subtract for each key. LMCache has counted this process's stores only."""
+        usage = cast("Any", self).get_usage()  # LMCache's base class has it
+        left: dict[str, int] = dict(usage.bytes_by_cache_salt)
+        sizes: list[int] = []
+        for key in keys:
+            size = min(nbytes, left.get(key.cache_salt, 0))
+            left[key.cache_salt] = left.get(key.cache_salt, 0) - size
+            sizes.append(size)
+        return sizes
+
+    def _close_queues(self) -> None:
+        for queue in (self._stores, self._lookups, self._loads):
+            queue.close()

@@ -1,0 +1,207 @@
+"""The open store of an adapter, which may be attached, detached, and late."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.integrations._jobs import JobRunner
+from hicache_storage.integrations.lmcache._identity import Identity
+from hicache_storage.integrations.lmcache._layouts import Layouts
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.registry import open_storage, resolve
+from hicache_storage.scalars import parse_float
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache_storage.integrations._jobs import JobKind
+    from hicache_storage.integrations.lmcache._engine import EngineTypes, MemoryDesc, Serde
+    from hicache_storage.integrations.lmcache._settings import AdapterSettings
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_STEP_S = 30.0
+_REOPEN_S = 5.0
+
+
+class Session:
+    """One open store, with the threads that move pages, and the identity of these pages."""
+
+    def __init__(
+        self,
+        settings: AdapterSettings,
+        engine: EngineTypes,
+        memory: MemoryDesc | None,
+        on_finished: Callable[[Session, JobKind], None],
+    ) -> None:
+        """Open the store. `on_finished` is called by threads of the session.
+
+        Raises:
+            ConfigError: A field is wrong, or a deadline does not fit LMCache's locks.
+            StorageUnavailable, StorageTimeout: The store cannot be reached.
+        """
+        fields, timeout_s = _bounded_fields(settings)
+        settings.check_ttls(timeout_s or 0.0)
+        sizes: Serde | None = engine.serde(settings.serde) if settings.serde else None
+        self.settings = settings
+        self.layouts = Layouts(settings.kv_dtype, settings.serde, sizes)
+        self.identity = Identity(settings.revision, settings.tenant, settings.server)
+        self._sizes = sizes
+        self._buffer: Any = None
+        try:
+            self.storage = open_storage(settings.backend, fields)
+        except BaseException:
+            self._close_serde()
+            raise
+        self.store = PageStore(
+            self.storage,
+            PageStoreSettings(
+                checksum=settings.checksum,
+                timeout_s=settings.store_timeout_s,
+                parallelism=settings.parallelism,
+            ),
+        )
+        lends_memory = (
+            self.storage.capabilities.bounded
+            and timeout_s is not None
+            and timeout_s <= settings.load_timeout_s
+        )
+        if lends_memory and memory is not None:
+            self._register(memory)
+        self.runner = JobRunner(
+            self.store,
+            settings,
+            lends_memory=lends_memory,
+            on_finished=lambda kind: on_finished(self, kind),
+            owner=self.identity.owner(),
+        )
+
+    def close(self) -> None:
+        """Close everything, after nothing touches LMCache's memory any more."""
+        while not self.runner.close(_CLOSE_STEP_S):
+            logger.error("the store %r still uses LMCache's memory", self.settings.backend)
+        if self._buffer is not None:
+            self.store.unregister_buffer(self._buffer)
+        self.store.close()
+        self.storage.close()
+        self._close_serde()
+
+    def _register(self, memory: MemoryDesc) -> None:
+        """Register LMCache's arena, or the part of it that is sure to stay where it is."""
+        size = getattr(memory, "stable_registration_size", None) or memory.size
+        arena = (ctypes.c_ubyte * size).from_address(memory.ptr)
+        self._buffer = memoryview(arena).cast("B")
+        self.store.register_buffer(self._buffer)
+
+    def _close_serde(self) -> None:
+        if self._sizes is not None:
+            self._sizes.close()
+
+
+class Attachment:
+    """The session of an adapter, or none. Thread-safe.
+
+    A store that cannot be reached at first is opened later, by a thread that tries every few seconds.
+    Until then the adapter is detached: every page is missing, and no page is stored.
+    """
+
+    def __init__(
+        self,
+        engine: EngineTypes,
+        memory: MemoryDesc | None,
+        on_finished: Callable[[Session, JobKind], None],
+    ) -> None:
+        self.session: Session | None = None
+        self.failure = ""
+        """The reason why the store is not open yet; "" if it is open, or was detached."""
+        self._engine = engine
+        self._memory = memory
+        self._on_finished = on_finished
+        self._changes = threading.Lock()
+        self._wanted: AdapterSettings | None = None
+        self._stop = threading.Event()
+
+    def attach(self, settings: AdapterSettings) -> None:
+        """Open a store in place of the present one. A store that cannot be reached is opened later.
+
+        Raises:
+            ConfigError: A field is wrong. The present store stays.
+        """
+        with self._changes:
+            _bounded_fields(settings)
+            self._replace(settings)
+
+    def detach(self) -> None:
+        """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
+        with self._changes:
+            self._stop.set()
+            self._wanted, self.failure = None, ""
+            session, self.session = self.session, None
+            if session is not None:
+                session.close()
+
+    def _replace(self, settings: AdapterSettings) -> None:
+        try:
+            new = self._open(settings)
+        except (StorageUnavailable, StorageTimeout) as error:
+            new = None
+            self._retry(settings, error)
+        old, self.session = self.session, new
+        self._wanted = settings
+        if new is not None:
+            self.failure = ""
+            self._stop.set()
+        if old is not None:
+            old.close()
+
+    def _open(self, settings: AdapterSettings) -> Session:
+        return Session(settings, self._engine, self._memory, self._on_finished)
+
+    def _retry(self, settings: AdapterSettings, error: Exception) -> None:
+        self.failure = str(error)
+        logger.warning("the store cannot be reached, and is tried again: %s", error)
+        self._stop.set()
+        self._stop = threading.Event()
+        threading.Thread(
+            target=self._reopen, args=(settings, self._stop), name="hicache-reopen", daemon=True
+        ).start()
+
+    def _reopen(self, settings: AdapterSettings, stop: threading.Event) -> None:
+        while not stop.wait(_REOPEN_S):
+            try:
+                session = self._open(settings)
+            except Exception as error:  # noqa: BLE001 - a thread without a caller
+                self.failure = str(error)
+                continue
+            with self._changes:
+                if not stop.is_set():
+                    self.session, self.failure = session, ""
+                    logger.info("the store is open")
+                    return
+            session.close()
+
+
+def _bounded_fields(settings: AdapterSettings) -> tuple[dict[str, Any], float | None]:
+    """Return the backend's fields, and its `timeout_s` if the backend is bounded.
+
+    A bounded backend gets half of `load_timeout_s` as its own `timeout_s`, unless the user set one. A
+    load begins in the first half only, so it ends a second after `load_timeout_s` at the latest.
+
+    Raises:
+        UnknownBackend, BackendNotInstalled, ConfigError: The backend or its config is wrong.
+    """
+    fields = settings.backend_fields()
+    storage_class, own = resolve(settings.backend, fields)
+    if not getattr(getattr(storage_class, "capabilities", None), "bounded", False):
+        return fields, None
+    if "timeout_s" not in own:
+        timeout_s = settings.load_timeout_s / 2
+        return {**fields, "timeout_s": timeout_s}, timeout_s
+    try:
+        return fields, parse_float(own["timeout_s"])
+    except ValueError:
+        return fields, None  # the backend refuses it, and names it

@@ -1,0 +1,50 @@
+"""The config of the plug-in adapter without its base class, so that this module imports no LMCache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from hicache_storage.integrations.lmcache._settings import AdapterSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HELP = """\
+HiCacheL2Adapter, fields of adapter_params:
+- backend (str): name of the backend: file, redis, s3, ... (required)
+- config (dict or str): the backend's own fields, or "@file" with them (.json, .toml, .yaml)
+- revision (str): revision of the weights, which LMCache's keys do not name (required, may be "")
+- server (str): "i/n" if one engine spans n LMCache servers over one store (default "")
+- kv_dtype (str): type of KV that LMCache holds as uint8, e.g. "float8_e4m3fn" (default "")
+- tenant (str): isolation domain (default "")
+- serde (dict): the "serde" of this --l2-adapter, if it has one (default none)
+- checksum (str): "xxh3" or "none" (default "xxh3")
+- parallelism (int): concurrent calls to the store in each direction (default: the backend's number)
+- shared (bool): false if the store is of this host alone (default true)
+- lookup_timeout_s, load_timeout_s, store_timeout_s (float): deadlines (defaults 0.5, 2, 10)
+- queued_nbytes (int or str): memory and queue of stores; more stores are dropped (default "256MiB")
+- admission (dict): which objects are written: second_use, write_nbytes_per_s (default: all)
+- l1_read_ttl_s (float): the server's --l1-read-ttl-seconds (default 300)
+- l1_write_ttl_s (float): the server's --l1-write-ttl-seconds (default 600)
+"""
+
+
+class AdapterConfig:
+    """The parsed `adapter_params` of `HiCacheL2Adapter`."""
+
+    def __init__(self, settings: AdapterSettings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Self:
+        """Return the config that `adapter_params` holds.
+
+        Raises:
+            ConfigError: A field is wrong. It is a ValueError, as LMCache expects.
+        """
+        return cls(AdapterSettings.of(d))
+
+    @classmethod
+    def help(cls) -> str:
+        """Return the description of the fields."""
+        return _HELP

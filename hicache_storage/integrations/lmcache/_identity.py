@@ -1,0 +1,104 @@
+"""Key spaces of LMCache's objects: every property that the bytes of an object depend on.
+
+    property                          source                              field
+    model                             key: the engine's `--model`         model
+    weights, LoRA, RoPE, ...          adapter_params: `revision`          revision
+    KV type                           layout, or `kv_dtype`               dtype
+    shapes of all parts, serde        object, or hint of the lookup       layout
+    rank and number of ranks          key: `kv_rank`                      layout, shard
+    server of a larger engine         adapter_params: `server`            layout
+    object group                      key                                 pool
+    tokens of a chunk                 layout (and the chunk's hash)       page_tokens
+    tenant, the request's salt        adapter_params: `tenant`, key       tenant
+
+`kv_rank` counts the ranks of one LMCache server. If an engine spans several servers, ranks of two
+servers have equal keys, and only `server` tells them apart. LMCache's keys do not name LoRA adapters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
+from hicache_storage.keys import KeySpace, Shard
+
+if TYPE_CHECKING:
+    from hicache_storage.integrations.lmcache._engine import ObjectKey
+    from hicache_storage.integrations.lmcache._layouts import Layout
+
+_FORMAT = "lmcache-1"
+_MIN_HASH_NBYTES = 16
+_MAX_HASH_NBYTES = 64
+_MAX_SPACES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Creates the key spaces of one adapter. Thread-safe."""
+
+    revision: str
+    tenant: str
+    server: str
+    _spaces: dict[tuple[str, int, int, str, Layout], KeySpace] = field(
+        default_factory=dict[tuple[str, int, int, str, "Layout"], KeySpace], init=False
+    )
+
+    def space(self, key: ObjectKey, layout: Layout) -> KeySpace:
+        """Return the key space of a key whose object has this layout."""
+        facts = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, layout)
+        space = self._spaces.get(facts)
+        if space is None:
+            if len(self._spaces) >= _MAX_SPACES:  # salts are the clients' choice
+                self._spaces.clear()
+            space = self._spaces[facts] = self._new_space(key, layout)
+        return space
+
+    def owner(self) -> KeySpace:
+        """Return a key space of this adapter that is known before its objects are."""
+        return KeySpace(
+            model=f"{_FORMAT};server={self.server}" if self.server else _FORMAT,
+            dtype="uint8",
+            layout=_FORMAT,
+            page_tokens=1,
+            page_nbytes=1,
+            shard=Shard(layers=(0, 1)),
+            pool="adapter",
+            revision=self.revision,
+            tenant=self.tenant,
+        )
+
+    def _new_space(self, key: ObjectKey, layout: Layout) -> KeySpace:
+        rank = key.kv_rank >> 16 & 0xFF
+        place = [f"rank={key.kv_rank:#010x}"]
+        if self.server:
+            place.append(f"server={self.server}")
+        return KeySpace(
+            model=key.model_name,
+            dtype=layout.dtype,
+            layout=";".join([_FORMAT, layout.text, *place]),
+            page_tokens=max(1, layout.tokens),
+            page_nbytes=layout.nbytes,
+            shard=Shard(
+                layers=(0, max(1, layout.layers)),
+                heads=None if layout.is_latent else (rank, rank + 1),
+            ),
+            pool=f"object_group_{key.object_group_id}",
+            revision=self.revision,
+            # A salt has no "@", so no two pairs of tenant and salt have one text.
+            tenant=f"{self.tenant}@{key.cache_salt}" if self.tenant or key.cache_salt else "",
+        )
+
+
+def page_hash(key: ObjectKey) -> str:
+    """Return the page hash of a key.
+
+    Raises:
+        UnknownLayoutError: The chunk's hash is too short to be the hash of a whole prefix.
+    """
+    if not _MIN_HASH_NBYTES <= len(key.chunk_hash) <= _MAX_HASH_NBYTES:
+        raise UnknownLayoutError(
+            f"a chunk's hash has {len(key.chunk_hash)} bytes, and needs 16 to 64: run LMCache with"
+            " --hash-algorithm blake3 or sha256_cbor"
+        )
+    return key.chunk_hash.hex()

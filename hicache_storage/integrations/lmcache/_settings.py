@@ -1,0 +1,108 @@
+"""`adapter_params` of LMCache's plug-in adapter: the adapter's settings, and the backend's fields."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator
+
+from hicache_storage.config import load_extra_config
+from hicache_storage.errors import ConfigError
+from hicache_storage.integrations._jobs import JobSettings
+from hicache_storage.settings import Field, PositiveSeconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME = "lmcache"
+_SERVER = re.compile(r"(0|[1-9][0-9]{0,5})/([1-9][0-9]{0,5})")
+
+
+def _check_server(label: str) -> str:
+    found = _SERVER.fullmatch(label)
+    if label and (found is None or int(found[1]) >= int(found[2])):
+        raise ValueError('must be "i/n", server i (from 0) of n servers of one engine')
+    return label
+
+
+class AdapterSettings(JobSettings):
+    """The fields of `adapter_params`. `backend` and `revision` are required."""
+
+    backend: str = Field(min_length=1)
+    """Name of the backend, for example "redis"."""
+    config: dict[str, Any] | str = Field(default_factory=dict[str, Any], repr=False)
+    """The backend's own fields, or "@file" with them (.json, .toml, .yaml)."""
+    revision: str
+    """The revision of the weights, or any text that changes with them; "" if there is only one."""
+    server: Annotated[str, AfterValidator(_check_server)] = ""
+    """This server's place, "0/2", if one engine spans several LMCache servers over one store."""
+    kv_dtype: str = ""
+    """Logical type of KV that LMCache holds as uint8: "float8_e4m3fn"."""
+    tenant: str = ""
+    """Isolation domain: servers of different tenants never share a page."""
+    serde: dict[str, Any] = Field(default_factory=dict[str, Any], repr=False)
+    """The object `serde` of --l2-adapter, if it has one."""
+    checksum: Literal["xxh3", "none"] = "xxh3"
+    parallelism: int | None = Field(default=None, ge=1)
+    """Concurrent calls to the store in each direction; none: the backend's own number."""
+    shared: bool = True
+    """False if the store is of this host alone. LMCache shows it, and 0.5.7 can filter by it."""
+    l1_read_ttl_s: PositiveSeconds = 300.0
+    """The server's --l1-read-ttl-seconds."""
+    l1_write_ttl_s: PositiveSeconds = 600.0
+    """The server's --l1-write-ttl-seconds."""
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Self:
+        """Return the settings that `adapter_params` holds.
+
+        Raises:
+            ConfigError: The message names every wrong field and says why `revision` is required.
+        """
+        if "revision" not in params:
+            raise ConfigError(
+                f"{NAME}: revision: this field is required: LMCache's keys do not say of which weights"
+                ' KV is. Name their revision, for example "main-2026-11", and another one after each'
+                ' change; "" if the weights behind this model\'s name never change'
+            )
+        settings = cls.parse(NAME, params)
+        settings.backend_fields()
+        return settings
+
+    def backend_fields(self) -> dict[str, Any]:
+        """Return the backend's own fields, read from the file if `config` names one.
+
+        Raises:
+            ConfigError: The file cannot be read, or has no fields.
+        """
+        if not isinstance(self.config, str):
+            return dict(self.config)
+        if not self.config.startswith("@"):
+            raise ConfigError(f'{NAME}: config: must be an object, or "@" and the name of a file')
+        return load_extra_config(self.config, where=f"{NAME}: config")
+
+    def check_ttls(self, call_timeout_s: float) -> None:
+        """Refuse deadlines after which LMCache could have given a buffer to others.
+
+        LMCache's locks of a buffer expire by time alone, also while the buffer is read or written.
+
+        Raises:
+            ConfigError: The message names the field.
+        """
+        for name, timeout_s, ttl, ttl_s in (
+            ("store_timeout_s", self.store_timeout_s, "read", self.l1_read_ttl_s),
+            ("load_timeout_s", self.load_timeout_s, "write", self.l1_write_ttl_s),
+        ):
+            held_s = timeout_s + call_timeout_s + _GRACE_S
+            if held_s > ttl_s / 2:
+                raise ConfigError(
+                    f"{NAME}: {name}: a buffer of LMCache may be in use for {held_s:g} s (this"
+                    f" deadline, the backend's timeout_s and {_GRACE_S:g} s), which must be at most"
+                    f" half of LMCache's {ttl} TTL of {ttl_s:g} s: lower it, or raise"
+                    f" --l1-{ttl}-ttl-seconds of the server and l1_{ttl}_ttl_s here"
+                )
+
+
+_GRACE_S = 1.0
+"""The time by which a call of a bounded store may exceed its `timeout_s`."""
