@@ -3,7 +3,7 @@
 | exit code    | meaning                                    |
 |--------------|--------------------------------------------|
 | 0            | success                                    |
-| 1            | the run found corrupt pages                |
+| 1            | the verb found something wrong             |
 | 2            | invalid input, with one line on stderr     |
 | 128 + signal | a signal ended the run                     |
 """
@@ -13,14 +13,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hicache_storage.cli import backends, replay
+from hicache_storage.cli import backends, copy, doctor, gc, inspect, ls, plan, replay, verify
 from hicache_storage.cli.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HICACHE = Program(
-    name="hicache", description="KV-cache storage for LLM servers.", verbs=(backends, replay)
+    name="hicache",
+    description="KV-cache storage for LLM servers.",
+    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, doctor),
 )
 
 

@@ -62,7 +62,7 @@ class Program:
         names = [_name(verb) for verb in self.verbs]
         if self.default is not None and (not argv or argv[0] not in names):
             return self._checked(self._default_parser(self.default), argv, self.name)
-        parser = _Parser(prog=self.name, description=self.description, allow_abbrev=False)
+        parser = Parser(prog=self.name, description=self.description, allow_abbrev=False)
         choices = parser.add_subparsers(metavar="VERB", required=True)
         for verb in self.verbs:
             subparser = choices.add_parser(
@@ -74,7 +74,7 @@ class Program:
 
     def _default_parser(self, default: Verb) -> argparse.ArgumentParser:
         verbs = "\n".join(f"  {_name(verb):10} {verb.SUMMARY}" for verb in self.verbs)
-        parser = _Parser(
+        parser = Parser(
             prog=self.name,
             description=self.description,
             epilog=f"other verbs (details: `{self.name} VERB --help`):\n{verbs}",
@@ -102,7 +102,7 @@ class Program:
         sys.stderr.write(f"{self.name}: {' '.join(message.split())}\n")
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser that raises ConfigError, so that `Program.main` prints every error in the same way."""
 
     def error(self, message: str) -> NoReturn:

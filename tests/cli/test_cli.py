@@ -18,7 +18,16 @@ _EXTRA = "--hicache-storage-backend-extra-config"
 _HEAVY = {"numpy", "torch", "pydantic", "rich", "yaml", "xxhash", "hicache_backends"}
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["replay", "--help"], ["backends", "--help"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        *(
+            [verb, "--help"]
+            for verb in ("replay", "backends", "ls", "inspect", "verify", "gc", "copy", "doctor")
+        ),
+    ],
+)
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     program = (
         "import sys\nfrom hicache_storage.cli import main\n"
@@ -39,7 +48,9 @@ def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
 
     assert ended.value.code == 0
-    assert {"backends", "replay"} <= set(capsys.readouterr().out.split())
+    assert {"backends", "replay", "ls", "inspect", "verify", "gc", "copy", "doctor"} <= set(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""Ages and times as people write and read them: `90s`, `12h`, `1d`, `2w`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import UTC, datetime
+
+_AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([smhdw])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
+
+
+def age(text: str) -> float:
+    """Return the seconds of an age such as `1d` or `1.5h`. The function serves as an argparse type."""
+    found = _AGE.fullmatch(text.strip().lower())
+    if found is None or not (seconds := float(found[1]) * _UNITS_S[found[2]]):
+        raise argparse.ArgumentTypeError(
+            f"must be a time like 90s, 30m, 12h, 1d or 2w, not {text!r}"
+        )
+    return seconds
+
+
+def format_age(seconds: float) -> str:
+    """Return an age in the two largest units: `3d 4h`, `12m 5s`, `40s`."""
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for unit, unit_s in _SHOWN:
+        if left >= unit_s or parts:
+            parts.append(f"{left // unit_s}{unit}")
+            left %= unit_s
+    parts.append(f"{left}s")
+    return " ".join(part for part in parts[:2] if not part.startswith("0") or len(parts) == 1)
+
+
+def format_time(at_s: float) -> str:
+    """Return a time as ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

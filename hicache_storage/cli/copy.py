@@ -1,0 +1,93 @@
+"""`hicache copy`: copy the pages of one store to another."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from hicache_storage import config
+from hicache_storage.cli.progress import meter
+from hicache_storage.cli.selection_flags import add_selection_arguments, selection_of
+from hicache_storage.cli.sizes import format_nbytes, size
+from hicache_storage.cli.stores import (
+    add_store_arguments,
+    config_file_choice,
+    open_store,
+    require_listing,
+    store_choice,
+)
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from hicache_storage.cli.operations.copying import Copied
+
+SUMMARY = "Copy the pages of one store to another: to migrate, to warm up, to back up."
+
+_FOUND = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    add_store_arguments(parser)
+    add = parser.add_argument_group("target").add_argument
+    add("--to-backend", metavar="NAME", help="the backend of the target")
+    add("--to-extra-config", metavar="JSON|@FILE", help="its config, as that of the source")
+    add("--to-config", metavar="FILE", help="a file that holds both, instead")
+    add_selection_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--bandwidth-limit",
+        type=size,
+        metavar="BYTES",
+        help="move at most so many bytes a second, such as 200MB",
+    )
+    add("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the figures. Return 0 if the target has every page of the source, else 1."""
+    choice, target_choice = store_choice(arguments), _target_choice(arguments)
+    from hicache_storage.cli.operations.copying import copy  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
+
+    with open_store(choice) as source:
+        require_listing(source, choice.backend, "copy")
+        spaces = selection_of(arguments).of(source.spaces())
+        with open_store(target_choice) as target, meter("copying") as shown:
+            result = copy(source, target, spaces, shown, RateLimit(arguments.bandwidth_limit))
+    if arguments.json:
+        document = {"from": choice.backend, "to": target_choice.backend, **result.as_json()}
+        json.dump(document, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(result))
+    return 0 if result.is_whole else _FOUND
+
+
+def _target_choice(arguments: argparse.Namespace) -> config.StorageChoice:
+    backend, extra_config = arguments.to_backend, arguments.to_extra_config
+    if arguments.to_config is not None:
+        if backend is not None or extra_config is not None:
+            raise ConfigError("--to-config names the target: leave --to-backend and its config out")
+        return config_file_choice(arguments.to_config, "--to-config")
+    if backend is None:
+        raise ConfigError("copy: --to-backend or --to-config is required")
+    return config.StorageChoice(backend=backend, config=config.load_extra_config(extra_config))
+
+
+def _lines(result: Copied) -> Iterator[str]:
+    speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
+    yield (
+        f"{result.copied:,} pages copied, {format_nbytes(result.nbytes)} in"
+        f" {result.elapsed_s:.1f} s ({speed}/s); {result.skipped:,} were there before"
+    )
+    for proof, count in result.not_proved.items():
+        yield f"{count:,} pages were not copied: {proof.value.replace('_', ' ')}"
+    if result.refused:
+        yield f"{result.refused:,} pages were refused by the target, which may be full"
+    for space in result.unframed_spaces:
+        yield f"key space {space.id} was not copied: its pages have no frames to prove them"

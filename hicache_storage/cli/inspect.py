@@ -1,0 +1,91 @@
+"""`hicache inspect`: the manifest of a key space, or the frame and the proof of one page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.stores import (
+    add_store_arguments,
+    open_store,
+    require_listing,
+    store_choice,
+)
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+SUMMARY = "Show the manifest of a key space, or the frame and the proof of one page."
+
+_FOUND = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    add_store_arguments(parser)
+    add = parser.add_argument
+    add("space", metavar="SPACE", help="the first digits of a key space's id")
+    add("hash", nargs="?", metavar="HASH", help="the whole hash of a page")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the facts. Return 0, or 1 for a page that is not there or not right."""
+    choice = store_choice(arguments)
+    from hicache_storage.cli.operations.inspection import page_facts, space_facts  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.selection import find_space  # noqa: PLC0415
+    from hicache_storage.keys import check_page_hashes  # noqa: PLC0415
+
+    with open_store(choice) as storage:
+        require_listing(storage, choice.backend, "inspect")
+        space = find_space(storage.spaces(), arguments.space)
+        if arguments.hash is None:
+            facts, is_right = space_facts(storage, space), True
+        else:
+            try:
+                check_page_hashes([arguments.hash])
+            except ValueError as error:
+                raise ConfigError(f"inspect: HASH: {error}") from None
+            facts, is_right = page_facts(storage, space, arguments.hash)
+    if arguments.json:
+        json.dump(facts, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        _print_table(facts)
+    return 0 if is_right else _FOUND
+
+
+def _print_table(facts: Mapping[str, Any]) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(facts):
+        table.add_row(name.removesuffix("_nbytes").replace("_", " "), value)
+    print_lines(output_console(), [table])
+
+
+def _rows(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            rows += _rows(cast("dict[str, Any]", value), f"{name} ")
+        elif value not in ("", None):
+            rows.append((prefix + name, _text(name, value)))
+    return rows
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = f" ({format_nbytes(value)})" if name.endswith("nbytes") and value > 999 else ""
+        return f"{value:,}{size}"
+    if isinstance(value, list):
+        return " to ".join(map(str, cast("Sequence[object]", value)))
+    return str(value)

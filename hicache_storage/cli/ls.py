@@ -1,0 +1,97 @@
+"""`hicache ls`: list the key spaces of a store, or the pages of one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.cli.progress import meter
+from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.cli.stores import (
+    add_store_arguments,
+    open_store,
+    require_listing,
+    store_choice,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from hicache_storage.cli.operations.listing import SpaceUsage
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+SUMMARY = "List the key spaces of a store, or the pages of one."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    add_store_arguments(parser)
+    add = parser.add_argument
+    add("space", nargs="?", metavar="SPACE", help="the first digits of a key space's id: its pages")
+    add("--no-count", action="store_true", help="do not count pages, which reads the whole listing")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list and return 0."""
+    choice = store_choice(arguments)
+    from hicache_storage.cli.operations.selection import (  # noqa: PLC0415 - wrong flags fail fast
+        SpaceSelection,
+        find_space,
+    )
+
+    with open_store(choice) as storage:
+        require_listing(storage, choice.backend, "ls")
+        if arguments.space is not None:
+            space = find_space(storage.spaces(), arguments.space)
+            _print_pages(storage, space, as_json=arguments.json)
+            return 0
+        spaces = SpaceSelection().of(storage.spaces())
+        usages = _usages(storage, spaces, count=not arguments.no_count)
+    if arguments.json:
+        _print_json({"backend": choice.backend, "spaces": [one.as_json() for one in usages]})
+    else:
+        _print_table(usages)
+    return 0
+
+
+def _usages(
+    storage: HiCacheStorage, spaces: Sequence[KeySpace], *, count: bool
+) -> list[SpaceUsage]:
+    from hicache_storage.cli.operations.listing import SpaceUsage, count_pages  # noqa: PLC0415
+
+    if not count:
+        return [SpaceUsage(space, None, None) for space in spaces]
+    with meter("counting") as shown:
+        return list(count_pages(storage, spaces, shown))
+
+
+def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> None:
+    """Print a line for each page, as the store lists it. JSON: one document."""
+    pages = storage.scan(space)
+    if as_json:
+        found = [{"hash": info.page_hash, "nbytes": info.nbytes} for info in pages]
+        _print_json({"id": space.id, **space.manifest(), "page_list": found})
+        return
+    for info in pages:
+        sys.stdout.write(f"{info.page_hash} {info.nbytes}\n")
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _print_table(usages: Sequence[SpaceUsage]) -> None:
+    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
+    from hicache_storage.cli.space_table import space_table  # noqa: PLC0415
+
+    pages = sum(one.pages or 0 for one in usages)
+    nbytes = sum(one.nbytes or 0 for one in usages)
+    counted = all(one.pages is not None for one in usages)
+    figures = f", {pages:,} pages, {format_nbytes(nbytes)}" if counted else ""
+    total = f"{len(usages):,} key spaces{figures}"
+    print_lines(output_console(), [space_table(usages), total] if usages else [total])

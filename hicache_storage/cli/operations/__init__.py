@@ -1,0 +1,1 @@
+"""The work of the verbs, without flags and without printing."""

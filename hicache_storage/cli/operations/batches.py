@@ -1,0 +1,95 @@
+"""Batches of pages: their size, the memory that they are read into, and threads that work on them."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MOST_PAGES = 64
+_MOST_NBYTES = 32 << 20
+_MOST_THREADS = 16
+_BATCHES_PER_THREAD = 2
+
+
+def pages_per_batch(space: KeySpace, *storages: HiCacheStorage) -> int:
+    """Return the number of pages of one call: what fits into 32 MiB, and what every storage takes."""
+    limits = [one.capabilities.max_batch for one in storages]
+    fitting = max(1, _MOST_NBYTES // space.stored_nbytes)
+    return min(_MOST_PAGES, fitting, *(limit for limit in limits if limit is not None))
+
+
+def threads_for(*storages: HiCacheStorage) -> int:
+    """Return the number of threads from which every storage gains."""
+    return min(_MOST_THREADS, *(one.capabilities.parallelism for one in storages))
+
+
+def batches(items: Iterable[T], pages: int) -> Iterator[list[T]]:
+    """Yield the items in lists of `pages`; the last one may be shorter."""
+    rest = iter(items)
+    while batch := list(islice(rest, pages)):
+        yield batch
+
+
+class PageMemory:
+    """Memory for the batches of one key space: a buffer for each thread, reused from batch to batch."""
+
+    def __init__(self, space: KeySpace, pages: int, alignment: int) -> None:
+        self._nbytes = space.stored_nbytes
+        self._stride = -(-self._nbytes // alignment) * alignment
+        self._pages = pages
+        self._local = threading.local()
+
+    def views(self, count: int) -> list[memoryview]:
+        """Return the memory of `count` pages of this thread. The next call lends the same memory."""
+        buffer: mmap.mmap | None = getattr(self._local, "buffer", None)
+        if buffer is None:
+            # A mapping begins at a page of memory, which is aligned for every store.
+            buffer = self._local.buffer = mmap.mmap(-1, self._stride * self._pages)
+        whole = memoryview(buffer)
+        starts = (number * self._stride for number in range(count))
+        return [whole[start : start + self._nbytes] for start in starts]
+
+
+def run_batches(
+    work: Callable[[list[T]], R],
+    items: Iterable[list[T]],
+    threads: int,
+    *,
+    stop: Callable[[], None] | None = None,
+) -> Generator[R, None, None]:
+    """Yield the result of `work` on each batch, as they end. Only a few batches wait at any time.
+
+    An error of one batch ends the run: the batches under way end, and no other begins. The same
+    happens when the caller stops, or is interrupted. `stop` is called then, and ends waits of `work`.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="hicache-verb")
+    pending: set[Future[R]] = set()
+    try:
+        for batch in items:
+            pending.add(pool.submit(work, batch))
+            if len(pending) >= threads * _BATCHES_PER_THREAD:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    except BaseException:
+        if stop is not None:
+            stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,202 @@
+"""Copies of key spaces from one store to another.
+
+The copy looks at the target before it reads a page: a page that is there is skipped. A copy that was
+killed therefore goes on where it ended, without a file of its own. Each page is proved between its
+read and its write.
+
+The frame of a page is as large as the alignment of its store needs. A target with another alignment
+gets the same payload behind a frame of its own size. The key space there differs in `frame_nbytes`
+alone, and is the one that an engine on the target uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hicache_storage.cli.operations.batches import (
+    PageMemory,
+    batches,
+    pages_per_batch,
+    run_batches,
+    threads_for,
+)
+from hicache_storage.cli.operations.proofs import PageProof, PageProver, Proof, framed_page
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.keys import KeySpace
+from hicache_storage.native.reference.frames import FRAME_NBYTES
+from hicache_storage.page import Page
+from hicache_storage.page_store.frame import Framing, frame_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from hicache_storage.cli.operations.rate_limit import RateLimit
+    from hicache_storage.cli.progress import Meter
+    from hicache_storage.storage import HiCacheStorage
+
+T = TypeVar("T")
+
+_TRIES = 4
+_FIRST_DELAY_S = 0.5
+
+
+@dataclass(slots=True)
+class Copied:
+    """The pages of a copy, by what became of them."""
+
+    copied: int = 0
+    skipped: int = 0
+    """The pages that were there before."""
+    refused: int = 0
+    """The pages that the target did not take, because it is full."""
+    nbytes: int = 0
+    not_proved: Counter[Proof] = field(default_factory=Counter[Proof])
+    """The pages that were not copied, by reason."""
+    unframed_spaces: list[KeySpace] = field(default_factory=list[KeySpace])
+    """The key spaces whose pages have no frames, so that none can be proved."""
+    elapsed_s: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the target has every page that the source still has."""
+        wrong = sum(self.not_proved.values()) - self.not_proved[Proof.GONE]
+        return not (wrong or self.refused or self.unframed_spaces)
+
+    def add(self, other: Copied) -> None:
+        """Add the pages of a batch."""
+        self.copied += other.copied
+        self.skipped += other.skipped
+        self.refused += other.refused
+        self.nbytes += other.nbytes
+        self.not_proved += other.not_proved
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {
+            "copied_pages": self.copied,
+            "skipped_pages": self.skipped,
+            "refused_pages": self.refused,
+            "not_proved_pages": {proof.value: n for proof, n in self.not_proved.items()},
+            "unframed_spaces": [space.id for space in self.unframed_spaces],
+            "copied_nbytes": self.nbytes,
+            "elapsed_s": self.elapsed_s,
+        }
+
+
+def copy(
+    source: HiCacheStorage,
+    target: HiCacheStorage,
+    spaces: Sequence[KeySpace],
+    meter: Meter,
+    limit: RateLimit,
+) -> Copied:
+    """Copy the pages of `spaces` that the target does not have.
+
+    Raises:
+        StorageUnavailable, StorageTimeout: A store did not answer, also when it was asked again.
+        UnsupportedOperation: The target does not take pages of this size.
+    """
+    result = Copied()
+    if meter.wants_total:
+        meter.begin(sum(info.nbytes for space in spaces for info in source.scan(space)))
+    began_s = time.monotonic()
+    for space in spaces:
+        if space.frame_nbytes < FRAME_NBYTES:
+            result.unframed_spaces.append(space)
+            continue
+        one = SpaceCopy(source, target, space, limit)
+        with closing(one.run()) as parts:
+            for pages, part in parts:
+                meter.advance(pages, pages * space.stored_nbytes)
+                result.add(part)
+    result.elapsed_s = time.monotonic() - began_s
+    return result
+
+
+def target_space(space: KeySpace, target: HiCacheStorage) -> KeySpace:
+    """Return the key space that an engine on `target` uses for the pages of `space`."""
+    return replace(space, frame_nbytes=frame_nbytes(target.capabilities.alignment))
+
+
+class SpaceCopy:
+    """The copy of one key space."""
+
+    def __init__(
+        self, source: HiCacheStorage, target: HiCacheStorage, space: KeySpace, limit: RateLimit
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._space = space
+        self._target_space = target_space(space, target)
+        self._limit = limit
+        pages = pages_per_batch(space, source, target)
+        self._pages = pages
+        alignment = max(source.capabilities.alignment, target.capabilities.alignment)
+        self._memory = PageMemory(space, pages, alignment)
+        self._target_memory = PageMemory(self._target_space, pages, target.capabilities.alignment)
+        self._prover = PageProver(source, space)
+        self._framing = Framing(self._target_space, checksum=True)
+        target.open_space(self._target_space)
+
+    def run(self) -> Generator[tuple[int, Copied], None, None]:
+        """Yield the number of pages of each batch, and what became of them."""
+        hashes = (info.page_hash for info in self._source.scan(self._space))
+        return run_batches(
+            self._move,
+            batches(hashes, self._pages),
+            threads_for(self._source, self._target),
+            stop=self._limit.stop,
+        )
+
+    def _move(self, hashes: list[str]) -> tuple[int, Copied]:
+        there = self._retried(lambda: self._target.batch_exists(self._target_space, hashes))
+        todo = [
+            page_hash for page_hash, is_there in zip(hashes, there, strict=True) if not is_there
+        ]
+        part = Copied(skipped=len(hashes) - len(todo))
+        if not todo:
+            return len(hashes), part
+        self._limit.wait(len(todo) * self._space.stored_nbytes)
+        memory = self._memory.views(len(todo))
+        proofs = self._retried(lambda: self._prover.read(todo, memory))
+        part.not_proved.update(page.proof for page in proofs if page.proof is not Proof.OK)
+        self._write(proofs, memory, part)
+        return len(hashes), part
+
+    def _write(
+        self, proofs: Sequence[PageProof], memory: Sequence[memoryview], part: Copied
+    ) -> None:
+        right = [index for index, page in enumerate(proofs) if page.proof is Proof.OK]
+        if not right:
+            return
+        hashes = [proofs[index].page_hash for index in right]
+        stored = self._reframed(hashes, [memory[index] for index in right])
+        pages = [Page(view) for view in stored]
+        taken = self._retried(lambda: self._target.batch_set(self._target_space, hashes, pages))
+        part.copied += taken.count(True)
+        part.refused += taken.count(False)
+        part.nbytes += taken.count(True) * self._target_space.stored_nbytes
+
+    def _reframed(self, hashes: Sequence[str], memory: Sequence[memoryview]) -> list[memoryview]:
+        """Return the pages with frames of the target. Pages with the same frame are not copied."""
+        if self._target_space == self._space:
+            return list(memory)
+        views = self._target_memory.views(len(memory))
+        for view, stored in zip(views, memory, strict=True):
+            view[self._target_space.frame_nbytes :] = stored[self._space.frame_nbytes :]
+        self._framing.write([framed_page(self._target_space, view) for view in views], hashes)
+        return views
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        """Return the result of a call, which is made again if a store does not answer it."""
+        for attempt in range(1, _TRIES):
+            try:
+                return call()
+            except (StorageUnavailable, StorageTimeout):
+                if self._limit.stopped.wait(_FIRST_DELAY_S * 2 ** (attempt - 1)):
+                    raise
+        return call()

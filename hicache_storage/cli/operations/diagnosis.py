@@ -1,0 +1,198 @@
+"""Checks of a store as an engine would use it, and of the machine under it."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage import native
+from hicache_storage.cli.sizes import format_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hicache_storage.cli.operations.probe import Measured
+    from hicache_storage.config import StorageChoice
+    from hicache_storage.storage import HiCacheStorage
+
+_ENGINES = ("sglang", "vllm", "lmcache")
+_SLOW_ROUND_TRIP_S = 0.02
+_CLOCK_SKEW_S = 5.0
+_LEAST_FREE_SHARE = 0.05
+_REQUESTS_TOKENS = (1024, 8192, 32_768, 131_072)
+_KI_TOKENS = 1024
+_VOLATILE = frozenset({"tmpfs", "ramfs", "overlay"})
+
+_ADVICE = {
+    "write": "let this user write, make room, or use smaller pages; engines store nothing until then",
+    "read": "let this user read, and look at the store's log; engines miss until then",
+    "look-up": "look at the store's log; engines miss until then",
+    "delete": "let this user delete; wrong pages cannot be replaced until then",
+}
+
+
+class Status(enum.Enum):
+    """The weight of a check's result."""
+
+    OK = "ok"
+    NOTE = "note"
+    """An operator should know it. It may be wanted."""
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    topic: str
+    status: Status
+    fact: str
+    advice: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {**asdict(self), "status": self.status.value}
+
+
+def machine_checks() -> Iterator[Check]:
+    """Yield the checks that need no store."""
+    if native.implementation == "compiled":
+        yield Check("data plane", Status.OK, "compiled")
+    else:
+        yield Check(
+            "data plane",
+            Status.NOTE,
+            f"the Python reference: {native.reason}",
+            "install with a C compiler: pages then move without the interpreter lock",
+        )
+    found = [f"{name} {version}" for name in _ENGINES if (version := _version(name))]
+    yield Check("engines", Status.OK, ", ".join(found) or "none is installed here")
+
+
+def path_checks(choice: StorageChoice, storage: HiCacheStorage) -> Iterator[Check]:
+    """Yield the checks of the file system of a store that has a path."""
+    path = choice.config.get("path")
+    if not isinstance(path, str):
+        return
+    root = Path(path).expanduser().resolve()
+    kind, mount = mount_of(root, Path("/proc/self/mountinfo"))
+    status = Status.NOTE if kind in _VOLATILE else Status.OK
+    advice = "pages are lost with this mount: use a disk, or a shared file system"
+    yield Check("mount", status, f"{kind} on {mount}", advice if status is Status.NOTE else "")
+    system = os.statvfs(root)
+    free, total = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
+    fact = f"{format_nbytes(free)} of {format_nbytes(total)}"
+    capacity = storage.stats().capacity_nbytes
+    if capacity is not None and capacity > total:
+        yield Check(
+            "free space",
+            Status.PROBLEM,
+            f"{fact}, and capacity_nbytes is {format_nbytes(capacity)}",
+            "lower capacity_nbytes below the size of the file system",
+        )
+    elif free < total * _LEAST_FREE_SHARE:
+        yield Check("free space", Status.PROBLEM, fact, "free space, or lower capacity_nbytes")
+    else:
+        yield Check("free space", Status.OK, fact)
+
+
+def store_checks(storage: HiCacheStorage) -> Iterator[Check]:
+    """Yield what the store says about itself."""
+    capabilities = storage.capabilities
+    yield Check(
+        "listing",
+        Status.OK if capabilities.enumerable else Status.NOTE,
+        "the store lists its pages" if capabilities.enumerable else "the store lists no pages",
+        "" if capabilities.enumerable else "ls, verify, gc and copy from it do not work",
+    )
+    for one in storage.diagnose():
+        yield Check(one.topic, Status.NOTE if one.advice else Status.OK, one.fact, one.advice)
+
+
+def probe_checks(measured: Measured, choice: StorageChoice) -> Iterator[Check]:
+    """Yield the checks of what was measured with pages of the doctor's own."""
+    for step, error in measured.failures:
+        yield Check(step, Status.PROBLEM, error, _ADVICE[step])
+    for step, nbytes_per_s in (
+        ("write", measured.write_nbytes_s),
+        ("read", measured.read_nbytes_s),
+    ):
+        if nbytes_per_s is not None:
+            fact = f"{measured.pages} pages of {format_nbytes(measured.page_nbytes)}:"
+            yield Check(step, Status.OK, f"{fact} {format_nbytes(nbytes_per_s)}/s")
+    if measured.round_trip_s is not None:
+        yield _round_trip(measured.round_trip_s)
+    if measured.clock_skew_s is not None:
+        yield _clock(measured.clock_skew_s)
+    if measured.read_nbytes_s is not None and choice.prefetch_policy == "timeout":
+        yield _prefetch(measured, choice)
+
+
+def _round_trip(seconds: float) -> Check:
+    fact = f"{seconds * 1000:.2f} ms to look a page up (median)"
+    if seconds < _SLOW_ROUND_TRIP_S:
+        return Check("round trip", Status.OK, fact)
+    return Check("round trip", Status.PROBLEM, fact, "bring the store nearer, or look at its load")
+
+
+def _clock(skew_s: float) -> Check:
+    fact = f"the store's is {skew_s:+.1f} s from this machine's"
+    if abs(skew_s) < _CLOCK_SKEW_S:
+        return Check("clock", Status.OK, fact)
+    return Check("clock", Status.PROBLEM, fact, "set both clocks by NTP")
+
+
+def _prefetch(measured: Measured, choice: StorageChoice) -> Check:
+    """Compare SGLang's time-outs with the time that the measured reads need."""
+    token_nbytes = measured.page_nbytes / measured.page_tokens
+    late: list[str] = []
+    for tokens in _REQUESTS_TOKENS:
+        limit_s = choice.prefetch_timeout_base_s + (
+            choice.prefetch_timeout_per_ki_token_s * tokens / _KI_TOKENS
+        )
+        needed_s = tokens * token_nbytes / (measured.read_nbytes_s or 1.0)
+        if needed_s > limit_s:
+            late.append(f"{tokens:,} tokens need {needed_s:.1f} s of {limit_s:.1f} s")
+    if not late:
+        return Check("prefetch", Status.OK, "the time-outs suffice for up to 131,072 tokens")
+    return Check(
+        "prefetch",
+        Status.PROBLEM,
+        "; ".join(late),
+        "raise prefetch_timeout_per_ki_token, or use a faster store",
+    )
+
+
+def mount_of(path: Path, mounts: Path) -> tuple[str, str]:
+    """Return the kind of the file system of `path`, and where it is mounted."""
+    best = ("unknown", "/")
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return best
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, kinds = before.split(" "), after.split(" ")
+        if len(fields) < 5 or not kinds:
+            continue
+        mount = fields[4].replace("\\040", " ")
+        if path.is_relative_to(mount) and len(mount) >= len(best[1]):
+            best = (kinds[0], mount)
+    return best
+
+
+def worst(checks: Sequence[Check]) -> Status:
+    """Return PROBLEM if any check found one, else NOTE or OK."""
+    order = [Status.OK, Status.NOTE, Status.PROBLEM]
+    return max((check.status for check in checks), key=order.index, default=Status.OK)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

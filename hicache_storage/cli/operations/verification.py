@@ -1,0 +1,151 @@
+"""Reading and proving the pages of key spaces, and deleting the wrong ones."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.cli.operations.batches import (
+    PageMemory,
+    batches,
+    pages_per_batch,
+    run_batches,
+    threads_for,
+)
+from hicache_storage.cli.operations.proofs import WRONG, PageProof, PageProver, Proof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from hicache_storage.cli.progress import Meter
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage
+
+_HEALED = "healed"
+"""The counter of pages that a storage found damaged on its own medium, and removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A page that is not right."""
+
+    space: KeySpace
+    page: PageProof
+
+
+@dataclass(slots=True)
+class Verification:
+    """The result of a run."""
+
+    proofs: Counter[Proof] = field(default_factory=Counter[Proof])
+    findings: list[Finding] = field(default_factory=list[Finding])
+    """The pages that are wrong, cannot be read, or cannot be proved."""
+    nbytes: int = 0
+    elapsed_s: float = 0.0
+    healed: int = 0
+    """The pages that the storage itself found damaged while it read them, and removed."""
+    deleted: int = 0
+
+    def add(self, space: KeySpace, proofs: Sequence[PageProof]) -> None:
+        """Add the proofs of pages of one key space."""
+        for page in proofs:
+            self.proofs[page.proof] += 1
+            if page.proof is not Proof.GONE:
+                self.nbytes += space.stored_nbytes
+                if page.proof is not Proof.OK:
+                    self.findings.append(Finding(space, page))
+
+    @property
+    def pages(self) -> int:
+        """The number of pages that were read."""
+        return sum(self.proofs.values())
+
+    @property
+    def is_clean(self) -> bool:
+        """True if every page that is there was proved."""
+        return not self.findings and not self.healed
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures, and each finding."""
+        return {
+            "pages": self.pages,
+            "nbytes": self.nbytes,
+            "elapsed_s": self.elapsed_s,
+            "proofs": {proof.value: self.proofs[proof] for proof in Proof},
+            "healed_by_store": self.healed,
+            "deleted": self.deleted,
+            "findings": [
+                {
+                    "space": finding.space.id,
+                    "hash": finding.page.page_hash,
+                    "reason": finding.page.proof.value,
+                    "detail": finding.page.detail,
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+def verify(
+    storage: HiCacheStorage,
+    spaces: Sequence[KeySpace],
+    meter: Meter,
+    *,
+    share: float = 1.0,
+    chance: Callable[[], float] = random.random,
+) -> Verification:
+    """Read and prove a share of the pages of `spaces`, chosen by chance."""
+    result = Verification()
+    if meter.wants_total:
+        nbytes = sum(info.nbytes for space in spaces for info in storage.scan(space))
+        meter.begin(int(nbytes * share))
+    healed, began_s = _healed(storage), time.monotonic()
+    for space in spaces:
+        with closing(_proofs(storage, space, share, chance)) as parts:
+            for proofs in parts:
+                meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
+                result.add(space, proofs)
+    result.elapsed_s = time.monotonic() - began_s
+    result.healed = _healed(storage) - healed
+    return result
+
+
+def delete_wrong(storage: HiCacheStorage, findings: Sequence[Finding]) -> int:
+    """Delete the wrong pages among `findings`, and return their number.
+
+    A page is read again first: an engine may have replaced it. A page that the store does not read,
+    or that cannot be proved, stays.
+    """
+    deleted = 0
+    for finding in findings:
+        if finding.page.proof not in WRONG:
+            continue
+        space, page_hash = finding.space, finding.page.page_hash
+        memory = PageMemory(space, 1, storage.capabilities.alignment)
+        (again,) = PageProver(storage, space).read([page_hash], memory.views(1))
+        if again.proof in WRONG:
+            deleted += storage.batch_delete(space, [page_hash]) == [True]
+    return deleted
+
+
+def _proofs(
+    storage: HiCacheStorage, space: KeySpace, share: float, chance: Callable[[], float]
+) -> Generator[list[PageProof], None, None]:
+    """Yield the proofs of the chosen pages of a key space, a batch at a time."""
+    pages = pages_per_batch(space, storage)
+    memory = PageMemory(space, pages, storage.capabilities.alignment)
+    prover = PageProver(storage, space)
+    chosen = (info.page_hash for info in storage.scan(space) if share >= 1 or chance() < share)
+    return run_batches(
+        lambda hashes: prover.read(hashes, memory.views(len(hashes))),
+        batches(chosen, pages),
+        threads_for(storage),
+    )
+
+
+def _healed(storage: HiCacheStorage) -> int:
+    return storage.stats().counters.get(_HEALED, 0)

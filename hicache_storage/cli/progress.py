@@ -1,0 +1,76 @@
+"""Progress on a terminal: pages, bytes, bytes a second and the time left."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from rich.progress import Progress, TaskID
+
+
+class Meter(Protocol):
+    """The receiver of progress. `wants_total` is False where nobody would see it."""
+
+    wants_total: bool
+
+    def begin(self, nbytes: int | None) -> None:
+        """Announce the bytes of the work, or None if they are unknown."""
+
+    def advance(self, pages: int, nbytes: int) -> None:
+        """Add work that is done."""
+
+
+class NoMeter:
+    """A meter that shows nothing."""
+
+    wants_total = False
+
+    def begin(self, nbytes: int | None) -> None:
+        pass
+
+    def advance(self, pages: int, nbytes: int) -> None:
+        pass
+
+
+@contextmanager
+def meter(title: str) -> Generator[Meter, None, None]:
+    """Show a progress bar on stderr if that is a terminal."""
+    from rich.console import Console  # noqa: PLC0415 - `--help` stays fast
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield NoMeter()
+        return
+    from rich import progress  # noqa: PLC0415
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.TextColumn("{task.fields[pages]:,} pages"),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        yield _BarMeter(bar, bar.add_task(title, total=None, pages=0))
+
+
+class _BarMeter:
+    """A meter on a bar of rich."""
+
+    wants_total = True
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+        self._pages = 0
+
+    def begin(self, nbytes: int | None) -> None:
+        self._bar.update(self._task, total=nbytes)
+
+    def advance(self, pages: int, nbytes: int) -> None:
+        self._pages += pages
+        self._bar.update(self._task, advance=nbytes, pages=self._pages)

@@ -1,0 +1,43 @@
+"""Bytes, counts and shares as people write and read them."""
+
+from __future__ import annotations
+
+import argparse
+
+from hicache_storage.scalars import parse_float, parse_nbytes
+
+_UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Return a size in powers of 1000 with at most four digits: `999 B`, `1.25 GB`."""
+    unit = 0
+    while nbytes >= 999.5 and unit < len(_UNITS) - 1:
+        nbytes /= 1000
+        unit += 1
+    digits = 0 if unit == 0 or nbytes >= 99.95 else 1 if nbytes >= 9.995 else 2
+    return f"{nbytes:.{digits}f} {_UNITS[unit]}"
+
+
+def size(text: str) -> int:
+    """Return the bytes of a size from 1 on. The function serves as an argparse type."""
+    try:
+        nbytes = parse_nbytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a size like 512MiB or 2GB, not {text!r}: {error}"
+        ) from None
+    if nbytes < 1:
+        raise argparse.ArgumentTypeError(f"must be at least one byte, not {text!r}")
+    return nbytes
+
+
+def share(text: str) -> float:
+    """Return the share that `1%` or `0.01` is, above 0 and at most 1. Serves as an argparse type."""
+    try:
+        value = parse_float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, not {text!r}")
+    return value

@@ -1,0 +1,116 @@
+"""The flags with which a verb chooses a store, and the store that they open.
+
+    hicache ls --hicache-storage-backend file --hicache-storage-backend-extra-config @kv.toml
+    hicache ls --config sglang.yaml
+
+The file of `--config` has the names of SGLang's flags, with or without hyphens. Other settings of an
+engine may be in it, too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_storage import config
+from hicache_storage.cli.program import Parser, add_cwd_to_path
+from hicache_storage.errors import ConfigError, UnsupportedOperation, did_you_mean
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hicache_storage.storage import HiCacheStorage
+
+_BACKEND = "hicache-storage-backend"
+_EXTRA_CONFIG = "hicache-storage-backend-extra-config"
+_FLAGS = (
+    _BACKEND,
+    _EXTRA_CONFIG,
+    "hicache-storage-prefetch-policy",
+    "hicache-write-policy",
+    "hicache-mem-layout",
+    "page-size",
+    "served-model-name",
+)
+
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add SGLang's storage flags, and `--config`."""
+    config.add_arguments(parser, engine_flags_in_help=False)
+    parser.add_argument(
+        "--config", metavar="FILE", help="a .json, .toml or .yaml file with these flags, instead"
+    )
+
+
+def store_choice(arguments: argparse.Namespace) -> config.StorageChoice:
+    """Return the choice that the flags of `add_store_arguments` make.
+
+    Raises:
+        ConfigError: No backend was named, or named twice, or a config is wrong.
+    """
+    if arguments.config is None:
+        return config.StorageChoice.from_arguments(arguments)
+    if arguments.hicache_storage_backend or arguments.hicache_storage_backend_extra_config:
+        raise ConfigError(f"--config names the backend: leave --{_BACKEND} and its config out")
+    return config_file_choice(arguments.config, "--config")
+
+
+def config_file_choice(name: str, flag: str) -> config.StorageChoice:
+    """Return the choice that a file with SGLang's flags makes.
+
+    Raises:
+        ConfigError: The file cannot be read, or names no backend, or one of its values is wrong.
+    """
+    parser = Parser(prog=f"{flag} {name}", add_help=False, allow_abbrev=False)
+    config.add_arguments(parser)
+    fields = config.read_config_file(name, flag)
+    argv = [
+        f"--{key}={_flag_text(key, value, f'{flag}: {name}')}"
+        for key, value in _storage_fields(fields, f"{flag}: {name}").items()
+        if value is not None
+    ]
+    return config.StorageChoice.from_arguments(parser.parse_args(argv))
+
+
+def open_store(choice: config.StorageChoice) -> HiCacheStorage:
+    """Open the store of a choice; the caller closes it. Raises what `registry.open_storage` raises."""
+    add_cwd_to_path(choice.backend, choice.config)
+    return choice.open()
+
+
+def require_listing(storage: HiCacheStorage, backend: str, verb: str) -> None:
+    """Refuse a store that cannot list its pages.
+
+    Raises:
+        UnsupportedOperation: The message says why the verb cannot work.
+    """
+    if not storage.capabilities.enumerable:
+        raise UnsupportedOperation(
+            f"{verb}: the backend {backend!r} cannot list its pages, with this config (enumerable: no)"
+        )
+
+
+def _storage_fields(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields about storage by the names of flags. Refuse misspelt ones."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        flag = name.replace("_", "-")
+        if flag in _FLAGS:
+            if flag in found:
+                raise ConfigError(f"{where}: {name}: this field is there twice")
+            found[flag] = value
+        elif flag.startswith("hicache-storage"):
+            raise ConfigError(f"{where}: unknown field {name!r}{did_you_mean(flag, [*_FLAGS])}")
+    return found
+
+
+def _flag_text(flag: str, value: Any, where: str) -> str:
+    """Return a value of a config file as it would follow a flag."""
+    if flag == _EXTRA_CONFIG and isinstance(value, dict):
+        try:
+            return json.dumps(cast("dict[str, Any]", value))
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where}: {flag}: holds a value that JSON does not have") from None
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ConfigError(f"{where}: {flag}: must be text, not {type(value).__name__}")
+    return str(value)

@@ -1,0 +1,64 @@
+"""Stores for the tests of the verbs: each test has one of its own, on shared servers."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_stores import BACKENDS, CliStore
+from s3_kit import config_of, make_ready
+from servers import Rclone, RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables that make rich take a file for a terminal."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone]:
+    with Rclone(tmp_path_factory.mktemp("s3")) as server:
+        make_ready(server)
+        yield server
+
+
+@pytest.fixture
+def store_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], CliStore]:
+    """Return a function that makes an empty store of a backend."""
+
+    def make(backend: str) -> CliStore:
+        name = uuid.uuid4().hex
+        if backend == "redis":
+            server: RedisServer = request.getfixturevalue("redis_server")
+            return CliStore(backend, {"url": server.url, "prefix": f"{name}:"})
+        if backend == "s3":
+            s3: Rclone = request.getfixturevalue("s3_server")
+            return CliStore(backend, config_of(s3, prefix=name))
+        return CliStore(backend, {"path": str(tmp_path / name)})
+
+    return make
+
+
+@pytest.fixture(params=BACKENDS)
+def store(request: pytest.FixtureRequest, store_of: Callable[[str], CliStore]) -> CliStore:
+    """Return an empty store of each backend."""
+    return store_of(request.param)
+
+
+@pytest.fixture
+def file_store(store_of: Callable[[str], CliStore]) -> CliStore:
+    """Return an empty store of files."""
+    return store_of("file")

@@ -1,0 +1,42 @@
+"""Ages are written with one unit, and read with the two largest."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+
+import pytest
+
+from hicache_storage.cli.ages import age, format_age, format_time
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("1.5h", 5400),
+        ("1d", 86_400),
+        ("2w", 1_209_600),
+        ("1 D", 86_400),
+    ],
+)
+def test_an_age_has_a_unit(text: str, seconds: float) -> None:
+    assert seconds == age(text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "d", "-1d", "1y", "1d2h", "0d", "1_0d", "nan", "1e3s"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="must be a time like"):
+        age(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0s"), (40, "40s"), (725, "12m 5s"), (3600, "1h"), (273_600, "3d 4h"), (-5, "0s")],
+)
+def test_an_age_is_shown_in_two_units(seconds: float, text: str) -> None:
+    assert text == format_age(seconds)
+
+
+def test_a_time_is_shown_in_utc() -> None:
+    assert format_time(0) == "1970-01-01T00:00:00Z"

@@ -1,0 +1,52 @@
+"""The commands in docs/cli.md run, and its tables name the verbs, reasons and exit codes that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from cli_stores import CliStore
+from pages import hash_of, space
+
+from hicache_storage.cli import _HICACHE, main
+from hicache_storage.cli.operations.proofs import Proof
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+(CONFIG,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = [
+    command
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    for command in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("engine.yaml").write_text(CONFIG)
+    Path("backup.yaml").write_text(CONFIG.replace('"pages"', '"backup"'))
+    key_space = CliStore("file", {"path": "pages"}).fill(range(12), space())
+    known = {"$SPACE": key_space.id[:8], "$HASH": hash_of(3)}
+    program, *argv = (known.get(word, word) for word in shlex.split(command))
+
+    assert program == "hicache"
+    assert main(argv) == 0
+
+
+def test_commands_of_every_verb_are_shown() -> None:
+    elsewhere = {"backends", "plan", "replay"}
+    verbs = {verb.__name__.rpartition(".")[2] for verb in _HICACHE.verbs} - elsewhere
+
+    assert verbs == {shlex.split(command)[1] for command in COMMANDS}
+
+
+def test_the_table_of_reasons_is_complete() -> None:
+    named = set(
+        re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`\w+`.*?) \|", PAGE, re.MULTILINE)))
+    )
+
+    assert {proof.value for proof in Proof} - {"ok"} <= named

@@ -1,0 +1,229 @@
+"""`hicache copy`: every page that the target lacks is moved once, and proved on the way."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
+from hicache_backends.memory import MemoryStorage
+from pages import hash_of, page, space
+from servers import free_port, wait_until
+from stores import HookedStorage
+from verb_processes import interrupted, slow_store, verb
+
+from hicache_storage import StorageUnavailable
+from hicache_storage.cli import main
+from hicache_storage.cli.operations.copying import copy
+from hicache_storage.cli.operations.proofs import Proof
+from hicache_storage.cli.operations.rate_limit import RateLimit
+from hicache_storage.cli.progress import NoMeter
+from hicache_storage.page import Page
+from hicache_storage.storage import Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any
+
+    from hicache_storage import HiCacheStorage, KeySpace
+
+PAIRS = [("file", "redis"), ("redis", "s3"), ("s3", "hf3fs"), ("hf3fs", "file")]
+
+
+def _copy(source: HiCacheStorage, target: HiCacheStorage, *spaces: KeySpace) -> Any:
+    return copy(source, target, spaces, NoMeter(), RateLimit(None))
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_pages_go_from_any_store_to_any_store(
+    first: str,
+    second: str,
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, target = store_of(first), store_of(second)
+    source.fill(range(70))
+    source.fill(range(5), DRAFT)
+
+    code, copied = run_json(capsys, "copy", *source.flags, *target.target_flags)
+    _, found = run_json(capsys, "verify", *target.flags)
+
+    assert (0, 75, 0) == (code, copied["copied_pages"], copied["skipped_pages"])
+    assert (75, []) == (found["proofs"]["ok"], found["findings"])
+
+
+def test_pages_that_are_there_are_skipped(
+    store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = store_of("file"), store_of("redis")
+    source.fill(range(10))
+    target.fill(range(4))
+
+    _, copied = run_json(capsys, "copy", *source.flags, *target.target_flags)
+
+    assert (6, 4) == (copied["copied_pages"], copied["skipped_pages"])
+
+
+def test_a_wrong_page_is_not_copied(
+    store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = store_of("file"), store_of("redis")
+    key_space = source.fill(range(5))
+    source.break_page(2, key_space)
+
+    code, copied = run_json(capsys, "copy", *source.flags, *target.target_flags)
+
+    assert (1, {"corrupt": 1}) == (code, copied["not_proved_pages"])
+    assert target.numbers(key_space) == [0, 1, 3, 4]
+
+
+def test_an_aligned_target_gets_frames_of_its_own_size() -> None:
+    source = MemoryStorage()
+    key_space = save(source, range(3))
+    target = HookedStorage(Capabilities(alignment=4096, enumerable=True))
+
+    assert _copy(source, target, key_space).copied == 3
+
+    (there,) = target.spaces()
+    assert there.frame_nbytes == 4096
+    payload = Page(bytearray(there.stored_nbytes))
+    assert target.batch_get(there, [hash_of(1)], [payload]) == [True]
+    assert payload.tobytes()[4096:] == page(SPACE.page_nbytes, seed=1).tobytes()
+
+
+def test_a_copy_there_and_back_keeps_the_identity() -> None:
+    source, back = MemoryStorage(), MemoryStorage()
+    key_space = save(source, range(3))
+    middle = HookedStorage(Capabilities(alignment=4096, enumerable=True))
+
+    _copy(source, middle, key_space)
+    assert _copy(middle, back, *middle.spaces()).is_whole
+
+    assert [key_space] == list(back.spaces())
+    first, second = (
+        Page(bytearray(key_space.stored_nbytes)),
+        Page(bytearray(key_space.stored_nbytes)),
+    )
+    source.batch_get(key_space, [hash_of(2)], [first])
+    assert back.batch_get(key_space, [hash_of(2)], [second]) == [True]
+    assert first.tobytes() == second.tobytes()
+
+
+def test_pages_without_frames_are_not_copied() -> None:
+    source = MemoryStorage()
+    source.open_space(SPACE)
+    source.batch_set(SPACE, [hash_of(0)], [page()])
+
+    result = _copy(source, MemoryStorage(), SPACE)
+
+    assert ([SPACE], False) == (result.unframed_spaces, result.is_whole)
+
+
+def test_a_page_without_a_checksum_is_not_copied() -> None:
+    source = MemoryStorage()
+    key_space = save(source, range(2), checksum="none")
+
+    assert _copy(source, MemoryStorage(), key_space).not_proved == {Proof.NO_CHECKSUM: 2}
+
+
+def test_a_full_target_is_told(file_store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    file_store.fill(range(5))
+    target = CliStore("memory", {"capacity_nbytes": 10_000})
+
+    code, copied = run_json(capsys, "copy", *file_store.flags, *target.target_flags)
+
+    assert (1, 2, 3) == (code, copied["copied_pages"], copied["refused_pages"])
+
+
+def test_a_store_that_fails_once_is_asked_again() -> None:
+    source, target = MemoryStorage(), HookedStorage()
+    key_space = save(source, range(3))
+    failures = iter([StorageUnavailable("gone for a moment")])
+
+    def hook(answer: Callable[[], Any]) -> Any:
+        for error in failures:
+            raise error
+        return answer()
+
+    target.hooks["batch_set"] = hook
+
+    assert _copy(source, target, key_space).copied == 3
+
+
+def test_a_target_that_is_down_is_one_line(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = CliStore("redis", {"url": f"redis://127.0.0.1:{free_port()}", "timeout_s": 1})
+
+    assert main(["copy", *file_store.flags, *target.target_flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_only_the_selected_key_spaces_are_copied() -> None:
+    source = MemoryStorage()
+    chosen = save(source, range(2))
+    save(source, range(3), space(tenant="other"))
+
+    assert _copy(source, MemoryStorage(), chosen).copied == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([], "--to-backend or --to-config is required"),
+        (["--to-backend", "memroy"], "did you mean 'memory'?"),
+        (["--to-config", "x.json", "--to-backend", "memory"], "leave --to-backend"),
+        (["--to-backend", "memory", "--bandwidth-limit", "fast"], "must be a size like"),
+    ],
+)
+def test_a_wrong_target_is_wrong_use(
+    flags: list[str], reason: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["copy", *file_store.flags, *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_killed_copy_goes_on_where_it_ended(
+    store_of: Callable[[str], CliStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = store_of("file"), store_of("redis")
+    key_space = source.fill(range(200))
+    slow = slow_store(source, tmp_path)
+    with verb(tmp_path, "copy", *slow.flags, *target.target_flags) as process:
+        wait_until(lambda: bool(target.numbers(key_space)))
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    before = len(target.numbers(key_space))
+
+    code, copied = run_json(capsys, "copy", *source.flags, *target.target_flags)
+
+    # The server may carry out a write of the killed process after the count.
+    assert (0, 200) == (code, copied["skipped_pages"] + copied["copied_pages"])
+    assert before <= copied["skipped_pages"] < 200
+    assert target.numbers(key_space) == [*range(200)]
+
+
+def test_ctrl_c_ends_it_cleanly_while_it_waits_for_its_limit(
+    store_of: Callable[[str], CliStore], tmp_path: Path
+) -> None:
+    source, target = store_of("file"), store_of("redis")
+    source.fill(range(200))
+    slow = slow_store(source, tmp_path)
+
+    code, errors = interrupted(
+        tmp_path, "copy", "--bandwidth-limit", "1KB", *slow.flags, *target.target_flags
+    )
+
+    assert (130, "hicache: interrupted\n") == (code, errors)
+
+
+def test_a_broken_page_in_memory_is_found_on_the_way() -> None:
+    source = MemoryStorage()
+    key_space = save(source, range(2))
+    break_page(source, 0, key_space)
+
+    result = _copy(source, MemoryStorage(), key_space)
+
+    assert (1, {Proof.CORRUPT: 1}) == (result.copied, result.not_proved)

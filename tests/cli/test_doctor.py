@@ -1,0 +1,200 @@
+"""`hicache doctor`: what is wrong with a store, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_stores import CliStore, run_json
+from s3_kit import config_of
+from servers import RedisServer, S3Server, free_port
+from stores import HookedStorage, failing
+from verb_processes import interrupted, slow_store
+
+from hicache_storage import StorageUnavailable
+from hicache_storage.cli import main
+from hicache_storage.cli.operations.diagnosis import Check, Status, mount_of, worst
+from hicache_storage.cli.operations.probe import probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SMALL = ("--page-bytes", "4KiB", "--pages", "4")
+
+
+def _checked(capsys: pytest.CaptureFixture[str], store: CliStore) -> tuple[int, dict[str, Any]]:
+    """Return the exit code, and the checks by topic."""
+    code, found = run_json(capsys, "doctor", *_SMALL, *store.flags)
+    return code, {check["topic"]: check for check in found["checks"]}
+
+
+def test_a_healthy_store_has_no_problem(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, checks = _checked(capsys, store)
+
+    assert code == 0, checks
+    assert {"data plane", "engines", "open", "write", "read", "round trip", "prefetch"} <= {*checks}
+    assert "problem" not in {check["status"] for check in checks.values()}
+
+
+def test_no_page_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    _checked(capsys, store)
+
+    _, found = run_json(capsys, "ls", *store.flags)
+
+    assert sum(one["pages"] for one in found["spaces"]) == 0
+
+
+@pytest.mark.parametrize("backend", ["redis", "s3"])
+def test_a_store_that_is_down_is_a_problem_without_a_secret(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    config = (
+        {"url": url, "password": "open-sesame", "timeout_s": 2}
+        if backend == "redis"
+        else config_of(S3Server(tmp_path, free_port()), timeout_s=2)
+    )
+    code = main(["doctor", *CliStore(backend, config).flags])
+
+    printed = capsys.readouterr()
+    assert code == 1
+    assert "problem" in printed.out
+    assert "open-sesame" not in printed.out + printed.err
+    assert S3Server.secret_key not in printed.out + printed.err
+
+
+def test_a_wrong_config_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *CliStore("redis", {"ulr": "redis://"}).flags]) == 2
+    assert "did you mean 'url'?" in capsys.readouterr().err
+
+
+def test_a_redis_without_a_limit_is_noted(
+    store_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, checks = _checked(capsys, store_of("redis"))
+
+    assert code == 0
+    assert "set maxmemory" in checks["eviction"]["advice"]
+    assert checks["server"]["fact"].endswith("master")
+    assert checks["persistence"]["fact"] == "append-only file off"
+
+
+def test_a_redis_that_refuses_when_full_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisServer(tmp_path, "--maxmemory", "100mb") as server:
+        _, checks = _checked(capsys, CliStore("redis", {"url": server.url}))
+
+    assert "allkeys-lru" in checks["eviction"]["advice"]
+
+
+def test_a_redis_without_room_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisServer(tmp_path, "--maxmemory", "1") as server:
+        code, checks = _checked(capsys, CliStore("redis", {"url": server.url}))
+
+    assert code == 1
+    assert "4 of 4 pages failed: refused" in checks["write"]["fact"]
+
+
+def test_time_outs_that_cannot_be_met_are_a_problem(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"prefetch_timeout_base": 0, "prefetch_timeout_per_ki_token": 0}
+    store = replace(file_store, config={**file_store.config, **limits})
+
+    code, checks = _checked(capsys, store)
+
+    assert (1, "problem") == (code, checks["prefetch"]["status"])
+    assert "131,072 tokens need" in checks["prefetch"]["fact"]
+
+
+def test_a_capacity_beyond_the_file_system_is_a_problem(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = replace(file_store, config={**file_store.config, "capacity_nbytes": "4EB"})
+
+    code, checks = _checked(capsys, store)
+
+    assert code == 1
+    assert "lower capacity_nbytes" in checks["free space"]["advice"]
+
+
+def test_the_table_fits_80_columns(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", *_SMALL, *store.flags])
+
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_a_page_that_comes_back_wrong_is_a_failure() -> None:
+    storage = HookedStorage()
+
+    def flip(answer: Any) -> Any:
+        found = answer()
+        for pages in storage.inner._spaces.values():
+            for data in pages.values():
+                data[-1] ^= 1
+        return found
+
+    storage.hooks["batch_set"] = flip
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16)
+
+    assert [("read", "2 of 2 pages failed: corrupt")] == measured.failures
+
+
+def test_the_words_of_the_store_are_part_of_a_failure() -> None:
+    storage = HookedStorage()
+    storage.hooks["batch_set"] = failing(StorageUnavailable("s3: this user may not write"))
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16)
+
+    ((step, reason),) = measured.failures
+    assert step == "write"
+    assert "this user may not write" in reason
+
+
+def test_pages_that_stay_are_a_failure() -> None:
+    storage = HookedStorage()
+    storage.hooks["batch_delete"] = lambda _: [False] * 2
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16)
+
+    assert [("delete", "2 of 2 pages may be left")] == measured.failures
+
+
+def test_the_innermost_mount_is_named(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "40 22 0:40 / /mnt/kv rw shared:1 - nfs4 filer:/kv rw\n"
+        "41 22 0:41 / /mnt/kv2 rw - xfs /dev/sdb rw\n"
+    )
+
+    assert ("nfs4", "/mnt/kv") == mount_of(tmp_path.__class__("/mnt/kv/pages"), mounts)
+    assert ("ext4", "/") == mount_of(tmp_path.__class__("/srv"), mounts)
+
+
+def test_a_problem_outweighs_notes() -> None:
+    checks = [
+        Check("a", Status.NOTE, ""),
+        Check("b", Status.PROBLEM, ""),
+        Check("c", Status.OK, ""),
+    ]
+
+    assert worst(checks) is Status.PROBLEM
+
+
+def test_ctrl_c_ends_it_and_leaves_no_page(file_store: CliStore, tmp_path: Path) -> None:
+    slow = slow_store(file_store, tmp_path)
+
+    code, errors = interrupted(tmp_path, "doctor", *_SMALL, *slow.flags)
+
+    assert code == 130
+    assert errors.endswith("hicache: interrupted\n")
+    with file_store.open() as storage:
+        assert [] == [info for space in storage.spaces() for info in storage.scan(space)]

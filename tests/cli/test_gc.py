@@ -1,0 +1,160 @@
+"""`hicache gc`: what would go is shown, and goes with --yes only."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_stores import CliStore, run_json
+from pages import space
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OLD = space(model="old-model")
+
+
+def _bounded(store: CliStore) -> CliStore:
+    """Return the store with a capacity, so that it notes when pages are used."""
+    return replace(store, config={**store.config, "capacity_nbytes": 1 << 30})
+
+
+def test_a_key_space_is_shown_and_stays(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = store.fill(range(4), OLD)
+    store.fill(range(3))
+
+    code, found = run_json(capsys, "gc", "--model", "old-model", *store.flags)
+
+    assert (1, 0) == (code, found["removed_pages"])
+    assert [(old.id, 4)] == [(one["id"], one["pages"]) for one in found["spaces"]]
+    assert store.numbers(old) == [0, 1, 2, 3]
+
+
+def test_a_key_space_goes_with_yes_and_no_other_does(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = store.fill(range(4), OLD)
+    other = store.fill(range(3))
+
+    code, found = run_json(capsys, "gc", "--model", "old-model", "--yes", *store.flags)
+
+    assert (0, 4) == (code, found["removed_pages"])
+    assert store.numbers(old) == []
+    assert store.numbers(other) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "gone"),
+    [
+        (["--revision", "r1"], {"r1"}),
+        (["--tenant", "acme"], {"acme"}),
+        (["--tenant", ""], {"r1"}),
+        (["--pool", "kv"], {"r1", "acme"}),
+    ],
+)
+def test_key_spaces_are_selected_by_each_field(
+    flags: list[str],
+    gone: set[str],
+    file_store: CliStore,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ids = {
+        file_store.fill(range(1), space(revision="r1")).id: "r1",
+        file_store.fill(range(1), space(tenant="acme")).id: "acme",
+    }
+
+    _, found = run_json(capsys, "gc", *flags, *file_store.flags)
+
+    assert gone == {ids[one["id"]] for one in found["spaces"]}
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_a_key_space_that_was_used_is_not_unused(
+    backend: str, store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = _bounded(store_of(backend))
+    store.fill(range(3))
+
+    code, found = run_json(capsys, "gc", "--unused-for", "1h", *store.flags)
+
+    assert (0, []) == (code, found["spaces"])
+
+
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+def test_an_unused_key_space_goes(
+    backend: str,
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = _bounded(store_of(backend))
+    target = store.fill(range(3))
+    now_s = time.time()
+    monkeypatch.setattr("hicache_storage.cli.gc.time.time", lambda: now_s + 2 * 86_400)
+
+    code, found = run_json(capsys, "gc", "--unused-for", "1d", "--yes", *store.flags)
+
+    assert (0, 3) == (code, found["removed_pages"])
+    assert store.numbers(target) == []
+
+
+def test_one_used_page_keeps_its_key_space(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = _bounded(file_store)
+    target = store.fill(range(3))
+    files = [*Path(store.config["path"]).glob(f"spaces/{target.id}/??/*")]
+    for path in files[:2]:
+        os.utime(path, (0, 0))
+
+    code, _ = run_json(capsys, "gc", "--unused-for", "1d", "--yes", *store.flags)
+
+    assert code == 0
+    assert len(store.numbers(target)) == 3
+
+
+def test_a_store_that_does_not_know_uses_says_so(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.fill(range(2))
+
+    assert main(["gc", "--unused-for", "1d", "--yes", *store.flags]) == 2
+    message = capsys.readouterr().err
+    assert "does not know when its pages were used" in message
+    assert message.count("\n") == 1
+
+
+def test_a_selection_is_required(file_store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    target = file_store.fill(range(2))
+
+    assert main(["gc", "--yes", *file_store.flags]) == 2
+    assert "select key spaces" in capsys.readouterr().err
+    assert file_store.numbers(target) == [0, 1]
+
+
+def test_an_empty_store_has_nothing_to_remove(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gc", "--model", "any", *store.flags]) == 0
+    assert capsys.readouterr().out == "0 key spaces, 0 pages, 0 B\n"
+
+
+def test_the_table_says_how_much_would_go(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(4), OLD)
+
+    assert main(["gc", "--space", target.id[:8], *file_store.flags]) == 1
+
+    output: Any = capsys.readouterr().out
+    assert "1 key spaces, 4 pages, 16.9 KB" in output
+    assert "give --yes" in output
+    assert max(map(len, output.splitlines())) <= 80

@@ -1,0 +1,105 @@
+"""`hicache inspect`: the manifest of a key space, the frame and the proof of a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_stores import CliStore, run_json
+from pages import hash_of
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def test_the_manifest_of_a_key_space_is_shown(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(4))
+
+    code, facts = run_json(capsys, "inspect", target.id[:8], *store.flags)
+
+    assert code == 0
+    assert target.manifest().items() <= facts.items()
+    assert (4, 4 * target.stored_nbytes) == (facts["pages"], facts["total_nbytes"])
+
+
+def test_frame_and_proof_of_a_page_are_shown(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(2))
+
+    code, facts = run_json(capsys, "inspect", target.id, hash_of(1), *store.flags)
+
+    assert (0, "ok") == (code, facts["proof"])
+    frame = facts["frame"]
+    assert ("HiKV", 1, target.page_nbytes) == (
+        frame["magic"],
+        frame["version"],
+        frame["payload_nbytes"],
+    )
+    assert (target.id, hash_of(1)) == (frame["space"], frame["hash"])
+
+
+def test_a_wrong_page_is_something_found(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(2))
+    store.break_page(1, target)
+
+    code, facts = run_json(capsys, "inspect", target.id, hash_of(1), *store.flags)
+
+    assert (1, "corrupt") == (code, facts["proof"])
+
+
+def test_an_absent_page_is_something_found(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(2))
+
+    code, facts = run_json(capsys, "inspect", target.id, hash_of(9), *store.flags)
+
+    assert (1, "gone") == (code, facts["proof"])
+    assert "frame" not in facts
+
+
+def test_a_hash_that_is_none_is_wrong_use(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1))
+
+    assert main(["inspect", target.id, "../../etc", *file_store.flags]) == 2
+    assert "lowercase hex" in capsys.readouterr().err
+
+
+def test_the_table_fits_80_columns(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1))
+
+    assert main(["inspect", target.id, hash_of(0), *file_store.flags]) == 0
+
+    output = capsys.readouterr().out
+    assert "proof" in output
+    assert max(map(len, output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("backend", "known"),
+    [("file", ["written"]), ("s3", ["written"]), ("hf3fs", ["written"]), ("redis", [])],
+)
+def test_the_age_is_shown_where_the_store_knows_it(
+    backend: str,
+    known: list[str],
+    store_of: Callable[[str], CliStore],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = store_of(backend)
+    target = store.fill(range(1))
+
+    _, facts = run_json(capsys, "inspect", target.id, hash_of(0), *store.flags)
+
+    assert known == [name for name in ("written", "used") if name in facts]
+    assert all(facts[name].endswith("s ago") for name in known)

@@ -1,0 +1,98 @@
+"""The verbs on stores of many pages, and a copy through every store that is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_stores import CliStore, run_json
+from pages import hash_of, space
+from servers import wait_until
+from verb_processes import COMMAND, verb
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hicache_storage import KeySpace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SMALL = space(page_nbytes=256)
+
+
+def _filled(store: CliStore, pages: int) -> KeySpace:
+    return [store.fill(range(n, n + 1000), SMALL) for n in range(0, pages, 1000)][-1]
+
+
+def _count(store: CliStore, key_space: KeySpace, pages: int) -> int:
+    """Return the number of pages that are there."""
+    hashes = [hash_of(number) for number in range(pages)]
+    with store.open() as storage:
+        return sum(
+            sum(storage.batch_exists(key_space, hashes[start : start + 64]))
+            for start in range(0, pages, 64)
+        )
+
+
+def test_a_hundred_thousand_pages_are_listed_verified_and_removed(
+    store_of: Callable[[str], CliStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_of("redis")
+    target = _filled(store, 100_000)
+
+    assert main(["ls", target.id, *store.flags]) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) == 100_000
+    _, found = run_json(capsys, "verify", *store.flags)
+    assert found["proofs"]["ok"] == 100_000
+    _, gone = run_json(capsys, "gc", "--space", target.id, "--yes", *store.flags)
+    assert gone["removed_pages"] == 100_000
+
+
+def test_a_copy_through_every_store_is_killed_twice_and_loses_nothing(
+    store_of: Callable[[str], CliStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = 10_000
+    chain = [store_of(name) for name in ("file", "redis", "s3", "hf3fs", "file")]
+    key_space = _filled(chain[0], pages)
+
+    for number, (source, target) in enumerate(pairwise(chain)):
+        argv = ["copy", *source.flags, *target.target_flags]
+        before = 0
+        if number in (0, 1):
+            before = _killed(tmp_path, argv, target, key_space, pages)
+        done = subprocess.run(
+            [*COMMAND, *argv, "--json"], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        copied: dict[str, Any] = json.loads(done.stdout)
+        # A server may carry out a write of the killed process after the count.
+        assert before <= copied["skipped_pages"]
+        assert pages == copied["skipped_pages"] + copied["copied_pages"]
+
+    code, found = run_json(capsys, "verify", *chain[-1].flags)
+    assert (0, pages) == (code, found["proofs"]["ok"])
+    assert [key_space.id] == [one["id"] for one in _spaces(chain[-1], capsys)]
+
+
+def _killed(
+    directory: Path, argv: list[str], target: CliStore, key_space: KeySpace, pages: int
+) -> int:
+    """Kill a copy on the way; return the number of pages that the target has."""
+    limit = ["--bandwidth-limit", "500KB"]
+    with verb(directory, *argv, *limit) as process:
+        wait_until(lambda: _count(target, key_space, pages) > pages // 20, 120)
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    found = _count(target, key_space, pages)
+    assert found < pages
+    return found
+
+
+def _spaces(store: CliStore, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return list(run_json(capsys, "ls", *store.flags)[1]["spaces"])

@@ -1,0 +1,119 @@
+"""`hicache ls`: key spaces and pages, on every backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cli_stores import DRAFT, SPACE, CliStore, run_json
+from pages import hash_of, space
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_key_spaces_are_listed_with_pages_and_bytes(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(5))
+    draft = store.fill(range(2), DRAFT)
+
+    code, found = run_json(capsys, "ls", *store.flags)
+
+    assert code == 0
+    assert found["backend"] == store.backend
+    assert {
+        target.id: (5, 5 * target.stored_nbytes),
+        draft.id: (2, 2 * draft.stored_nbytes),
+    } == {one["id"]: (one["pages"], one["nbytes"]) for one in found["spaces"]}
+
+
+def test_the_manifest_is_part_of_the_json(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1), space(tenant="acme", revision="r7"))
+
+    _, found = run_json(capsys, "ls", *file_store.flags)
+
+    (entry,) = found["spaces"]
+    assert target.manifest().items() <= entry.items()
+
+
+def test_pages_of_a_key_space_are_listed(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(5))
+    store.fill(range(7), DRAFT)
+
+    assert main(["ls", target.id[:8], *store.flags]) == 0
+
+    assert {f"{hash_of(n)} {target.stored_nbytes}" for n in range(5)} == {
+        *capsys.readouterr().out.splitlines()
+    }
+
+
+def test_pages_are_listed_as_json(file_store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    target = file_store.fill(range(2))
+
+    _, found = run_json(capsys, "ls", target.id, *file_store.flags)
+
+    assert found["id"] == target.id
+    assert {hash_of(0), hash_of(1)} == {one["hash"] for one in found["page_list"]}
+
+
+def test_an_empty_store_has_no_key_spaces(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", *store.flags]) == 0
+    assert capsys.readouterr().out == "0 key spaces, 0 pages, 0 B\n"
+
+
+def test_the_table_fits_80_columns(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        file_store.fill(
+            range(1),
+            space(
+                model="an-organization/A-Model-Of-A-Very-Long-Name-405B-Instruct-FP8",
+                tenant=f"tenant-{number}",
+                layout="page_first_direct",
+                dtype="float8_e4m3fn",
+                pool="indexer",
+            ),
+        )
+
+    assert main(["ls", *file_store.flags]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "tenant-2" in "".join(lines).replace("\n", "")
+
+
+def test_pages_are_not_counted_where_that_is_not_wanted(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(3))
+
+    _, found = run_json(capsys, "ls", "--no-count", *file_store.flags)
+
+    assert [None] == [one["pages"] for one in found["spaces"]]
+
+
+def test_an_unknown_key_space_is_wrong_use(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(1))
+
+    assert main(["ls", "0000", *file_store.flags]) == 2
+    assert "has no key space '0000'" in capsys.readouterr().err
+
+
+def test_too_few_digits_of_an_id_are_wrong_use(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(1), SPACE)
+
+    assert main(["ls", target.id[:3], *file_store.flags]) == 2
+    assert "at least 4 digits" in capsys.readouterr().err

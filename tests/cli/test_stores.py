@@ -1,0 +1,156 @@
+"""The flags of the verbs choose a store: SGLang's, or a file that holds both."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_stores import CliStore, run_json
+from s3_kit import config_of
+from servers import RedisServer, S3Server, free_port
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_VERBS: tuple[list[str], ...] = (
+    ["ls"],
+    ["inspect", "0123"],
+    ["verify"],
+    ["gc", "--model", "any"],
+    ["copy", "--to-backend", "memory"],
+)
+
+
+def _config_file(path: Path, store: CliStore) -> Path:
+    fields = {
+        "model-path": "meta-llama/Llama-3.1-8B-Instruct",
+        "hicache-storage-backend": store.backend,
+        "hicache_storage_backend_extra_config": store.config,
+    }
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def test_a_config_file_holds_backend_and_config(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(3))
+    config = _config_file(tmp_path / "engine.yaml", file_store)
+
+    code, found = run_json(capsys, "ls", "--config", str(config))
+
+    assert code == 0
+    assert [3] == [one["pages"] for one in found["spaces"]]
+
+
+def test_the_config_may_be_text_as_in_a_flag(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "engine.toml"
+    config.write_text(
+        'hicache-storage-backend = "file"\n'
+        f"hicache-storage-backend-extra-config = '{json.dumps(file_store.config)}'\n"
+    )
+
+    assert main(["ls", "--config", str(config)]) == 0
+    assert "0 key spaces" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "--hicache-storage-backend is required"),
+        ('{"hicache-storage-backnd": "file"}', "did you mean 'hicache-storage-backend'?"),
+        ('{"hicache-storage-backend": 1.5}', "must be text, not float"),
+        (
+            '{"hicache-storage-backend": "file", "hicache_storage_backend": "file"}',
+            "this field is there twice",
+        ),
+        ('{"hicache-storage-backend": "file", "page-size": 0}', "must be a whole number from 1"),
+        ("[1]", "must be an object of fields"),
+    ],
+)
+def test_a_wrong_config_file_is_one_line_and_exit_code_2(
+    content: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "engine.json"
+    config.write_text(content)
+
+    assert main(["ls", "--config", str(config)]) == 2
+    message = capsys.readouterr().err
+    assert reason in message
+    assert message.count("\n") == 1
+
+
+def test_a_config_file_goes_with_no_other_backend(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config_file(tmp_path / "engine.json", file_store)
+
+    assert main(["ls", "--config", str(config), *file_store.flags]) == 2
+    assert "leave --hicache-storage-backend" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
+def test_a_store_that_cannot_list_is_told_in_one_line(
+    verb: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "unlisted_store.py").write_text(
+        "from hicache_backends.memory import MemoryStorage\n"
+        "class Unlisted(MemoryStorage):\n"
+        "    def __init__(self, settings=None):\n"
+        "        super().__init__(settings)\n"
+        "        self.narrow(enumerable=False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    place = {
+        "backend_name": "unlisted",
+        "module_path": "unlisted_store",
+        "class_name": "Unlisted",
+    }
+
+    assert main([*verb, *CliStore("dynamic", place).flags]) == 2
+    message = capsys.readouterr().err
+    assert "cannot list its pages" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("backend", ["redis", "s3"])
+@pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
+def test_a_store_that_is_down_is_one_line_without_its_secret(
+    backend: str, verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    server = RedisServer(tmp_path) if backend == "redis" else S3Server(tmp_path, port)
+    server.port = port
+    store = (
+        CliStore("redis", {"url": server.url, "password": "open-sesame", "timeout_s": 2})
+        if isinstance(server, RedisServer)
+        else CliStore("s3", config_of(server, timeout_s=2))
+    )
+
+    assert main([*verb, *store.flags]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "open-sesame" not in printed.err + printed.out
+    assert S3Server.secret_key not in printed.err + printed.out
+
+
+@pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
+def test_a_store_that_does_not_answer_is_one_line_in_time(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisServer(tmp_path) as server:
+        store = CliStore("redis", {"url": server.url, "timeout_s": 1})
+        store.fill(range(2))
+        server.pause()
+
+        assert main([*verb, *store.flags]) == 2
+
+    assert capsys.readouterr().err.count("\n") == 1

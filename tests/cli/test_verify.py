@@ -1,0 +1,178 @@
+"""`hicache verify`: every page is proved, and wrong ones are named by their reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cli_stores import DRAFT, SPACE, CliStore, break_page, run_json, save
+from hicache_backends.memory import MemoryStorage
+from pages import hash_of, page
+from verb_processes import interrupted, on_terminal, slow_store
+
+from hicache_storage.cli import main
+from hicache_storage.cli.operations.proofs import Proof
+from hicache_storage.cli.operations.verification import delete_wrong, verify
+from hicache_storage.cli.progress import NoMeter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_right_pages_are_proved(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    target = store.fill(range(70))
+    draft = store.fill(range(3), DRAFT)
+
+    code, found = run_json(capsys, "verify", *store.flags)
+
+    assert code == 0
+    assert (73, 73) == (found["pages"], found["proofs"]["ok"])
+    assert 70 * target.stored_nbytes + 3 * draft.stored_nbytes == found["nbytes"]
+    assert found["findings"] == []
+
+
+def test_a_wrong_page_is_named_by_its_reason(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(5))
+    store.break_page(3, target)
+
+    code, found = run_json(capsys, "verify", *store.flags)
+
+    assert code == 1
+    (finding,) = found["findings"]
+    assert (target.id, hash_of(3), "corrupt") == (
+        finding["space"],
+        finding["hash"],
+        finding["reason"],
+    )
+    assert store.numbers(target) == [*range(5)]
+
+
+def test_wrong_pages_are_deleted_on_demand(
+    store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = store.fill(range(5))
+    store.break_page(3, target)
+
+    code, found = run_json(capsys, "verify", "--delete-wrong", "--yes", *store.flags)
+
+    assert (1, 1) == (code, found["deleted"])
+    assert store.numbers(target) == [0, 1, 2, 4]
+
+
+def test_a_page_of_another_key_is_wrong() -> None:
+    storage = MemoryStorage()
+    target = save(storage, range(2))
+    other = page(target.stored_nbytes)
+    assert storage.batch_get(target, [hash_of(0)], [other]) == [True]
+    storage.batch_set(target, [hash_of(7)], [other])
+
+    result = verify(storage, [target], NoMeter())
+
+    assert {hash_of(7): Proof.WRONG_KEY} == {
+        finding.page.page_hash: finding.page.proof for finding in result.findings
+    }
+
+
+def test_a_page_without_a_checksum_is_not_proved_and_stays() -> None:
+    storage = MemoryStorage()
+    target = save(storage, range(2), checksum="none")
+
+    result = verify(storage, [target], NoMeter())
+
+    assert result.proofs[Proof.NO_CHECKSUM] == 2
+    assert not result.is_clean
+    assert delete_wrong(storage, result.findings) == 0
+
+
+def test_pages_without_frames_cannot_be_proved() -> None:
+    storage = MemoryStorage()
+    storage.open_space(SPACE)
+    storage.batch_set(SPACE, [hash_of(0)], [page()])
+
+    result = verify(storage, [SPACE], NoMeter())
+
+    assert result.proofs == {Proof.NO_FRAME: 1}
+
+
+def test_a_page_that_was_replaced_meanwhile_is_not_deleted() -> None:
+    storage = MemoryStorage()
+    target = save(storage, range(2))
+    break_page(storage, 1, target)
+    result = verify(storage, [target], NoMeter())
+    storage.batch_delete(target, [hash_of(1)])
+    save(storage, [1])
+
+    assert delete_wrong(storage, result.findings) == 0
+    assert storage.batch_exists(target, [hash_of(1)]) == [True]
+
+
+def test_a_sample_reads_a_share_of_the_pages() -> None:
+    storage = MemoryStorage()
+    target = save(storage, range(100))
+    draws = iter(number / 100 for number in range(100))
+
+    result = verify(storage, [target], NoMeter(), share=0.1, chance=lambda: next(draws))
+
+    assert result.pages == 10
+
+
+def test_only_the_selected_key_spaces_are_read(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file_store.fill(range(5))
+    file_store.fill(range(2), DRAFT)
+
+    _, found = run_json(capsys, "verify", "--pool", "draft", *file_store.flags)
+
+    assert found["pages"] == 2
+
+
+def test_an_empty_store_is_fine(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *store.flags]) == 0
+    assert capsys.readouterr().out.startswith("0 pages, 0 B in ")
+
+
+def test_deleting_needs_yes_where_nobody_can_be_asked(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--delete-wrong", *file_store.flags]) == 2
+    assert "give --yes" in capsys.readouterr().err
+
+
+def test_a_terminal_is_asked_before_a_page_is_deleted(file_store: CliStore, tmp_path: Path) -> None:
+    target = file_store.fill(range(3))
+    file_store.break_page(1, target)
+
+    code, output = on_terminal(tmp_path, "no\n", "verify", "--delete-wrong", *file_store.flags)
+    assert (1, True) == (code, "Nothing was deleted." in output)
+    assert file_store.numbers(target) == [0, 1, 2]
+
+    code, output = on_terminal(tmp_path, "yes\n", "verify", "--delete-wrong", *file_store.flags)
+    assert (1, True) == (code, "1 wrong pages were deleted." in output)
+    assert file_store.numbers(target) == [0, 2]
+
+
+def test_the_table_fits_80_columns(
+    file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = file_store.fill(range(60))
+    for number in range(55):
+        file_store.break_page(number, target)
+
+    assert main(["verify", *file_store.flags]) == 1
+
+    output = capsys.readouterr().out
+    assert "5 more are in --json." in output
+    assert max(map(len, output.splitlines()[:-1])) <= 80
+
+
+def test_ctrl_c_ends_it_cleanly(file_store: CliStore, tmp_path: Path) -> None:
+    file_store.fill(range(200), DRAFT)
+    file_store.fill(range(200))
+
+    code, errors = interrupted(tmp_path, "verify", *slow_store(file_store, tmp_path).flags)
+
+    assert (130, "hicache: interrupted\n") == (code, errors)

@@ -1,0 +1,98 @@
+"""`hicache` in a process of its own, on a terminal or with a signal, and a slow store of files."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cli_stores import CliStore
+from servers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "hicache_storage.cli"]
+
+_SLOW = """
+import pathlib, time
+from hicache_backends.file import FileStorage
+MARK = pathlib.Path(__file__).with_suffix(".called")
+class Slow(FileStorage):
+    def batch_get(self, space, hashes, pages):
+        MARK.touch()
+        time.sleep(0.3)
+        return super().batch_get(space, hashes, pages)
+"""
+
+
+def slow_store(store: CliStore, directory: Path) -> CliStore:
+    """Return a store on the files of `store` whose reads take 0.3 s each. Run it in `directory`."""
+    (directory / "slow_store.py").write_text(_SLOW)
+    place = {
+        "backend_name": "slow",
+        "module_path": "slow_store",
+        "class_name": "Slow",
+        **store.config,
+    }
+    return CliStore("dynamic", place)
+
+
+@contextmanager
+def verb(directory: Path, *argv: str) -> Generator[subprocess.Popen[str], None, None]:
+    """Run `hicache` in `directory`, with pipes. The process is killed at the end."""
+    process = subprocess.Popen(
+        [*COMMAND, *argv],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def interrupted(directory: Path, *argv: str) -> tuple[int, str]:
+    """Send SIGINT once the slow store of `directory` is read; return the exit code and stderr."""
+    with verb(directory, *argv) as process:
+        wait_until((directory / "slow_store.called").exists)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        return process.returncode, errors
+
+
+def on_terminal(directory: Path, typed: str, *argv: str) -> tuple[int, str]:
+    """Run `hicache` on a terminal where somebody types; return the exit code and the output."""
+    leader, follower = pty.openpty()
+    environment: dict[str, Any] = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [*COMMAND, *argv],
+        cwd=directory,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment,
+    ) as process:
+        os.close(follower)
+        os.write(leader, typed.encode())
+        output = b""
+        while True:
+            try:
+                part = os.read(leader, 1 << 16)
+            except OSError:  # the process has ended
+                break
+            if not part:
+                break
+            output += part
+        process.wait(60)
+    os.close(leader)
+    return process.returncode, output.decode()
