@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
+    from hicache_storage.page_store.admission import AdmissionSettings
     from hicache_storage.replay.driver import ReplaySettings
     from hicache_storage.replay.trace import Request
 
@@ -44,6 +45,7 @@ _CORRUPT = 1
 _MOST_REQUESTS = 10_000_000
 _MOST_CONVERSATIONS = 1_000_000
 _MOST_RANKS = 256
+_MOST_REMEMBERED_PAGES = 1_000_000_000
 _SEED = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -52,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     config.add_arguments(parser)
     _add_trace_arguments(parser)
     _add_cache_arguments(parser)
+    _add_admission_arguments(parser)
     _add_rank_arguments(parser)
     Disruptions.add_arguments(parser)
     parser.add_argument(
@@ -122,6 +125,29 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("xxh3", "none"),
         default="xxh3",
         help="of pages in the storage (default: %(default)s)",
+    )
+
+
+def _add_admission_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("writes to the storage").add_argument
+    add("--second-use", action="store_true", help="write a page when it is offered a second time")
+    add(
+        "--remembered-pages",
+        type=config.int_up_to(_MOST_REMEMBERED_PAGES),
+        metavar="N",
+        help="pages that --second-use remembers (default: 1,000,000)",
+    )
+    add(
+        "--write-rate",
+        type=_nbytes,
+        metavar="BYTES",
+        help='most bytes a second of the trace\'s own time, on each rank, e.g. "200MiB"',
+    )
+    add(
+        "--write-burst",
+        type=_nbytes,
+        metavar="BYTES",
+        help="most bytes at once after a pause (default: ten seconds of --write-rate)",
     )
 
 
@@ -224,10 +250,28 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
             prefetch_timeout_base_s=choice.prefetch_timeout_base_s,
             prefetch_timeout_per_ki_token_s=choice.prefetch_timeout_per_ki_token_s,
         ),
+        admission=_admission(arguments),
         speed=arguments.speed,
         topology=Topology(tp_size=arguments.ranks),
         grid=Grid(head_group=arguments.head_group),
     )
+
+
+def _admission(arguments: argparse.Namespace) -> AdmissionSettings:
+    from hicache_storage.page_store.admission import AdmissionSettings  # noqa: PLC0415
+
+    for flag, needed in (("remembered_pages", "second_use"), ("write_burst", "write_rate")):
+        if getattr(arguments, flag) is not None and not getattr(arguments, needed):
+            names = (f"--{name.replace('_', '-')}" for name in (flag, needed))
+            raise ConfigError("{} is for {}: give both, or neither".format(*names))
+    fields = {
+        "second_use": arguments.second_use,
+        "remembered_pages": arguments.remembered_pages,
+        "write_nbytes_per_s": arguments.write_rate,
+        "write_burst_nbytes": arguments.write_burst,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return AdmissionSettings.parse("replay", given)
 
 
 def _check_output(path: Path | None) -> None:

@@ -109,7 +109,7 @@ def test_json_has_the_figures_under_stable_names(tmp_path: Path) -> None:
         *("pools", "requests", "blocks", "pages", "tokens", "paired_pages", "l3_read", "l3_write"),
         *("prefetch", "loaded_unused_pages", "dropped_write_pages", "unreserved_pages"),
         *("verified_nbytes", "corrupt_pages", "controller", "store", "storage", "ranks"),
-        *("faults", "swap", "unsaved_pages", "drained", "notes"),
+        *("faults", "swap", "unsaved_pages", "drained", "notes", "admission"),
     }
     assert expected == set(report)
     assert report["requests"] == report["trace_requests"] == 12

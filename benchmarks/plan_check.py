@@ -1,0 +1,77 @@
+"""Compare `hicache plan` with `hicache replay`: the hit shares that one predicts and the other measures.
+
+    .venv/bin/python benchmarks/plan_check.py --sizes 1000:10000 4000:20000 -- --trace FILE.jsonl.gz
+    .venv/bin/python benchmarks/plan_check.py --sizes 300:1500 -- --conversations 1500 --seed 1
+
+Sizes are blocks of 512 tokens in L2 and in L3. The flags behind `--` choose the trace of both commands.
+The store of the replay is `file` in a directory of its own, on tmpfs where there is one. A block takes
+10 KiB of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_POOLS = ("kv:mha,layers=2,heads=1,dim=2", "draft:mha,layers=1,heads=1,dim=1")
+_PAGE_NBYTES = 512 * (2 * 2 * 2 * 2 + 2 * 2)
+_FRAME_NBYTES = 128
+_TRAILER_NBYTES = 64
+"""Bytes that the backend `file` adds to each page, and that the plan does not know of."""
+
+
+def _report(verb: str, scratch: Path, *flags: str) -> dict[str, Any]:
+    file = scratch / f"{verb}.json"
+    pools = [flag for pool in _POOLS for flag in ("--pool", pool)]
+    command = [sys.executable, "-m", "hicache_storage.cli", verb, "--json", str(file), *pools]
+    fixed = ("--page-size", "512", "--scale-bytes", "1")
+    subprocess.run([*command, *fixed, *flags], check=True, stdout=subprocess.DEVNULL)
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
+
+
+def _check(host: int, storage: int, flags: list[str], scratch: Path) -> str:
+    """Return a row of the table: sizes, and the shares of L2 and of L3, planned and measured."""
+    host_size = ("--host-size", str(host * _PAGE_NBYTES))
+    planned_nbytes = storage * (_PAGE_NBYTES + len(_POOLS) * _FRAME_NBYTES)
+    plan = _report("plan", scratch, *flags, *host_size, "--storage-size", str(planned_nbytes))
+    capacity = planned_nbytes + storage * len(_POOLS) * _TRAILER_NBYTES
+    config = {"path": str(scratch / "pages"), "capacity_nbytes": capacity}
+    replay = _report(
+        "replay",
+        scratch,
+        *flags,
+        *host_size,
+        *("--hicache-storage-backend", "file"),
+        *("--hicache-storage-backend-extra-config", json.dumps(config)),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+    )
+    option, blocks = plan["options"][0], replay["blocks"]
+    shares = [option["l2_hit_rate"], blocks["l2_hits"] / blocks["total"]]
+    shares += [option["l3_hit_rate"], blocks["l3_hits"] / blocks["total"]]
+    cells = [f"{host:,}", f"{storage:,}", *(f"{100 * share:.2f} %" for share in shares)]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--sizes", nargs="+", required=True, metavar="L2:L3")
+    parser.add_argument("flags", nargs="*")
+    arguments = parser.parse_args()
+    print("| L2 | L3 | in L2, planned | replayed | in L3, planned | replayed |")
+    print("|---|---|---|---|---|---|")
+    tmpfs = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a directory of its own in it
+    for sizes in arguments.sizes:
+        host, storage = (int(number) for number in sizes.split(":"))
+        with tempfile.TemporaryDirectory(prefix="hicache-plan-", dir=tmpfs) as scratch:
+            print(_check(host, storage, arguments.flags, Path(scratch)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""A plan as one self-contained HTML page: what it says, plots, tables."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib import resources
+from pathlib import PurePath
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.markup import element, link, table, text_of
+from hicache_storage.planning.charts import Line, line_chart, linear_axis, size_axis
+from hicache_storage.planning.tables import (
+    BANDWIDTH_TITLES,
+    HIT_TITLES,
+    MONEY_TITLES,
+    bandwidth_row,
+    facts,
+    hit_row,
+    money_row,
+)
+from hicache_storage.planning.wording import amount, bandwidth, option_name, percent, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from xml.etree.ElementTree import Element
+
+    from hicache_storage.markup import Child
+
+
+def html_page(report: Mapping[str, Any]) -> str:
+    """Return the whole page. It loads nothing, and its policy forbids a browser to load anything."""
+    sections = [section for section in _sections(report) if section is not None]
+    name = PurePath(report["trace"]).name
+    contents = element(
+        "nav",
+        element(
+            "ul",
+            *(
+                element("li", link(section[0].text or "", f"#{section.get('id')}"))
+                for section in sections
+            ),
+        ),
+        aria_label="Contents",
+    )
+    template = resources.files("hicache_storage.planning").joinpath("page.html.in")
+    return Template(template.read_text(encoding="utf-8")).substitute(
+        title=escape(f"Capacity plan for {name}"),
+        hero=text_of([_hero(report, name)]),
+        contents=text_of([contents]),
+        sections=text_of(sections),
+        footer=text_of([element("p", _footer(report))]),
+    )
+
+
+def _hero(report: Mapping[str, Any], name: str) -> Element:
+    return element(
+        "div",
+        element("p", "Capacity plan · HiCache storage", class_="eyebrow"),
+        element("h1", f"{name}, {report['model']}"),
+        element("p", _lead(report), class_="lead"),
+        *(element("p", note, class_="note") for note in report["notes"]),
+        class_="wrap",
+    )
+
+
+def _lead(report: Mapping[str, Any]) -> str:
+    """Return the plan in a sentence or two."""
+    ideal = f"A cache that never evicts hits {percent(report['ideal_hit_rate'])} of the blocks."
+    if report["best"] is None:
+        most = max(report["options"], key=lambda option: option["hit_rate"])
+        return f"{ideal} An {option_name(most)} hit {percent(most['hit_rate'])}."
+    best = report["options"][report["best"]]
+    return (
+        f"{ideal} Of the sizes compared, an {option_name(best)} pay most: they hit"
+        f" {percent(best['hit_rate'])}, save the work of {best['gpus']:.1f} GPUs, and are worth"
+        f" {amount(best['net_per_month'])} a month after their cost."
+    )
+
+
+def _sections(report: Mapping[str, Any]) -> list[Element | None]:
+    options: Sequence[Mapping[str, Any]] = report["options"]
+    stored = [option for option in options if option["storage_nbytes"]]
+    return [
+        _section(
+            "hits",
+            "Hits of the sizes compared",
+            "Shares of the prompts' blocks. The last column is for the same bytes without a draft.",
+            _figures(HIT_TITLES, [hit_row(option) for option in options], report["best"]),
+        ),
+        _section(
+            "l2",
+            "Hits of every L2 without L3",
+            "Exact LRU stack distances, all capacities at once.",
+            _size_chart("Hit rate by size of L2", "L2", [Line("L2 alone", report["l2_curve"])]),
+        ),
+        _section(
+            "l3",
+            "Hits of every L3",
+            "L2 and L3 together. L3 sees only what L2 lacks, so each L2 has a line of its own.",
+            _size_chart(
+                "Hit rate by size of L3",
+                "L3",
+                [
+                    Line(f"behind {size(curve['host_nbytes'])} of L2", curve["points"])
+                    for curve in report["l3_curves"]
+                ],
+            ),
+        ),
+        _bandwidth_section(report, stored) if stored else None,
+        _section(
+            "money",
+            "Money",
+            "GPU time is that of the saved prompt tokens. A month has the busy hours that were given.",
+            _figures(MONEY_TITLES, [money_row(option) for option in options], report["best"]),
+        )
+        if options[0]["gpu_seconds"] is not None
+        else None,
+        _section("trace", "The trace", None, _fact_list(report)),
+    ]
+
+
+def _bandwidth_section(report: Mapping[str, Any], stored: Sequence[Mapping[str, Any]]) -> Element:
+    best = report["best"]
+    shown = report["options"][best] if best is not None else stored[-1]
+    shown = shown if shown["storage_nbytes"] else stored[-1]
+    return _section(
+        "bandwidth",
+        "Bandwidth of L3",
+        "GB/s by the arrival of the requests, all pools together: the mean, then the 99th percentile of"
+        " all windows of 60 s and of 1 s. Unread is the share of written pages that are not read later."
+        f" The plot shows windows of 60 s of an {option_name(shown)}.",
+        _series_chart(shown),
+        _figures(BANDWIDTH_TITLES, [bandwidth_row(option) for option in stored], None),
+    )
+
+
+def _section(name: str, title: str, intro: str | None, *children: Child) -> Element:
+    return element(
+        "section",
+        element("h2", title, id=f"{name}-title"),
+        element("p", intro, class_="intro") if intro else None,
+        *children,
+        id=name,
+        aria_labelledby=f"{name}-title",
+    )
+
+
+def _size_chart(title: str, tier: str, lines: Sequence[Line]) -> Element:
+    points = [point for line in lines for point in line.points]
+    x = size_axis(f"size of {tier}", points[0][0], points[-1][0], size)
+    y = linear_axis("hit rate", max(point[1] for point in points), percent)
+    return line_chart(title, lines, x, y)
+
+
+def _series_chart(option: Mapping[str, Any]) -> Element:
+    lines = [
+        Line("read from L3", option["read_series"]),
+        Line("written to L3", option["write_series"]),
+    ]
+    points = [point for line in lines for point in line.points]
+    x = linear_axis("minutes", points[-1][0] / 60, lambda value: f"{value:g}")
+    scaled = [
+        Line(line.name, [(point[0] / 60, point[1]) for point in line.points]) for line in lines
+    ]
+    y = linear_axis("bandwidth", max(point[1] for point in points), bandwidth)
+    return line_chart("Bandwidth over time", scaled, x, y)
+
+
+def _figures(titles: Sequence[str], rows: Sequence[Sequence[str]], best: int | None) -> Element:
+    made = table(titles, [tuple(row) for row in rows], "figures")
+    for number, row in enumerate(made[1]):
+        if number == best:
+            row.set("class", "best")
+    return element("div", made, class_="scroll")
+
+
+def _fact_list(report: Mapping[str, Any]) -> Element:
+    items = (
+        element("div", element("dt", name), element("dd", text))
+        for name, text in facts(report)
+        if name != "note"
+    )
+    return element("dl", *items, class_="facts")
+
+
+def _footer(report: Mapping[str, Any]) -> str:
+    sample = report["sample"]
+    method = "every block" if sample is None else f"{percent(sample['rate'])} of the blocks"
+    return (
+        f"Made by hicache plan from {method} of the trace. The pages of L2 and L3 are those of the whole"
+        " model, on all of its ranks together."
+    )

@@ -1,0 +1,132 @@
+"""Tables of a plan, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.planning.wording import (
+    amount,
+    duration,
+    option_name,
+    percent,
+    size,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.table import Table
+
+HIT_TITLES = ("L2", "L3", "hits", "in L2", "in L3", "target alone")
+BANDWIDTH_TITLES = ("L2", "L3", "read", "60 s", "1 s", "write", "60 s", "1 s", "unread")
+MONEY_TITLES = ("L2", "L3", "tokens saved", "GPU hours", "GPUs", "cost/month", "net/month")
+
+
+def tables(report: Mapping[str, Any]) -> list[Table | str]:
+    """Return the tables of hits, of bandwidth and of money, then the facts."""
+    options: Sequence[Mapping[str, Any]] = report["options"]
+    stored = [option for option in options if option["storage_nbytes"]]
+    parts: list[Table | str] = [
+        _table(HIT_TITLES, [hit_row(option) for option in options], best=report["best"])
+    ]
+    if stored:
+        parts.append(_table(BANDWIDTH_TITLES, [bandwidth_row(option) for option in stored]))
+    if options[0]["gpu_seconds"] is not None:
+        parts.append(
+            _table(MONEY_TITLES, [money_row(option) for option in options], best=report["best"])
+        )
+    return [*parts, _fact_table(facts(report))]
+
+
+def facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each fact about the trace and the plan."""
+    blocks = report["blocks"]
+    yield "trace", f"{report['requests']:,} requests in {duration(report['duration_s'])}"
+    distinct = f"{blocks['distinct']:,} are different ({size(report['distinct_nbytes'])} in L3)"
+    longest = f"the longest prompt has {blocks['longest_prompt']:,}"
+    yield "blocks", f"{blocks['total']:,}, of which {distinct}; {longest}"
+    yield "infinite cache", f"{percent(report['ideal_hit_rate'])} of blocks"
+    for pool in report["pools"]:
+        page = f"{size(pool['page_nbytes'])} a page of {report['page_tokens']} tokens"
+        yield (
+            f"pool {pool['name']}",
+            f"{pool['shape']}: {page}, {size(pool['distinct_nbytes'])} in all",
+        )
+    for share, nbytes in report["l2_for_share_of_ideal"].items():
+        if nbytes is not None:
+            yield f"{float(share):.0%} of that", f"an L2 of {size(nbytes)} without L3"
+    yield "write policy", report["write_policy"]
+    yield (
+        "read, write",
+        "GB/s of L3: mean, then the 99th percentile of windows of 60 s and of 1 s",
+    )
+    yield "unread", "share of the pages written to L3 that are not read before the trace ends"
+    if report["sample"] is not None:
+        worst = max(option["error"] for option in report["options"])
+        yield "sample", f"{percent(report['sample']['rate'])} of blocks: hits ± {percent(worst)}"
+    if report["best"] is not None:
+        yield "best", option_name(report["options"][report["best"]])
+    yield from (("note", note) for note in report["notes"])
+
+
+def hit_row(option: Mapping[str, Any]) -> list[str]:
+    """Return the cells of an option for `HIT_TITLES`."""
+    shares = [percent(option[f"{tier}hit_rate"]) for tier in ("", "l2_", "l3_")]
+    alone = option.get("target_alone")
+    return [*_sizes(option), *shares, percent(alone["hit_rate"]) if alone else ""]
+
+
+def bandwidth_row(option: Mapping[str, Any]) -> list[str]:
+    """Return the cells of an option for `BANDWIDTH_TITLES`."""
+    read, write = option["l3_read"], option["l3_write"]
+    written = option["written_pages"]
+    return [
+        *_sizes(option),
+        *(
+            f"{figures[name] / 1e9:.2f}"
+            for figures in (read, write)
+            for name in ("mean_bytes_per_s", "p99_60s_bytes_per_s", "p99_1s_bytes_per_s")
+        ),
+        f"{option['unread_pages'] / written:.0%}" if written else "",
+    ]
+
+
+def money_row(option: Mapping[str, Any]) -> list[str]:
+    """Return the cells of an option for `MONEY_TITLES`."""
+    return [
+        *_sizes(option),
+        f"{option['saved_tokens'] / 1e6:,.1f} M",
+        f"{option['gpu_seconds'] / 3600:,.1f}",
+        f"{option['gpus']:.1f}",
+        amount(option["cost_per_month"]),
+        amount(option["net_per_month"]),
+    ]
+
+
+def _sizes(option: Mapping[str, Any]) -> list[str]:
+    return [size(option["host_nbytes"]), size(option["storage_nbytes"])]
+
+
+def _table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, best: int | None = None
+) -> Table:
+    from rich import box  # noqa: PLC0415 - JSON alone does without it
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for title in titles:
+        table.add_column(title, justify="right", overflow="fold")
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="bold" if number == best else None)
+    return table
+
+
+def _fact_table(rows: Iterator[tuple[str, str]]) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
