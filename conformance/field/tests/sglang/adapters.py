@@ -71,7 +71,7 @@ def test_tenant_and_tokens_are_in_the_page_hash(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [{"dtype": "x"}, {"layout": "x"}, {"revision": "x"}])
-def test_what_the_engine_does_not_pass_on_is_in_no_key(change: dict[str, Any]) -> None:
+def test_fields_that_the_engine_does_not_pass_on_are_in_no_key(change: dict[str, Any]) -> None:
     assert page_key(SPACE, HASH) == page_key(replace(SPACE, **change), HASH)
 
 

@@ -56,7 +56,7 @@ def test_flat_pages_are_the_same_bytes(replicated: bool) -> None:  # noqa: FBT00
     assert 9 == pool.get_dummy_flat_data_page().numel()
 
 
-def test_slots_are_lent_to_one_at_a_time() -> None:
+def test_a_slot_is_taken_by_one_caller_at_a_time() -> None:
     pool = host_pool(9, replicated=True)
     got: list[Any] = []
 

@@ -1,0 +1,1 @@
+"""Adapters of vLLM's secondary tiers."""
