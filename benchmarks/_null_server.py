@@ -1,6 +1,8 @@
 """An S3 server that only moves bytes. It shows the limit for any client.
 
-python benchmarks/_null_server.py    # prints its port, serves until its standard input ends
+python benchmarks/_null_server.py [CERTIFICATE KEY]
+
+prints its port, with a certificate also that of TLS, and serves until its standard input ends.
 
 It serves HEAD, GET, PUT and DELETE of one object, and ignores signatures. Memory of deleted objects
 is reused, because fresh memory would take most of the time. A request may also be `SINK n` or
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import sys
 import threading
 from collections import defaultdict
@@ -97,6 +100,10 @@ def move(connection: socket.socket, sinks: bool, nbytes: int) -> None:  # noqa: 
 
 def send(connection: socket.socket, parts: list[bytes | bytearray]) -> None:
     views = [memoryview(part) for part in parts if part]
+    if isinstance(connection, ssl.SSLSocket):  # it has no sendmsg
+        for view in views:
+            connection.sendall(view)
+        return
     while views:
         sent = connection.sendmsg(views)
         while views and sent >= len(views[0]):
@@ -105,17 +112,31 @@ def send(connection: socket.socket, parts: list[bytes | bytearray]) -> None:
             views[0] = views[0][sent:]
 
 
+def listen(context: ssl.SSLContext | None) -> int:
+    """Accept connections in a thread; return the port."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+    def accept() -> None:
+        while True:
+            connection, _ = listener.accept()
+            if context:
+                connection = context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
 def main() -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
-        print(listener.getsockname()[1], flush=True)
-
-        def accept() -> None:
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        sys.stdin.read()
+    ports = [listen(None)]
+    if len(sys.argv) > 1:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(sys.argv[1], sys.argv[2])
+        ports.append(listen(context))
+    print(*ports, flush=True)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

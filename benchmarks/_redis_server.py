@@ -19,14 +19,18 @@ from _ports import free_ports, wait_for
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from _certificates import Certificate
+
 _FETCHED = Path(__file__).parents[1] / ".servers"
 ORDER = struct.Struct("!QQ")
 """The message to the sink: number of bytes to receive, number of bytes to send."""
 
 
 @contextmanager
-def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
-    """Run a server without persistence; yield its loopback port.
+def redis_server(
+    name: str = "redis-server", *, certificate: Certificate | None = None
+) -> Generator[int, None, None]:
+    """Run a server without persistence; yield its loopback port, of TLS with a `certificate`.
 
     Raises:
         FileNotFoundError: The program is not installed.
@@ -38,7 +42,12 @@ def redis_server(name: str = "redis-server") -> Generator[int, None, None]:
     libraries = os.pathsep.join(map(str, _FETCHED.glob("usr/lib/*-linux-gnu")))
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory() as directory:
-        command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", directory]
+        command = [program, "--bind", "127.0.0.1", "--dir", directory]
+        command += ["--port", "0" if certificate else str(port)]
+        if certificate:
+            command += ["--tls-port", str(port), "--tls-auth-clients", "no"]
+            command += ["--tls-cert-file", str(certificate.certificate)]
+            command += ["--tls-key-file", str(certificate.key)]
         command += ["--save", "", "--appendonly", "no"]
         with subprocess.Popen(
             command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, stdout=subprocess.DEVNULL

@@ -16,6 +16,8 @@ from _ports import free_ports
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
+    from _certificates import Certificate
+
 BUCKET = "pages"
 _READY_LIMIT_S = 30.0
 
@@ -23,13 +25,29 @@ _READY_LIMIT_S = 30.0
 @contextmanager
 def null_server() -> Generator[int, None, None]:
     """Run a server that only moves bytes; yield its port."""
+    with _null_server() as (port,):
+        yield port
+
+
+@contextmanager
+def null_server_with_tls(certificate: Certificate) -> Generator[tuple[int, int], None, None]:
+    """Run a server that only moves bytes; yield its port, and that of TLS."""
+    with _null_server(str(certificate.certificate), str(certificate.key)) as (plain, tls):
+        yield plain, tls
+
+
+@contextmanager
+def _null_server(*arguments: str) -> Generator[list[int], None, None]:
     program = Path(__file__).with_name("_null_server.py")
     with subprocess.Popen(
-        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(program), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        yield int(process.stdout.readline())
+        yield [int(port) for port in process.stdout.readline().split()]
         process.stdin.close()
 
 

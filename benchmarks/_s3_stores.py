@@ -27,6 +27,8 @@ SECRET_KEY = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"  # noqa: S105 - AWS's do
 class S3Store(Store):
     """A store on one server, under a prefix of its own."""
 
+    scheme = "http"
+
     def __init__(self, port: int, source: Memory, destination: Memory) -> None:
         super().__init__(source, destination)
         self.port = port
@@ -34,7 +36,7 @@ class S3Store(Store):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def object_names(self) -> list[str]:
         """Return the names of the objects of the batch that was prepared last."""
@@ -255,6 +257,12 @@ class OurPagesOnS3(Ours):
         )
 
 
+class OurPagesOnS3OverTls(OurPagesOnS3):
+    """The same over TLS."""
+
+    scheme = "https"
+
+
 def _storage(store: S3Store) -> S3Storage:
     return S3Storage.from_config(
         {
@@ -264,6 +272,7 @@ def _storage(store: S3Store) -> S3Storage:
             "access_key_id": ACCESS_KEY,
             "secret_access_key": SECRET_KEY,
             "timeout_s": TIMEOUT_S,
+            "tls_verify": False,
         }
     )
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import _sglang
 import redis
+from _certificates import new_certificate
 from _hf3fs_stores import SGLangHf3fsStore
 from _mooncake_cluster import master, node
 from _mooncake_stores import Cluster, SGLangMooncakeStore
 from _our_stores import TIMEOUT_S, OurPageStore, pages_in_directory
 from _redis_server import redis_server
-from _s3_servers import BUCKET, null_server, remove
-from _s3_stores import OurPagesOnS3
+from _s3_servers import BUCKET, null_server, null_server_with_tls, remove
+from _s3_stores import OurPagesOnS3, OurPagesOnS3OverTls
 
 from hicache_storage import open_storage
 
@@ -96,12 +98,17 @@ def _in_memory(place: Place) -> Generator[Subject, None, None]:
 
 
 @contextmanager
-def _on_redis(place: Place) -> Generator[Subject, None, None]:
-    with redis_server() as port:
-        config = {"url": f"redis://127.0.0.1:{port}", "timeout_s": TIMEOUT_S}
+def _on_redis(place: Place, *, tls: bool) -> Generator[Subject, None, None]:
+    certificate = new_certificate(place.directory) if tls else None
+    with redis_server(certificate=certificate) as port:
+        url, options = f"redis{'s' * tls}://127.0.0.1:{port}", dict[str, Any]()
+        if certificate:
+            options = {"tls_ca_file": str(certificate.certificate)}
+        config = {"url": url, "timeout_s": TIMEOUT_S, **options}
         store = OurPageStore(open_storage("redis", config), *place.memories)
-        client: Any = redis.Redis(port=port)
-        yield Subject("redis", store, client.flushall, most_repeats=4)
+        client: Any = redis.Redis(port=port, ssl=tls, ssl_cert_reqs="none")
+        name = "redis over TLS" if tls else "redis"
+        yield Subject(name, store, client.flushall, most_repeats=4)
         client.close()
         store.close()
 
@@ -110,12 +117,21 @@ def _on_redis(place: Place) -> Generator[Subject, None, None]:
 def _on_s3(place: Place) -> Generator[Subject, None, None]:
     with null_server() as port:
         store = OurPagesOnS3(port, *place.memories, threads=_S3_THREADS)
-
-        def empty() -> None:
-            remove(port, [f"/{BUCKET}/{name}" for name in store.object_names()])
-
-        yield Subject("s3", store, empty, most_repeats=1)
+        yield Subject("s3", store, partial(_remove_objects, port, store), most_repeats=1)
         store.close()
+
+
+@contextmanager
+def _on_s3_over_tls(place: Place) -> Generator[Subject, None, None]:
+    with null_server_with_tls(new_certificate(place.directory)) as (plain, tls):
+        store = OurPagesOnS3OverTls(tls, *place.memories, threads=_S3_THREADS)
+        empty = partial(_remove_objects, plain, store)
+        yield Subject("s3 over TLS", store, empty, most_repeats=1)
+        store.close()
+
+
+def _remove_objects(port: int, store: OurPagesOnS3) -> None:
+    remove(port, [f"/{BUCKET}/{name}" for name in store.object_names()])
 
 
 @contextmanager
@@ -159,8 +175,10 @@ def openings() -> dict[str, Opening]:
         "file": lambda place: _in_directory(place, "file"),
         "hf3fs": lambda place: _in_directory(place, "hf3fs"),
         "memory": _in_memory,
-        "redis": _on_redis,
+        "redis": lambda place: _on_redis(place, tls=False),
+        "redis-tls": lambda place: _on_redis(place, tls=True),
         "s3": _on_s3,
+        "s3-tls": _on_s3_over_tls,
     }
     has_mooncake = importlib.util.find_spec("mooncake") is not None
     if has_mooncake:
