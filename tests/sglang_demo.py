@@ -20,6 +20,8 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 from servers import RedisServer
 
 PROMPT_PAGES = 32

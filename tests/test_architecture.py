@@ -24,7 +24,7 @@ SUPPORT = "hicache_storage.backend_support"
 NATIVE = "hicache_storage.native"
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/hicache_backends/*/storage.py"))
 CACHE = ("host_pool", "device_pool", "controller", "handoff")
-ENTRANCES = ("replay", "integrations", "cli")
+ENTRANCES = ("replay", "planning", "integrations", "cli")
 
 FORBIDDEN = [
     ("hicache_storage", ("hicache_backends", "hicache_conformance")),
@@ -39,8 +39,10 @@ FORBIDDEN = [
             "device_pool": ("registry", "controller", "handoff", *ENTRANCES),
             "controller": ("registry", "handoff", *ENTRANCES),
             "handoff": ("registry", *ENTRANCES),
-            "integrations": ("replay", "cli"),
-            "replay": ("integrations", "cli"),
+            "integrations": ("replay", "planning", "cli"),
+            "replay": ("planning", "integrations", "cli"),
+            "planning": ("registry", "page_store.store", "controller", "integrations", "cli"),
+            "markup": ("registry", "page_store", *CACHE, *ENTRANCES),
         }.items()
     ),
 ]

@@ -86,7 +86,7 @@ def test_an_unknown_backend_is_named_with_the_nearest() -> None:
     assert "unknown storage backend 'fiel'; did you mean 'file'?" == str(error)
 
 
-def test_a_corrupt_page_says_why() -> None:
+def test_a_corrupt_page_has_a_reason() -> None:
     error = CorruptPage("wrong_size", "page ab says it has 3 bytes")
 
     assert "wrong_size" == error.reason

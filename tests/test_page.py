@@ -102,7 +102,7 @@ def test_a_segment_is_a_flat_view_of_the_bytes(made: Callable[[bytes], Any]) -> 
 
 
 @buffers(WRITABLE)
-def test_what_is_written_to_a_page_is_in_its_buffer(made: Callable[[bytes], Any]) -> None:
+def test_bytes_written_to_a_page_are_in_its_buffer(made: Callable[[bytes], Any]) -> None:
     buffer = made(bytes(48))
     Page(buffer).copy_from(DATA)
 
@@ -163,7 +163,7 @@ def test_a_page_of_nothing_has_no_bytes() -> None:
     assert (0, (), (), b"") == (Page().nbytes, Page().segments, Page().addresses, Page().tobytes())
 
 
-def test_a_tensor_that_wants_gradients_is_still_bytes() -> None:
+def test_a_tensor_that_requires_gradients_has_its_bytes() -> None:
     tensor = torch.ones(4, requires_grad=True)
 
     assert tensor.detach().numpy().tobytes() == Page(tensor).tobytes()
@@ -196,7 +196,7 @@ def test_a_buffer_with_holes_is_refused(scattered: Any) -> None:
 
 
 @pytest.mark.parametrize("thing", ["text", 5, None, [1, 2], object()], ids=repr)
-def test_what_is_no_buffer_is_refused_by_type(thing: Any) -> None:
+def test_an_object_that_is_no_buffer_is_refused_by_type(thing: Any) -> None:
     with pytest.raises(TypeError, match=f"must be a buffer, not {type(thing).__name__}"):
         Page(thing)
 

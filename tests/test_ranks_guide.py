@@ -23,7 +23,7 @@ def test_it_runs(block: str) -> None:
     exec(compile(block, "docs/ranks.md", "exec"), {})  # noqa: S102 - the project's own page
 
 
-def test_the_refusal_that_it_quotes_is_what_is_said() -> None:
+def test_the_quoted_refusal_is_the_actual_one() -> None:
     with pytest.raises(ConfigError) as caught:
         Topology(tp_size=8).tiles(Extent(layers=32, heads=8), 0, Grid(head_group=2))
 

@@ -27,7 +27,7 @@ def test_an_integer_of_any_type_becomes_a_plain_one(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(0), 3.0, "3", None, [3]])
-def test_what_is_no_integer_is_refused_by_name(value: Any) -> None:
+def test_a_value_that_is_no_integer_is_refused_by_name(value: Any) -> None:
     with pytest.raises(TypeError, match="n must be an integer, not"):
         check_integer("n", value, least=0)
 

@@ -35,7 +35,7 @@ def test_a_stopped_server_refuses_connections_and_comes_back_on_its_port(
         assert server.answers()
 
 
-def test_a_paused_server_says_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+def test_a_paused_server_does_not_answer_until_it_is_resumed(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, server.connected() as connection:
         connection.settimeout(0.2)
         server.pause()
@@ -82,7 +82,7 @@ def test_a_cluster_shares_its_slots(tmp_path: Path) -> None:
         assert connection.recv(1 << 16).startswith(b"*3\r\n")
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_gives_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-option"):
         RedisServer(tmp_path, "--no-such-option", "1").start()
 

@@ -188,7 +188,7 @@ def test_a_secret_is_not_shown() -> None:
     assert SECRET not in f"{settings} {settings!r} {settings.model_dump()}"
 
 
-def test_settings_made_without_parse_tell_no_secret_either() -> None:
+def test_settings_made_without_parse_show_no_secret_either() -> None:
     wrong: Any = [SECRET]
     with pytest.raises(ValidationError) as caught:
         Acme(url="acme://host", password=wrong)
@@ -196,7 +196,7 @@ def test_settings_made_without_parse_tell_no_secret_either() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_a_validators_own_words_are_kept() -> None:
+def test_the_message_of_a_validator_is_kept() -> None:
     with pytest.raises(ConfigError, match=r"^acme: url: must begin with acme://HOST$"):
         Acme.parse("acme", {"url": "http://host"})
 

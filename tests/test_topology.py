@@ -165,7 +165,7 @@ class TestRefusals:
             ),
         ],
     )
-    def test_a_topology_that_does_not_tile_the_grid_is_told_what_would(
+    def test_a_topology_that_does_not_tile_the_grid_gets_a_suggestion(
         self, topology: Topology, extent: Extent, grid: Grid, complaint: str, advice: str
     ) -> None:
         for rank in range(topology.size):

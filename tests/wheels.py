@@ -149,7 +149,7 @@ def test_an_installed_wheel_replays(installed_wheel: Path, tmp_path: Path) -> No
     print(replay(installed_wheel, tmp_path))  # noqa: T201 - a failure shows it
 
 
-def test_an_install_without_a_compiler_says_so_in_one_line(
+def test_an_install_without_a_compiler_prints_one_line(
     installed_sdist: tuple[Path, str],
 ) -> None:
     said = [line for line in installed_sdist[1].splitlines() if REFERENCE_SERVES in line]
@@ -182,7 +182,7 @@ def test_a_compiled_data_plane_can_be_left_out(installed_wheel: Path, tmp_path: 
     assert not {name for name in names_in(wheel) if name.endswith((".so", ".c", ".h"))}
 
 
-def test_a_compiled_data_plane_can_be_insisted_on(
+def test_a_compiled_data_plane_can_be_required(
     installed_sdist: tuple[Path, str], distributions: tuple[Path, Path], tmp_path: Path
 ) -> None:
     command = (installed_sdist[0] / "pip", "wheel", "--no-deps", distributions[0])

@@ -17,7 +17,7 @@ def completion(pages: int = 3) -> Completion:
     return Completion.of("request-1", SPACE, HASHES, pages, now_s=1e9)
 
 
-def test_what_was_encoded_is_decoded() -> None:
+def test_an_encoded_completion_is_decoded() -> None:
     assert completion() == Completion.decode(completion().encode(4096))
 
 
@@ -52,7 +52,7 @@ def test_a_pool_name_that_does_not_fit_is_refused() -> None:
     [b"", bytes(4096), b"{}", b"[1]", b"\xff\xfe", b"{" * 4096],
     ids=["nothing", "zeros", "empty", "list", "not-utf-8", "braces"],
 )
-def test_what_is_no_completion_is_none(data: bytes) -> None:
+def test_other_data_is_no_completion(data: bytes) -> None:
     assert Completion.decode(data) is None
 
 

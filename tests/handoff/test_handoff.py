@@ -230,7 +230,7 @@ class TestPrefillSide:
             with HandoffSender(controller, store, PATIENT) as sender:
                 assert sender.publish("request-1", PROMPT).result(30) == len(PROMPT)
 
-    def test_what_cannot_be_written_is_left_out(self, storage: MemoryStorage) -> None:
+    def test_pages_that_cannot_be_written_are_left_out(self, storage: MemoryStorage) -> None:
         """The request was aborted after half of the prompt was computed."""
         with (
             engine_rank(storage) as (controller, store),
@@ -310,7 +310,7 @@ class TestPools:
 
 
 class TestTimeout:
-    def test_what_came_since_the_last_look_is_taken(self, storage: MemoryStorage) -> None:
+    def test_pages_that_came_after_the_last_lookup_are_taken(self, storage: MemoryStorage) -> None:
         rarely = HandoffSettings(timeout_s=500, load_every_s=500, grace_s=30)
         with (
             engine_rank(storage) as (controller, _),
@@ -326,7 +326,7 @@ class TestTimeout:
 
             assert taken(request) == len(PROMPT)
 
-    def test_what_is_there_is_taken(self, storage: MemoryStorage) -> None:
+    def test_pages_that_are_there_are_taken(self, storage: MemoryStorage) -> None:
         with engine_rank(storage) as (controller, _):
             compute(controller, PROMPT[:HALF])
             assert controller.drain(20)
