@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
+from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.integrations._job_results import (
     JobKind,
     JobResult,
@@ -26,7 +27,7 @@ from hicache_storage.integrations._job_results import (
 )
 from hicache_storage.integrations._lookups import LookupQueue
 from hicache_storage.integrations._piece_mover import PieceMover
-from hicache_storage.integrations._private_memory import EngineMemory, PrivateMemory
+from hicache_storage.integrations._private_memory import PrivateMemory
 from hicache_storage.integrations._spaces import SpaceOpener
 from hicache_storage.integrations._transfer_queue import TransferLimits, TransferQueue
 from hicache_storage.integrations._write_admission import WriteAdmission
@@ -45,7 +46,7 @@ _LOAD_THREADS = 4
 _STORE_THREADS = 2
 # A bounded call ends a second after the store's own time limit.
 _GRACE_S = 1.0
-_MIN_REVOKE_S = 1.0
+_MIN_IDLE_WAIT_S = 1.0
 
 
 class JobSettings(Settings):
@@ -94,7 +95,7 @@ class JobRunner:
             owner: A key space of the engine's pages, under which the store keeps the sketch of
                 `admission`. None: that of the first store, which the sketch does not know yet.
         """
-        self._engine = EngineMemory()
+        self._engine = CallGate()
         self._spaces = SpaceOpener(store)
         self._memories = {
             kind: PrivateMemory(store, settings.queued_nbytes)
@@ -212,7 +213,8 @@ class JobRunner:
         self.drain(deadline.remaining_s())
         self._stores.stop(gives_up=True)
         self._admission.close(deadline.remaining_s())
-        unused = self._engine.revoke(max(_MIN_REVOKE_S, deadline.remaining_s()))
+        self._engine.close()
+        unused = self._engine.wait_until_idle(max(_MIN_IDLE_WAIT_S, deadline.remaining_s()))
         for memory in self._memories.values():
             memory.close()
         self._spaces.close()

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from hicache_storage.integrations._private_memory import EngineMemory, PrivateMemory
+    from hicache_storage.backend_support.shared_resource import CallGate
+    from hicache_storage.integrations._private_memory import PrivateMemory
     from hicache_storage.integrations._transfer_job import Piece
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store import FramedPage, PageStore
@@ -25,6 +26,7 @@ _MAX_PIECE_NBYTES = 32 << 20
 _MAX_PIECE_PAGES = 1024
 # The limit of the private memory allows this many pieces, so that threads work at the same time.
 _PIECES = 8
+_UNHASHED = -1
 
 
 class PieceMover:
@@ -39,16 +41,26 @@ class PieceMover:
         self,
         kind: JobKind,
         store: PageStore,
-        engine: EngineMemory,
+        engine: CallGate,
         memory: PrivateMemory,
         *,
         lends_memory: bool,
         settle_s: float,
     ) -> None:
-        """Make a mover. A bounded store has settled every call `settle_s` after the call began."""
+        """Make a mover.
+
+        Args:
+            kind: The direction.
+            store: Has the key spaces of the pieces open.
+            engine: Counts the calls and copies that may touch the engine's memory.
+            memory: Holds headers and copies.
+            lends_memory: True if the store itself accesses the engine's memory.
+            settle_s: A bounded store has settled every call this long after the call began.
+        """
         self._loads = kind is JobKind.LOAD
         self._call = store.load if self._loads else store.save
         self._frame_nbytes = store.frame_nbytes
+        self._hashed = 0 if store.settings.checksum == "xxh3" else _UNHASHED
         self._engine = engine
         self._memory = memory
         self._lends_memory = lends_memory
@@ -109,9 +121,13 @@ class PieceMover:
         frames = buffer.frames(space.page_nbytes, self._frame_nbytes, len(pages))
         copies = [frame.payload.segments for frame in frames]
         payloads = [page.segments for page in pages]
-        if not self._loads and not self._copy(copies, payloads):
-            self._memory.release(buffer)
-            return piece.verdicts(Verdict.UNAVAILABLE)
+        if not self._loads:
+            digests = self._copy(copies, payloads, self._hashed)
+            if digests is None:
+                self._memory.release(buffer)
+                return piece.verdicts(Verdict.UNAVAILABLE)
+            for frame, digest in zip(frames, digests, strict=False):
+                frame.payload.digest = digest
         try:
             outcome = self._transfer(piece, frames)
         except (TypeError, ValueError):  # the page store refused its arguments, and no call began
@@ -122,7 +138,7 @@ class PieceMover:
             if self._loads:
                 moved = [verdict is Verdict.OK for verdict in verdicts]
                 targets, sources = compress(payloads, moved), compress(copies, moved)
-                if not self._copy(list(targets), list(sources)):
+                if self._copy(list(targets), list(sources), _UNHASHED) is None:
                     return piece.verdicts(Verdict.UNAVAILABLE)
         finally:
             self._memory.release(buffer, outcome.settled)
@@ -136,15 +152,19 @@ class PieceMover:
         self,
         targets: Sequence[tuple[memoryview, ...]],
         sources: Sequence[tuple[memoryview, ...]],
-    ) -> bool:
-        """Copy pages from or to the engine's memory. Return False if it may not be used any more."""
+        skip: int,
+    ) -> list[int] | None:
+        """Copy pages from or to the engine's memory.
+
+        Returns:
+            What `native.copy_pages` returns for `skip`. None if that memory may not be used any more.
+        """
         if not self._engine.begin():
-            return False
+            return None
         try:
-            native.copy_pages(targets, sources, -1)
+            return native.copy_pages(targets, sources, skip)
         finally:
             self._engine.end()
-        return True
 
     def _stride_nbytes(self, space: KeySpace) -> int:
         return stride_nbytes(space.page_nbytes, self._frame_nbytes)

@@ -1,4 +1,4 @@
-"""Memory of the runner, and the use of the engine's memory."""
+"""Memory of the runner, for headers and for copies of pages."""
 
 from __future__ import annotations
 
@@ -91,8 +91,9 @@ class PrivateMemory:
             if self._closed or not fits:
                 return None
             self._used_nbytes += nbytes
-            for number, buffer in enumerate(self._free):
-                if buffer.nbytes == nbytes:
+            # The buffer that was used last may still be in the processor's cache.
+            for number in reversed(range(len(self._free))):
+                if self._free[number].nbytes == nbytes:
                     return self._free.pop(number)
             unneeded = self._make_room(nbytes)
         for buffer in unneeded:
@@ -151,35 +152,3 @@ class PrivateMemory:
             self._store.unregister_buffer(buffer.view)
         except Exception:
             logger.debug("a buffer was not registered", exc_info=True)
-
-
-class EngineMemory:
-    """The number of calls and copies that may touch the engine's memory now. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._users = 0
-        self._revoked = False
-
-    @property
-    def is_revoked(self) -> bool:
-        """True after `revoke`."""
-        return self._revoked
-
-    def begin(self) -> bool:
-        """Count a user, which `end` removes. Return False if the memory may not be used any more."""
-        with self._changed:
-            self._users += not self._revoked
-            return not self._revoked
-
-    def end(self) -> None:
-        """Remove a user."""
-        with self._changed:
-            self._users -= 1
-            self._changed.notify_all()
-
-    def revoke(self, timeout_s: float) -> bool:
-        """Admit no more users. Return False if one is left after `timeout_s`."""
-        with self._changed:
-            self._revoked = True
-            return self._changed.wait_for(lambda: not self._users, timeout_s)

@@ -70,14 +70,14 @@ class Framing:
         self._space_id = bytes.fromhex(space.id)
 
     def write(self, pages: Sequence[FramedPage], hashes: Sequence[str]) -> None:
-        """Write the headers of `pages` in place."""
-        checksums = payload_checksums([page.payload for page in pages]) if self._checksum else None
+        """Write the headers of `pages` in place. A payload that has a digest is not hashed again."""
+        digests = [page.payload.digest for page in pages] if self._checksum else None
         native.write_frames(
             [page.header for page in pages],
             hashes,
             self._space_id,
             _payload_nbytes(pages),
-            checksums,
+            None if digests is None else _completed(pages, digests),
         )
 
     def errors(
@@ -143,6 +143,8 @@ def _completed(
     if checksums is None:
         return payload_checksums([page.payload for page in pages])
     unknown = [index for index, checksum in enumerate(checksums) if checksum is None]
+    if len(unknown) == len(pages):
+        return payload_checksums([page.payload for page in pages])
     known = list(checksums)
     values = payload_checksums([pages[index].payload for index in unknown]) if unknown else []
     for index, value in zip(unknown, values, strict=True):

@@ -8,11 +8,12 @@ import pytest
 from hicache_backends.memory import MemoryStorage
 from job_runners import SPACE, batch
 
+from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.integrations._job_results import JobKind
 from hicache_storage.integrations._piece_mover import PieceMover
-from hicache_storage.integrations._private_memory import EngineMemory, PrivateMemory
+from hicache_storage.integrations._private_memory import PrivateMemory
 from hicache_storage.integrations._transfer_job import TransferJob
-from hicache_storage.page_store import PageStore
+from hicache_storage.page_store import PageStore, frame
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class _Setup:
     def __init__(self, store: PageStore, *, lends_memory: bool) -> None:
         self.store = store
         store.open_space(SPACE)
-        self.engine = EngineMemory()
+        self.engine = CallGate()
         self.memory = PrivateMemory(store, 1 << 20)
         self.mover = PieceMover(
             JobKind.STORE,
@@ -70,14 +71,21 @@ def setup(lends_memory: bool) -> Generator[_Setup]:  # noqa: FBT001 - a fixture
 def test_memory_is_free_again_after_a_move(setup: _Setup) -> None:
     assert [Verdict.OK] * 3 == setup.move(setup.piece(3))
     assert 0 == setup.memory.used_nbytes < setup.memory.nbytes
-    assert setup.engine.revoke(0)
+    assert not setup.engine.calls
 
 
-def test_a_move_after_the_memory_was_revoked_is_not_tried(setup: _Setup) -> None:
-    setup.engine.revoke(0)
+def test_a_move_after_the_memory_was_taken_back_is_not_tried(setup: _Setup) -> None:
+    setup.engine.close()
 
     assert [Verdict.UNAVAILABLE] == setup.move(setup.piece())
     assert 0 == setup.memory.used_nbytes
+
+
+def test_a_copied_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "payload_checksums", None)  # a second hash would fail
+    with PageStore(MemoryStorage.from_config({})) as store:
+        setup = _Setup(store, lends_memory=False)
+        assert [Verdict.OK] * 3 == setup.move(setup.piece(3))
 
 
 def test_the_buffers_of_a_key_space_have_one_size(setup: _Setup) -> None:
@@ -95,7 +103,7 @@ def test_a_call_whose_end_is_unknown_keeps_its_private_memory(lends_memory: bool
             setup.move(setup.piece())
 
         assert setup.memory.used_nbytes > 0
-        assert setup.engine.revoke(0)  # a bounded store has ended its calls by now
+        assert not setup.engine.calls  # a bounded store has ended its calls by now
 
 
 def _pages(pieces: Sequence[Piece]) -> list[int]:

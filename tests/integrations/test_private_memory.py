@@ -13,7 +13,6 @@ from pages import page
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.integrations._private_memory import (
-    EngineMemory,
     PrivateBuffer,
     PrivateMemory,
     stride_nbytes,
@@ -171,22 +170,3 @@ def test_close_unregisters_free_buffers_now_and_others_when_they_settle(
     settled.set_result(None)
     assert [] == store.registered
     assert memory.acquire(16 * KIB, Deadline(NOW)) is None
-
-
-def test_revoked_memory_admits_no_user() -> None:
-    engine = EngineMemory()
-    assert engine.begin()
-    engine.end()
-
-    assert engine.revoke(0)
-    assert not engine.begin()
-    assert engine.is_revoked
-
-
-def test_revoke_waits_for_the_users() -> None:
-    engine = EngineMemory()
-    engine.begin()
-
-    assert not engine.revoke(0)
-    threading.Timer(0.05, engine.end).start()
-    assert engine.revoke(20)

@@ -66,6 +66,20 @@ def test_a_header_has_these_bytes_for_ever() -> None:
     assert "51859edbc6ab507d26c334a48f03bce5" == xxhash.xxh3_128_hexdigest(made.header)
 
 
+@pytest.mark.parametrize("others", [[], [page(1000)]], ids=["alone", "beside one without digest"])
+def test_a_header_takes_the_digest_that_its_page_has(others: list[Page]) -> None:
+    hashed, *rest = [
+        FramedPage(memoryview(bytearray(FRAME_NBYTES)), one) for one in (page(1000), *others)
+    ]
+    hashed.payload.digest = 7
+    made = [hashed, *rest]
+    Framing(SPACE, checksum=True).write(made, [PAGE_HASH] * len(made))
+
+    assert (7).to_bytes(8, "little") == bytes(hashed.header[16:24])
+    for one in rest:
+        check(SPACE, one, PAGE_HASH, checksum=True)
+
+
 def test_a_page_passes_under_its_own_key() -> None:
     check(SPACE, framed(), PAGE_HASH, checksum=True)
 
