@@ -22,7 +22,7 @@ def run_gpu(*options: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
 
 
@@ -51,6 +51,7 @@ def test_missing_packages_are_named_in_one_line() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_dry_run_has_tests_and_ratios_of_a_cpu(tmp_path: Path) -> None:
     done = run_gpu("--device", "cpu", "--out", str(tmp_path))
 

@@ -31,6 +31,11 @@ def _filled(store: CliStore, pages: int) -> KeySpace:
     return [store.fill(range(n, n + 1000), SMALL) for n in range(0, pages, 1000)][-1]
 
 
+def _patient(store: CliStore) -> CliStore:
+    """Return the store with a time limit that a busy machine keeps: a copy ends at the first time-out."""
+    return CliStore(store.backend, {**store.config, "timeout_s": 60})
+
+
 def _count(store: CliStore, key_space: KeySpace, pages: int) -> int:
     """Return the number of pages that are there."""
     hashes = [hash_of(number) for number in range(pages)]
@@ -59,7 +64,7 @@ def test_a_copy_through_every_store_is_killed_twice_and_loses_nothing(
     store_of: Callable[[str], CliStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pages = 10_000
-    chain = [store_of(name) for name in ("file", "redis", "s3", "hf3fs", "file")]
+    chain = [_patient(store_of(name)) for name in ("file", "redis", "s3", "hf3fs", "file")]
     key_space = _filled(chain[0], pages)
 
     for number, (source, target) in enumerate(pairwise(chain)):
@@ -68,8 +73,9 @@ def test_a_copy_through_every_store_is_killed_twice_and_loses_nothing(
         if number in (0, 1):
             before = _killed(tmp_path, argv, target, key_space, pages)
         done = subprocess.run(
-            [*COMMAND, *argv, "--json"], capture_output=True, text=True, check=True, cwd=tmp_path
+            [*COMMAND, *argv, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path
         )
+        assert 0 == done.returncode, done.stderr
         copied: dict[str, Any] = json.loads(done.stdout)
         # A server may carry out a write of the killed process after the count.
         assert before <= copied["skipped_pages"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from itertools import compress, groupby
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
@@ -84,20 +84,15 @@ class Transport:
         admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
         if all(admitted):
             return self._save(pool, keys, indices)
-        tokens = pool.host.page_size
-        moved: list[bool] = []
-        for is_admitted, run in groupby(admitted):
-            part = slice(len(moved), len(moved) + len(list(run)))
-            if not is_admitted:
-                moved += [True] * (part.stop - part.start)
-                continue
-            places = indices[part.start * tokens : part.stop * tokens]
-            result = self._save(pool, keys[part], places)
-            moved += result.moved
-            if not result.answered:
-                unsaved = [False] * (len(keys) - len(moved))
-                return TransferResult(moved + unsaved, answered=False)
-        return TransferResult(moved, answered=True)
+        if not any(admitted):
+            return TransferResult([True] * len(keys), answered=True)
+        places = list(compress(range(len(keys)), admitted))
+        result = self._save(
+            pool,
+            [keys[place] for place in places],
+            indices.reshape(-1, pool.host.page_size)[places].reshape(-1),
+        )
+        return _with_refused(admitted, result)
 
     def _save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         stored, deadline = 0, Deadline(self._timeout_s)
@@ -136,8 +131,7 @@ class Transport:
         keys, values = list(compress(keys, admitted)), list(compress(values, admitted))
         flats = _flats(pool, [value.contiguous() for value in values])
         result = self._run("backup", pool, pool.flat_transfers(keys, flats))
-        moved = iter(result.moved)
-        return TransferResult([not kept or next(moved) for kept in admitted], result.answered)
+        return _with_refused(admitted, result)
 
     def close(self) -> None:
         """Release the bounce buffers."""
@@ -177,6 +171,12 @@ class Transport:
             elapsed_s = time.monotonic() - began_s
             self.metrics.add(direction, pages, pages * pool.page_nbytes, elapsed_s)
         return TransferResult(moved, _answered(outcome))
+
+
+def _with_refused(admitted: Sequence[bool], saved: TransferResult) -> TransferResult:
+    """Return the result of the admitted pages with the others, which count as moved."""
+    moved = iter(saved.moved)
+    return TransferResult([not one or next(moved) for one in admitted], saved.answered)
 
 
 def _answered(outcome: Outcome) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from servers import wait_until
-from sglang_engine import MORE, TOKENS, WINDOW, Engine, PoolPlan, engine_world
+from sglang_engine import MORE, TOKENS, WINDOW, Engine, PoolPlan, engine_world, hashes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,6 +46,33 @@ def test_only_the_new_pages_of_a_longer_node_are_kept_out(file_config: dict[str,
         engine.write(TOKENS)
 
         assert 4 == engine.read(MORE).pages
+
+
+def test_admitted_pages_between_others_are_one_call(
+    file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine([PoolPlan()], admitting(file_config, second_use=True)) as engine:
+        engine.fill(1)
+        pool, transport = engine.storage._pools.all()[0], engine.storage._transport
+        calls: list[list[str]] = []
+        save = transport.store.save
+
+        def counted(transfers: Sequence[Any], **options: Any) -> Any:
+            calls.append(list(transfers[0].hashes))
+            return save(transfers, **options)
+
+        monkeypatch.setattr(transport.store, "save", counted)
+        keys, indices = hashes_of(TOKENS), torch.arange(len(TOKENS))
+        transport.save(pool, keys[::2], indices[: len(TOKENS) // 2])
+        moved = transport.save(pool, keys, indices).moved
+        held = engine.bytes_at(pool.name, indices)
+        engine.wipe()
+        loaded = transport.load(pool, keys, indices).moved
+
+        assert [keys[::2]] == calls
+        assert [True] * len(keys) == moved
+        assert [True, False] * (len(keys) // 2) == loaded
+        assert held[::2] == engine.bytes_at(pool.name, indices)[::2]
 
 
 def test_side_pools_are_stored_with_their_node(file_config: dict[str, Any]) -> None:
