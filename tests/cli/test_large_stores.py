@@ -32,7 +32,7 @@ def _filled(store: CliStore, pages: int) -> KeySpace:
 
 
 def _patient(store: CliStore) -> CliStore:
-    """Return the store with a time limit that a busy machine keeps: a copy ends at the first time-out."""
+    """Return the store with a time limit that a busy machine keeps. A copy ends at a time-out."""
     return CliStore(store.backend, {**store.config, "timeout_s": 60})
 
 

@@ -8,12 +8,16 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.integrations._backend_choice import (
+    BackendChoice,
+    close_store,
+    closed_on_failure,
+    register_memory,
+)
 from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.integrations.lmcache._identity import Identity
 from hicache_storage.integrations.lmcache._layouts import Layouts
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.registry import open_storage, resolve
-from hicache_storage.scalars import parse_float
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +48,8 @@ class Session:
             ConfigError: A field is wrong, or a deadline does not fit LMCache's locks.
             StorageUnavailable, StorageTimeout: The store cannot be reached.
         """
-        fields, timeout_s = _bounded_fields(settings)
-        settings.check_ttls(timeout_s or 0.0)
+        choice = _choice(settings)
+        settings.check_ttls(choice.timeout_s or 0.0)
         sizes: Serde | None = engine.serde(settings.serde) if settings.serde else None
         self.settings = settings
         self.layouts = Layouts(settings.kv_dtype, settings.serde, sizes)
@@ -53,32 +57,28 @@ class Session:
         self._sizes = sizes
         self._buffer: Any = None
         try:
-            self.storage = open_storage(settings.backend, fields)
+            self.store = PageStore(
+                choice.storage_class.from_config(choice.fields),
+                PageStoreSettings(
+                    checksum=settings.checksum,
+                    timeout_s=settings.store_timeout_s,
+                    parallelism=settings.parallelism,
+                ),
+            )
+            with closed_on_failure(self.store):
+                lends = choice.lends_memory(self.store.storage, settings.load_timeout_s)
+                if lends and memory is not None:
+                    self._register(memory)
+                self.runner = JobRunner(
+                    self.store,
+                    settings,
+                    lends_memory=lends,
+                    on_finished=lambda kind: on_finished(self, kind),
+                    owner=self.identity.owner(),
+                )
         except BaseException:
             self._close_serde()
             raise
-        self.store = PageStore(
-            self.storage,
-            PageStoreSettings(
-                checksum=settings.checksum,
-                timeout_s=settings.store_timeout_s,
-                parallelism=settings.parallelism,
-            ),
-        )
-        lends_memory = (
-            self.storage.capabilities.bounded
-            and timeout_s is not None
-            and timeout_s <= settings.load_timeout_s
-        )
-        if lends_memory and memory is not None:
-            self._register(memory)
-        self.runner = JobRunner(
-            self.store,
-            settings,
-            lends_memory=lends_memory,
-            on_finished=lambda kind: on_finished(self, kind),
-            owner=self.identity.owner(),
-        )
 
     def close(self) -> None:
         """Close everything, after nothing touches LMCache's memory any more."""
@@ -86,16 +86,16 @@ class Session:
             logger.error("the store %r still uses LMCache's memory", self.settings.backend)
         if self._buffer is not None:
             self.store.unregister_buffer(self._buffer)
-        self.store.close()
-        self.storage.close()
+        close_store(self.store)
         self._close_serde()
 
     def _register(self, memory: MemoryDesc) -> None:
         """Register LMCache's arena, or the part of it that is sure to stay where it is."""
         size = getattr(memory, "stable_registration_size", None) or memory.size
         arena = (ctypes.c_ubyte * size).from_address(memory.ptr)
-        self._buffer = memoryview(arena).cast("B")
-        self.store.register_buffer(self._buffer)
+        buffer = memoryview(arena).cast("B")
+        if register_memory(self.store, buffer):
+            self._buffer = buffer
 
     def _close_serde(self) -> None:
         if self._sizes is not None:
@@ -132,7 +132,7 @@ class Attachment:
             ConfigError: A field is wrong. The present store stays.
         """
         with self._changes:
-            _bounded_fields(settings)
+            _choice(settings)
             self._replace(settings)
 
     def detach(self) -> None:
@@ -185,23 +185,5 @@ class Attachment:
             session.close()
 
 
-def _bounded_fields(settings: AdapterSettings) -> tuple[dict[str, Any], float | None]:
-    """Return the backend's fields, and its `timeout_s` if the backend is bounded.
-
-    A bounded backend gets half of `load_timeout_s` as its own `timeout_s`, unless the user set one. A
-    load begins in the first half only, so it ends a second after `load_timeout_s` at the latest.
-
-    Raises:
-        UnknownBackend, BackendNotInstalled, ConfigError: The backend or its config is wrong.
-    """
-    fields = settings.backend_fields()
-    storage_class, own = resolve(settings.backend, fields)
-    if not getattr(getattr(storage_class, "capabilities", None), "bounded", False):
-        return fields, None
-    if "timeout_s" not in own:
-        timeout_s = settings.load_timeout_s / 2
-        return {**fields, "timeout_s": timeout_s}, timeout_s
-    try:
-        return fields, parse_float(own["timeout_s"])
-    except ValueError:
-        return fields, None  # the backend refuses it, and names it
+def _choice(settings: AdapterSettings) -> BackendChoice:
+    return BackendChoice.of(settings.backend, settings.backend_fields(), settings.load_timeout_s)

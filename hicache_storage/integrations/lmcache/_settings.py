@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator
 
-from hicache_storage.config import load_extra_config
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.settings import Field, PositiveSeconds
 
@@ -76,11 +76,7 @@ class AdapterSettings(JobSettings):
         Raises:
             ConfigError: The file cannot be read, or has no fields.
         """
-        if not isinstance(self.config, str):
-            return dict(self.config)
-        if not self.config.startswith("@"):
-            raise ConfigError(f'{NAME}: config: must be an object, or "@" and the name of a file')
-        return load_extra_config(self.config, where=f"{NAME}: config")
+        return backend_fields(self.config, f"{NAME}: config")
 
     def check_ttls(self, call_timeout_s: float) -> None:
         """Refuse deadlines after which LMCache could have given a buffer to others.

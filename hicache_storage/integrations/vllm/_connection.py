@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
+from hicache_storage.integrations._backend_choice import (
+    BackendChoice,
+    close_store,
+    closed_on_failure,
+    register_memory,
+)
 from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.page_store import PageStore, PageStoreSettings
-from hicache_storage.registry import resolve
-from hicache_storage.scalars import parse_float
 
 if TYPE_CHECKING:
     from hicache_storage.integrations.vllm._settings import TierSettings
@@ -44,9 +48,9 @@ class StoreConnection:
         self._settings = settings
         self._memory = memory
         self._owner = owner
-        self._class, self._fields = resolve(settings.backend, settings.backend_fields())
-        self._lends = _lends_memory(self._class, self._fields, settings)
-        self._storage: HiCacheStorage | None = None
+        self._choice = BackendChoice.of(
+            settings.backend, settings.backend_fields(), settings.load_timeout_s
+        )
         self._registered = False
         self._mistake: Exception | None = None
         self._tried = threading.Event()
@@ -68,18 +72,16 @@ class StoreConnection:
         """Return True if nothing touches the engine's memory any more, and nothing will. Idempotent."""
         self._stopped.set()
         with self._lock:
-            runner, store, storage = self.runner, self.store, self._storage
+            runner, store = self.runner, self.store
             self.runner = None
-        if runner is None or store is None or storage is None:
+        if runner is None or store is None:
             return True
         unused = runner.close(timeout_s)
         if self._registered and unused:
-            _quietly(lambda: storage.unregister_buffer(self._memory))
-        # Both wait for calls under way, which an engine that ends need not.
+            self._unregister(store)
+        # It waits for calls under way, which an engine that ends need not.
         closing = threading.Thread(
-            target=lambda: _quietly(lambda: _close(store, storage)),
-            name="hicache-close",
-            daemon=True,
+            target=close_store, args=(store,), name="hicache-close", daemon=True
         )
         closing.start()
         closing.join(timeout_s)
@@ -91,7 +93,7 @@ class StoreConnection:
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopped.is_set():
             try:
-                self._connect(self._class.from_config(self._fields))
+                self._connect(self._choice.storage_class.from_config(self._choice.fields))
             except _MISTAKES as error:
                 self._mistake = error
                 if self._tried.is_set():
@@ -112,7 +114,6 @@ class StoreConnection:
 
     def _connect(self, storage: HiCacheStorage) -> None:
         settings = self._settings
-        lends = self._lends and storage.capabilities.bounded
         store = PageStore(
             storage,
             PageStoreSettings(
@@ -121,44 +122,18 @@ class StoreConnection:
                 parallelism=settings.parallelism,
             ),
         )
-        if lends:
-            try:
-                storage.register_buffer(self._memory)
-                self._registered = True
-            except Exception:
-                logger.warning("the store will copy pages once more", exc_info=True)
-        with self._lock:
-            if not self._stopped.is_set():
-                runner = JobRunner(store, settings, lends_memory=lends, owner=self._owner)
-                self._storage, self.store, self.runner = storage, store, runner
-                return
-        _close(store, storage)  # the engine ended meanwhile
+        with closed_on_failure(store):
+            lends = self._choice.lends_memory(storage, settings.load_timeout_s)
+            self._registered = lends and register_memory(store, self._memory)
+            with self._lock:
+                if not self._stopped.is_set():
+                    self.runner = JobRunner(store, settings, lends_memory=lends, owner=self._owner)
+                    self.store = store
+                    return
+        close_store(store)  # the engine ended meanwhile
 
-
-def _lends_memory(
-    storage_class: type[HiCacheStorage], fields: dict[str, Any], settings: TierSettings
-) -> bool:
-    """Return whether the store may get the engine's own memory.
-
-    Its calls must end in time. A `bounded` backend without a `timeout_s` gets half of the loads' own,
-    so that a hanging load is over a second after its deadline.
-    """
-    if not storage_class.capabilities.bounded:
-        return False
-    own = fields.setdefault("timeout_s", settings.load_timeout_s / 2)
-    try:
-        return parse_float(own) <= settings.load_timeout_s
-    except ValueError:
-        return False  # the backend itself refuses the field
-
-
-def _close(store: PageStore, storage: HiCacheStorage) -> None:
-    store.close()
-    storage.close()
-
-
-def _quietly(function: Any) -> None:
-    try:
-        function()
-    except Exception:
-        logger.warning("the store could not be closed", exc_info=True)
+    def _unregister(self, store: PageStore) -> None:
+        try:
+            store.unregister_buffer(self._memory)
+        except Exception:
+            logger.warning("the engine's memory is still registered", exc_info=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from hicache_storage.config import load_extra_config
 from hicache_storage.errors import ConfigError
+from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
@@ -94,11 +94,7 @@ class TierSettings(JobSettings):
         Raises:
             ConfigError: The file cannot be read, or holds no object.
         """
-        if not isinstance(self.config, str):
-            return dict(self.config)
-        if not self.config.startswith("@"):
-            raise ConfigError(f"{NAME}: config: must be an object, or '@' and the path of a file")
-        return load_extra_config(self.config, where=f"{NAME}: config")
+        return backend_fields(self.config, f"{NAME}: config")
 
 
 def tier_settings(fields: Mapping[str, Any]) -> TierSettings:

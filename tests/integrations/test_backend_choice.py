@@ -1,0 +1,150 @@
+"""Tests of the backend that an adapter opens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hicache_backends.memory import MemoryStorage
+from hicache_backends.redis import RedisStorage
+
+from hicache_storage.errors import ConfigError, UnknownBackend
+from hicache_storage.integrations._backend_choice import (
+    BackendChoice,
+    backend_fields,
+    close_store,
+    closed_on_failure,
+    register_memory,
+)
+from hicache_storage.page_store import PageStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+URL = {"url": "redis://127.0.0.1:1/0"}
+
+
+class Closable(MemoryStorage):
+    """A storage that counts how often it is closed."""
+
+    closes = 0
+
+    def close(self) -> None:
+        self.closes += 1
+        super().close()
+
+
+class Unclosable(MemoryStorage):
+    """A storage that neither closes nor registers memory."""
+
+    def close(self) -> None:
+        raise OSError("no")
+
+    def register_buffer(self, _: Any) -> None:
+        raise OSError("no")
+
+
+class Bounded(MemoryStorage):
+    """A storage whose calls are sure to end."""
+
+    capabilities = replace(MemoryStorage.capabilities, bounded=True)
+
+
+# --- fields ---------------------------------------------------------------------------------------
+
+
+def test_fields_are_a_copy() -> None:
+    assert backend_fields(URL, "x") == URL
+    assert backend_fields(URL, "x") is not URL
+
+
+def test_fields_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"a": 1}')
+
+    assert {"a": 1} == backend_fields(f"@{tmp_path}/c.json", "x")
+
+
+def test_text_that_names_no_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tier: config: must be an object, or '@'"):
+        backend_fields("redis://x", "tier: config")
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def test_a_bounded_backend_gets_half_of_the_time_of_a_load() -> None:
+    choice = BackendChoice.of("redis", URL, 3.0)
+
+    assert (RedisStorage, {**URL, "timeout_s": 1.5}, 1.5) == choice
+
+
+def test_the_time_limit_of_the_user_stays() -> None:
+    assert 0.25 == BackendChoice.of("redis", {**URL, "timeout_s": "0.25"}, 3.0).timeout_s
+
+
+def test_any_other_backend_gets_no_time_limit() -> None:
+    assert (MemoryStorage, {}, None) == BackendChoice.of("memory", {}, 3.0)
+
+
+def test_a_time_limit_that_is_none_is_left_to_the_backend() -> None:
+    choice = BackendChoice.of("redis", {**URL, "timeout_s": "soon"}, 3.0)
+
+    assert choice.timeout_s is None
+    assert "soon" == choice.fields["timeout_s"]
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(UnknownBackend):
+        BackendChoice.of("rediss", {}, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "lends"), [(None, False), (3.0, True), (3.5, False)], ids=str
+)
+def test_memory_is_lent_to_calls_that_end_with_the_load(
+    timeout_s: float | None,
+    lends: bool,  # noqa: FBT001 - a parameter of the table
+) -> None:
+    with Bounded.from_config({}) as storage:
+        assert lends is BackendChoice(Bounded, {}, timeout_s).lends_memory(storage, 3.0)
+
+
+def test_no_memory_is_lent_to_a_storage_that_is_not_bounded() -> None:
+    with MemoryStorage.from_config({}) as storage:
+        assert not BackendChoice(MemoryStorage, {}, 1.0).lends_memory(storage, 3.0)
+
+
+# --- open and close -------------------------------------------------------------------------------
+
+
+def test_a_storage_is_closed_if_its_user_fails() -> None:
+    storage = Closable.from_config({})
+    with pytest.raises(RuntimeError, match="no thread"), closed_on_failure(PageStore(storage)):
+        raise RuntimeError("no thread")
+
+    assert 1 == storage.closes
+
+
+def test_a_storage_stays_open_for_its_user() -> None:
+    storage = Closable.from_config({})
+    store = PageStore(storage)
+    with closed_on_failure(store):
+        assert not storage.closes
+    assert not storage.closes
+    close_store(store)
+    assert 1 == storage.closes
+
+
+def test_a_storage_that_cannot_close_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    close_store(PageStore(Unclosable.from_config({})))
+
+    assert "the store could not be closed" in caplog.text
+
+
+def test_memory_that_cannot_be_registered_is_copied(caplog: pytest.LogCaptureFixture) -> None:
+    store = PageStore(Unclosable.from_config({}))
+
+    assert not register_memory(store, memoryview(bytearray(4096)))
+    assert "the store will copy pages once more" in caplog.text
+    store.close()
