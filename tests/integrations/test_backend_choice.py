@@ -41,7 +41,7 @@ class Unclosable(MemoryStorage):
     def close(self) -> None:
         raise OSError("no")
 
-    def register_buffer(self, _: Any) -> None:
+    def register_buffer(self, buffer: Any) -> None:
         raise OSError("no")
 
 
@@ -128,11 +128,16 @@ def test_a_storage_is_closed_if_its_user_fails() -> None:
 
 def test_a_storage_stays_open_for_its_user() -> None:
     storage = Closable.from_config({})
-    store = PageStore(storage)
-    with closed_on_failure(store):
-        assert not storage.closes
-    assert not storage.closes
-    close_store(store)
+    with closed_on_failure(PageStore(storage)):
+        pass
+
+    assert 0 == storage.closes
+
+
+def test_a_store_is_closed_with_its_storage() -> None:
+    storage = Closable.from_config({})
+    close_store(PageStore(storage))
+
     assert 1 == storage.closes
 
 
