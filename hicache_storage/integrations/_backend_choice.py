@@ -65,6 +65,15 @@ class BackendChoice(NamedTuple):
             timeout_s = None
         return cls(storage_class, own, timeout_s)
 
+    def open(self) -> HiCacheStorage:
+        """Open the storage.
+
+        Raises:
+            ConfigError: A field is wrong, missing or unknown.
+            StorageUnavailable, StorageTimeout: The store cannot be reached.
+        """
+        return self.storage_class.from_config(self.fields)
+
     def lends_memory(self, storage: HiCacheStorage, load_timeout_s: float) -> bool:
         """Return True if the calls of `storage` end in time for it to access the engine's memory."""
         return (

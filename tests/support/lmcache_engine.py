@@ -26,6 +26,8 @@ from unittest import mock
 
 from servers import wait_until
 
+from hicache_storage.integrations._backend_choice import BackendChoice
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -127,14 +129,13 @@ class Engine:
         **spec: Any,
     ) -> None:
         self.plan = plan or Plan()
-        module = importlib.import_module("hicache_storage.integrations.lmcache._attachment")
-        open_storage: Callable[..., HiCacheStorage] = module.open_storage
+        open_storage = BackendChoice.open
 
-        def opened(name: str, fields: dict[str, Any]) -> HiCacheStorage:
-            storage = open_storage(name, fields)
+        def opened(choice: BackendChoice) -> HiCacheStorage:
+            storage = open_storage(choice)
             return storage if wrap is None else wrap(storage)
 
-        with mock.patch.object(module, "open_storage", opened):
+        with mock.patch.object(BackendChoice, "open", opened):
             self.manager = StorageManager(
                 parse_config({**ADAPTER, "adapter_params": params, **spec}, l1_gb=l1_gb)
             )

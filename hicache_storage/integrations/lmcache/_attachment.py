@@ -58,7 +58,7 @@ class Session:
         self._buffer: Any = None
         try:
             self.store = PageStore(
-                choice.storage_class.from_config(choice.fields),
+                choice.open(),
                 PageStoreSettings(
                     checksum=settings.checksum,
                     timeout_s=settings.store_timeout_s,

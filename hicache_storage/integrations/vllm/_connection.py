@@ -93,7 +93,7 @@ class StoreConnection:
         backoff_s = _FIRST_BACKOFF_S
         while not self._stopped.is_set():
             try:
-                self._connect(self._choice.storage_class.from_config(self._choice.fields))
+                self._connect(self._choice.open())
             except _MISTAKES as error:
                 self._mistake = error
                 if self._tried.is_set():

@@ -63,7 +63,7 @@ def test_every_fault_at_every_call_of_a_whole_scenario(
     redis_params = {"backend": "redis", "config": config, "revision": "main"}
     params = {**(file_params if backend == "file" else redis_params), **QUICK}
     with Engine(params, TWO_GROUPS, wrap=Faulty) as engine:
-        store: Faulty = engine.session.storage
+        store: Faulty = engine.session.store.storage
         rounds = itertools.product(("batch_exists", "batch_get", "batch_set"), (0, 1))
         for number, (operation, later) in enumerate(rounds):
             chunks = range(100 * number, 100 * number + 4)
@@ -122,7 +122,7 @@ def test_a_lookup_that_hangs_is_a_miss_by_default_settings(file_params: dict[str
     with Engine(file_params, wrap=Faulty) as engine:
         engine.write(range(3))
         engine.wipe()
-        engine.session.storage.fail("batch_exists", 0, Fault.HANG)
+        engine.session.store.storage.fail("batch_exists", 0, Fault.HANG)
         read = engine.read(range(3))
         assert 0 == read.chunks
         assert read.elapsed_s < 1.5
@@ -137,7 +137,7 @@ def test_a_load_that_hangs_gives_its_request_up_by_default_settings(
     with Engine(file_params, wrap=wrap) as engine:
         engine.write(range(3))
         engine.wipe()
-        store: FaultyStorage = engine.session.storage
+        store: FaultyStorage = engine.session.store.storage
         store._strikes["batch_get", 0] = Fault.HANG
         read = engine.read(range(3))
         assert 0 == read.chunks
@@ -171,7 +171,7 @@ def test_a_load_into_lent_memory_is_reported_after_the_store_has_let_go(
     with Engine(params, wrap=Late) as engine:
         engine.write(range(3))
         engine.wipe()
-        store: Late = engine.session.storage
+        store: Late = engine.session.store.storage
         store.late_s = 1.2
         ended: list[float] = []
         finish = engine.adapter._loads.finish
@@ -200,7 +200,7 @@ def test_a_store_that_is_not_bounded_never_gets_lmcaches_memory(
         engine.wipe()
         assert 3 == engine.read(range(3)).chunks
         arena = _arena(engine)
-        assert not any(address in arena for address in engine.session.storage.addresses)
+        assert not any(address in arena for address in engine.session.store.storage.addresses)
 
 
 def _arena(engine: Engine) -> range:

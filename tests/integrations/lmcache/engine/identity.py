@@ -132,7 +132,7 @@ def _looked_up(adapter: Any, keys: list[Any], hints: dict[int, Any]) -> list[boo
         ({"backend": "rediss"}, "did you mean"),
         ({"tenent": "x"}, "did you mean 'tenant'"),
         ({"config": {"paht": "x"}}, "paht"),
-        ({"config": "pages"}, '"@" and the name of a file'),
+        ({"config": "pages"}, "'@' and the path of a file"),
         ({"config": "@/nowhere.json"}, "/nowhere.json"),
         ({"server": "2/2"}, "server"),
         ({"serde": {"type": "nothing"}}, "nothing"),
