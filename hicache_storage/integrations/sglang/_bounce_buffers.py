@@ -34,37 +34,60 @@ _ROUNDING_BITS = 4
 _MAX_OVERDUE = 4
 
 
+class BounceBuffer:
+    """Page-aligned memory with the framed pages that were made in it. One transfer uses it at a time."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory: memoryview = map_memory(nbytes, "none")
+        self._sizes: tuple[tuple[int, int, int], ...] = ()
+        self._pages: list[list[FramedPage]] = []
+
+    def mirrors(self, transfers: Sequence[Transfer]) -> list[Transfer]:
+        """Return the same transfers, with headers and payloads in this memory.
+
+        The pages are made anew only where a transfer differs in its sizes from the one before.
+        """
+        sizes = tuple(map(_sizes, transfers))
+        if sizes != self._sizes:
+            self._pages = _frames_in(self.memory, sizes)
+            self._sizes = sizes
+        return [
+            Transfer(transfer.space, transfer.hashes, pages)
+            for transfer, pages in zip(transfers, self._pages, strict=True)
+        ]
+
+
 class BounceBuffers:
     """Reusable buffers of one direction. Thread-safe."""
 
     def __init__(self, store: PageStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._free: list[memoryview] = []
+        self._free: list[BounceBuffer] = []
         self._overdue = 0
         self._closed = False
 
-    def acquire(self, nbytes: int) -> memoryview | None:
+    def acquire(self, nbytes: int) -> BounceBuffer | None:
         """Return a buffer of at least `nbytes`, or None while overdue calls keep too many."""
         with self._lock:
             if self._overdue >= _MAX_OVERDUE:
                 return None
             free = self._free.pop() if self._free else None
         if free is not None:
-            if free.nbytes >= nbytes:
+            if free.memory.nbytes >= nbytes:
                 return free
             # A larger buffer replaces it, so there are never more buffers than concurrent calls.
             self._unregister(free)
             del free
         unit = max(_MIN_NBYTES, 1 << max(0, nbytes.bit_length() - _ROUNDING_BITS))
-        buffer = map_memory(-(-nbytes // unit) * unit, "none")
+        buffer = BounceBuffer(-(-nbytes // unit) * unit)
         try:
-            self._store.register_buffer(buffer)
+            self._store.register_buffer(buffer.memory)
         except Exception:
             logger.warning("the store will copy pages once more", exc_info=True)
         return buffer
 
-    def release(self, buffer: memoryview, settled: Future[None]) -> None:
+    def release(self, buffer: BounceBuffer, settled: Future[None]) -> None:
         """Reuse `buffer` once `settled` is done: the store does not access it any more."""
         if settled.done():
             self._recycle(buffer)
@@ -87,41 +110,26 @@ class BounceBuffers:
         for buffer in buffers:
             self._unregister(buffer)
 
-    def _unregister(self, buffer: memoryview) -> None:
+    def _unregister(self, buffer: BounceBuffer) -> None:
         try:
-            self._store.unregister_buffer(buffer)
+            self._store.unregister_buffer(buffer.memory)
         except Exception:
             logger.debug("a buffer was not registered", exc_info=True)
 
-    def _recycle(self, buffer: memoryview) -> None:
+    def _recycle(self, buffer: BounceBuffer) -> None:
         with self._lock:
             if not self._closed:
                 self._free.append(buffer)
-                self._free.sort(key=len)  # the largest buffer is used first
+                self._free.sort(
+                    key=lambda one: one.memory.nbytes
+                )  # the largest buffer is used first
 
 
 def buffer_nbytes(transfers: Sequence[Transfer]) -> int:
     """Return the size of a buffer for all pages of `transfers`."""
-    return sum(_stride(page) for transfer in transfers for page in transfer.pages)
-
-
-def mirror_transfers(transfers: Sequence[Transfer], buffer: memoryview) -> list[Transfer]:
-    """Return the same transfers, with headers and payloads in `buffer`."""
-    start = 0
-    copies: list[Transfer] = []
-    for transfer in transfers:
-        pages: list[FramedPage] = []
-        for page in transfer.pages:
-            payload = start + len(page.header)
-            end = payload + page.payload.nbytes
-            pages.append(
-                FramedPage(
-                    buffer[start:payload], Page.of_views((buffer[payload:end],), end - payload)
-                )
-            )
-            start += _stride(page)
-        copies.append(Transfer(transfer.space, transfer.hashes, pages))
-    return copies
+    return sum(
+        count * _stride(header, payload) for count, header, payload in map(_sizes, transfers)
+    )
 
 
 def copy_to_mirrors(
@@ -148,6 +156,26 @@ def _payloads(transfers: Sequence[Transfer]) -> list[tuple[memoryview, ...]]:
     return [page.payload.segments for transfer in transfers for page in transfer.pages]
 
 
-def _stride(page: FramedPage) -> int:
-    nbytes = len(page.header) + page.payload.nbytes
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def _sizes(transfer: Transfer) -> tuple[int, int, int]:
+    """Return the number of pages and the bytes of header and payload, which all pages share."""
+    first = transfer.pages[0]
+    return len(transfer.pages), len(first.header), first.payload.nbytes
+
+
+def _frames_in(memory: memoryview, sizes: Sequence[tuple[int, int, int]]) -> list[list[FramedPage]]:
+    """Return framed pages that follow each other in `memory`, for each entry of `sizes`."""
+    start = 0
+    frames: list[list[FramedPage]] = []
+    for count, header, payload in sizes:
+        pages: list[FramedPage] = []
+        for _ in range(count):
+            middle, end = start + header, start + header + payload
+            page = Page.of_views((memory[middle:end],), payload)
+            pages.append(FramedPage(memory[start:middle], page))
+            start += _stride(header, payload)
+        frames.append(pages)
+    return frames
+
+
+def _stride(header_nbytes: int, payload_nbytes: int) -> int:
+    return -(-(header_nbytes + payload_nbytes) // _ALIGNMENT) * _ALIGNMENT

@@ -13,7 +13,6 @@ from hicache_storage.integrations.sglang._bounce_buffers import (
     buffer_nbytes,
     copy_from_mirrors,
     copy_to_mirrors,
-    mirror_transfers,
 )
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
@@ -157,7 +156,7 @@ class Transport:
             if buffer is None:
                 logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
                 return TransferResult([False] * len(transfers[0].hashes), answered=False)
-            copies = mirror_transfers(transfers, buffer)
+            copies = buffer.mirrors(transfers)
             if direction == "backup":
                 copy_to_mirrors(transfers, copies, checksum=self._hashes)
             # If this raises, a call may still use the buffer, so it is not released.

@@ -11,11 +11,11 @@ from hicache_backends.memory import MemoryStorage
 from pages import hash_of, page, space
 
 from hicache_storage.integrations.sglang._bounce_buffers import (
+    BounceBuffer,
     BounceBuffers,
     buffer_nbytes,
     copy_from_mirrors,
     copy_to_mirrors,
-    mirror_transfers,
 )
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore
@@ -61,7 +61,7 @@ def used(bounce: BounceBuffers, nbytes: int) -> int:
     buffer = bounce.acquire(nbytes)
     assert buffer is not None
     bounce.release(buffer, settled())
-    return buffer.nbytes
+    return buffer.memory.nbytes
 
 
 def test_one_caller_keeps_one_buffer_of_the_largest_call(store: _Counting) -> None:
@@ -103,7 +103,7 @@ def transfers_of(*seeds: int) -> list[Transfer]:
 
 def test_mirrors_get_the_bytes_and_their_digests() -> None:
     transfers = transfers_of(1, 2)
-    mirrors = mirror_transfers(transfers, memoryview(bytearray(buffer_nbytes(transfers))))
+    mirrors = BounceBuffer(buffer_nbytes(transfers)).mirrors(transfers)
 
     copy_to_mirrors(transfers, mirrors, checksum=True)
 
@@ -114,9 +114,26 @@ def test_mirrors_get_the_bytes_and_their_digests() -> None:
     ]
 
 
+def test_transfers_of_the_same_sizes_have_the_same_mirrors() -> None:
+    first, second = transfers_of(1, 2), transfers_of(3, 4)
+    buffer = BounceBuffer(buffer_nbytes(first))
+    frames, again = (buffer.mirrors(transfers)[0] for transfers in (first, second))
+
+    assert list(map(id, frames.pages)) == list(map(id, again.pages))
+    assert again.hashes == second[0].hashes
+
+
+def test_transfers_of_other_sizes_have_other_mirrors() -> None:
+    few, many = transfers_of(1), transfers_of(3, 4)
+    buffer = BounceBuffer(buffer_nbytes(many))
+    buffer.mirrors(few)
+
+    assert 2 == len(buffer.mirrors(many)[0].pages)
+
+
 def test_only_complete_pages_are_copied_back() -> None:
     transfers, other = transfers_of(1, 2), transfers_of(3, 4)
-    mirrors = mirror_transfers(transfers, memoryview(bytearray(buffer_nbytes(transfers))))
+    mirrors = BounceBuffer(buffer_nbytes(transfers)).mirrors(transfers)
     copy_to_mirrors(other, mirrors, checksum=False)
 
     copy_from_mirrors(transfers, mirrors, [False, True])
