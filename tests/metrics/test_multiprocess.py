@@ -56,7 +56,7 @@ def publish(directory: Path, rank: int, *, detach: bool = False) -> None:
 
 def read(directory: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(directory))
+    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]  # it has no types
     return registry
 
 
