@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.errors import ConfigError
@@ -67,6 +67,7 @@ class AdapterMetrics:
         self._labels: dict[str, str] | None = None
         self._address: tuple[str, int] | None = None
         self._pid = os.getpid()
+        self._logger = logger
         port = None if settings.metrics_port is None else settings.metrics_port + rank
         try:
             process = _PROCESS.get()
@@ -93,12 +94,15 @@ class AdapterMetrics:
         if self._pid != os.getpid():
             return
         process = _PROCESS.get()
-        if self._address is not None:
-            process.release(*self._address)
-            self._address = None
-        if self._labels is not None:
-            process.unwatch(self._labels)
-            self._labels = None
+        address, self._address = self._address, None
+        labels, self._labels = self._labels, None
+        try:
+            if labels is not None:
+                process.unwatch(labels)
+            if address is not None:
+                process.release(*address)
+        except Exception:
+            self._logger.exception("the metrics could not be closed")
 
 
 class _ProcessMetrics:
@@ -111,7 +115,7 @@ class _ProcessMetrics:
         self._lock = threading.Lock()
         self._collector: ViewCollector | None = None
         self._adapters = 0
-        self._unregister: Callable[[], None] | None = None
+        self._registration: _Registration | None = None
         self._servers: dict[tuple[str, int], tuple[MetricsServer, int]] = {}
 
     def watch(self, view: Callable[[], CacheView], labels: Mapping[str, str]) -> dict[str, str]:
@@ -136,14 +140,14 @@ class _ProcessMetrics:
     def unwatch(self, labels: Mapping[str, str]) -> None:
         """Remove an adapter. The last one takes the collector out of the engine's registry."""
         with self._lock:
+            if self._registration is not None:
+                self._registration.publish()
             if self._collector is not None:
                 self._collector.unwatch(labels)
             self._adapters -= 1
-            unregister = None
-            if not self._adapters:
-                unregister, self._unregister = self._unregister, None
-        if unregister is not None:
-            unregister()
+            if not self._adapters and self._registration is not None:
+                self._registration.undo()
+                self._registration = None
 
     def register(self, registry: EngineRegistry) -> None:
         """Register the collector with the engine's own registry. Idempotent.
@@ -153,9 +157,9 @@ class _ProcessMetrics:
         """
         with self._lock:
             collector = self._collector
-            if registry is EngineRegistry.NONE or self._unregister or collector is None:
+            if registry is EngineRegistry.NONE or self._registration or collector is None:
                 return
-            self._unregister = _registered(collector, registry)
+            self._registration = _register(collector, registry)
 
     def open(self, host: str, port: int) -> None:
         """Open an endpoint, or share the one that another adapter has opened.
@@ -181,8 +185,15 @@ class _ProcessMetrics:
             server.close()
 
 
-def _registered(collector: ViewCollector, registry: EngineRegistry) -> Callable[[], None]:
-    """Register a collector. Return the function that undoes it."""
+class _Registration(NamedTuple):
+    """A registration with an engine's registry."""
+
+    publish: Callable[[], None]
+    """Show the present figures now."""
+    undo: Callable[[], None]
+
+
+def _register(collector: ViewCollector, registry: EngineRegistry) -> _Registration:
     from prometheus_client import REGISTRY  # noqa: PLC0415 - the extra is optional
 
     from hicache_storage.metrics.multiprocess import (  # noqa: PLC0415 - as above
@@ -191,9 +202,10 @@ def _registered(collector: ViewCollector, registry: EngineRegistry) -> Callable[
     )
 
     if registry is EngineRegistry.PROCESSES and is_multiprocess():
-        return MultiprocessPublisher(collector).close
+        publisher = MultiprocessPublisher(collector)
+        return _Registration(publisher.publish, publisher.close)
     REGISTRY.register(collector)
-    return lambda: REGISTRY.unregister(collector)
+    return _Registration(lambda: None, lambda: REGISTRY.unregister(collector))
 
 
 _PROCESS: ForkLocal[_ProcessMetrics] = ForkLocal(_ProcessMetrics, close=lambda _: None)

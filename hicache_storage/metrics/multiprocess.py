@@ -41,6 +41,7 @@ class MultiprocessPublisher:
         self._interval_s = interval_s
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._gauges: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hicache-metrics", daemon=True)
         self._thread.start()
@@ -51,7 +52,11 @@ class MultiprocessPublisher:
         self._thread.join(timeout_s)
 
     def publish(self) -> None:
-        """Copy the metrics now. Only one thread may call it at a time."""
+        """Copy the metrics now."""
+        with self._lock:
+            self._copy()
+
+    def _copy(self) -> None:
         shown: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         now_s = time.time()
         for metric in self._collector.collect():
