@@ -35,13 +35,9 @@ def attach() -> Generator[Callable[..., AdapterMetrics]]:
         port: int | None = None, view: CacheView | None = None, **options: Any
     ) -> AdapterMetrics:
         shown = view or CacheView(attached=True)
-        attached.append(
-            AdapterMetrics(
-                MetricsSettings(metrics_port=port),
-                lambda: shown,
-                **{"engine": "test", "backend": "redis", "logger": logger, **options},
-            )
-        )
+        fields: dict[str, Any] = {"engine": "test", "backend": "redis", "logger": logger, **options}
+        settings = MetricsSettings(metrics_port=port)
+        attached.append(AdapterMetrics(settings, lambda: shown, **fields))
         return attached[-1]
 
     yield add
