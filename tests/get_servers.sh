@@ -4,6 +4,7 @@
 #
 #   .servers/usr/bin/redis-server                      Debian's redis
 #   .servers/usr/bin/valkey-server                     Debian's backport of valkey
+#   .servers/usr/bin/prometheus, promtool              Debian's Prometheus
 #   .servers/usr/lib/*-linux-gnu/libibverbs.so.1 ...   what Mooncake's client and master are linked to
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,14 +12,14 @@ root=$PWD/.servers
 release=${DEBIAN_RELEASE:-bookworm}
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 packages=(redis-tools libjemalloc2 liblzf1 libatomic1 liblua5.1-0 lua-cjson lua-bitop
-          valkey-tools/"$release"-backports libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4)
+          valkey-tools/"$release"-backports libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libcurl4 prometheus)
 
 if [ -x "$root/usr/bin/valkey-server" ] && [ -x "$root/usr/bin/redis-server" ] \
-  && compgen -G "$root/usr/lib/*-linux-gnu/libibverbs.so.1" > /dev/null; then
+  && [ -x "$root/usr/bin/promtool" ] && compgen -G "$root/usr/lib/*-linux-gnu/libibverbs.so.1" > /dev/null; then
   exit 0
 fi
 if ! command -v apt-get > /dev/null || ! command -v dpkg-deb > /dev/null; then
-  echo "no apt-get here: install redis-server 7 or newer and valkey-server 8 or newer on the PATH" >&2
+  echo "no apt-get here: install redis-server 7, valkey-server 8 and prometheus 2.42, or newer, on the PATH" >&2
   exit 0 # the tests say which servers they miss
 fi
 

@@ -46,6 +46,7 @@ _MOST_REQUESTS = 10_000_000
 _MOST_CONVERSATIONS = 1_000_000
 _MOST_RANKS = 256
 _MOST_REMEMBERED_PAGES = 1_000_000_000
+_LAST_PORT = 65535
 _SEED = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -57,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_admission_arguments(parser)
     _add_rank_arguments(parser)
     Disruptions.add_arguments(parser)
+    parser.add_argument(
+        "--metrics-port",
+        type=config.int_up_to(_LAST_PORT),
+        metavar="PORT",
+        help="serve metrics (docs/metrics.md) at 127.0.0.1:PORT during the run, rank n at PORT + n",
+    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
     )
@@ -180,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.replay.job import ReplayJob, run_job  # noqa: PLC0415 - invalid flags fail fast
     from hicache_storage.replay.ranks import run_ranks  # noqa: PLC0415
 
-    job = ReplayJob(choice, settings, disruptions, requests)
+    job = ReplayJob(choice, settings, disruptions, requests, arguments.metrics_port)
     with warnings_to(_StderrHandler()), _SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         figures = (run_job if arguments.ranks == 1 else run_ranks)(

@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.results import Verdict
 
 Direction: TypeAlias = Literal["load", "save"]
+Answer: TypeAlias = Literal["present", "absent", "unanswered"]
 
 DIRECTIONS: tuple[Direction, ...] = ("load", "save")
+ANSWERS: tuple[Answer, ...] = ("present", "absent", "unanswered")
 DELETED_PAGES = "deleted_pages"
 WRONG_PAGES_DELETED = "wrong_pages_deleted"
 MATCH_FAILED = "match_failed"
@@ -23,6 +25,11 @@ WRITE_BREAKER_OPENED = "write_breaker_opened"
 def pages_counter(direction: Direction, verdict: Verdict) -> str:
     """Return the name of the counter of pages that had `verdict`, such as "load_ok"."""
     return f"{direction}_{verdict.value}"
+
+
+def answers_counter(answer: Answer) -> str:
+    """Return the name of the counter of pages with this answer to a query, such as "match_present"."""
+    return f"match_{answer}"
 
 
 def nbytes_counter(direction: Direction) -> str:

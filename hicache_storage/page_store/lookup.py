@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.call_executor import checked_answers, result_of, verdict_for
-from hicache_storage.page_store.counters import MATCH_FAILED
+from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.scheduling import even_cuts, piece_count
 from hicache_storage.scalars import check_integer
@@ -200,6 +200,7 @@ class PrefixLookup:
         self._failed_calls = 0
         self._futures: list[Future[list[bool] | Verdict]] = []
         self._pages: dict[Verdict, int] = {}
+        self._present_pages = 0
 
     def run(self, queries: Sequence[ExistsQuery]) -> None:
         """Answer `queries` together, in growing blocks from the front."""
@@ -210,6 +211,8 @@ class PrefixLookup:
                 verdict = result if isinstance(result, Verdict) else Verdict.OK
                 self._failed_calls += verdict not in (Verdict.OK, Verdict.BREAKER_OPEN)
                 self._pages[verdict] = self._pages.get(verdict, 0) + len(part)
+                if not isinstance(result, Verdict):
+                    self._present_pages += result.count(True)
             end = min(query.end for query in queries)
             for query in queries:
                 query.stop_at(end)
@@ -226,7 +229,17 @@ class PrefixLookup:
                 self._permit.dismiss()
         self._executor.state.note(self._pages, self._began_s)
         if interrupted is None:
-            self._scheduler.counters.add(MATCH_FAILED, self._failed_calls)
+            self._count()
+
+    def _count(self) -> None:
+        answered = self._pages.get(Verdict.OK, 0)
+        add = self._scheduler.counters.add
+        add(MATCH_FAILED, self._failed_calls)
+        add(answers_counter("present"), self._present_pages)
+        add(answers_counter("absent"), answered - self._present_pages)
+        add(answers_counter("unanswered"), sum(self._pages.values()) - answered)
+        elapsed_s = time.monotonic() - self._began_s
+        self._scheduler.durations.note("match", self._pages, elapsed_s)
 
     def _results(
         self, calls: Sequence[tuple[ExistsQuery, Sequence[int]]]

@@ -14,6 +14,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import when_all_done
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.breaker import Breakers, CircuitBreaker
+from hicache_storage.page_store.call_durations import CallDurations
 from hicache_storage.page_store.call_executor import (
     CallExecutor,
     NotTriedError,
@@ -128,6 +129,7 @@ class CallScheduler:
 
     def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
         self.counters: Counters = Counters()
+        self.durations: CallDurations = CallDurations()
         reads, writes = (
             CircuitBreaker(
                 failures=settings.breaker_failures, cooldown_s=settings.breaker_cooldown_s
@@ -293,6 +295,7 @@ class CallScheduler:
             ok_nbytes = tally.get(Verdict.OK, 0) * transfer.space.page_nbytes
             self.counters.add(nbytes_counter(direction), ok_nbytes)
         operation.executor.state.note(total, began_s)
+        self.durations.note(direction, total, time.monotonic() - began_s)
 
 
 def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:

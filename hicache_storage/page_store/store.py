@@ -37,11 +37,12 @@ from hicache_storage.page_store.scheduling import CallScheduler
 from hicache_storage.page_store.settings import PageStoreSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store.breaker import Breakers
+    from hicache_storage.page_store.call_durations import Histogram, Operation
     from hicache_storage.page_store.results import Transfer
     from hicache_storage.page_store.scheduling import FramedTransfer
     from hicache_storage.storage import HiCacheStorage
@@ -235,6 +236,10 @@ class PageStore:
             READ_BREAKER_OPENED: scheduler.breakers.reads.times_opened,
             WRITE_BREAKER_OPENED: scheduler.breakers.writes.times_opened,
         }
+
+    def durations(self) -> Mapping[tuple[Operation, Verdict], Histogram]:
+        """Return the time of the calls since the start, by operation and worst verdict of a page."""
+        return self._scheduler.get().durations.snapshot()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the threads; the storage stays open, and later calls fail at once. Idempotent."""

@@ -139,15 +139,17 @@ class Replay:
         self._drained = True
         self._ranks = ranks
         with ExitStack() as opened:
-            self._stores = _page_stores(storage, next_storage, settings, opened)
-            self._store = self._stores[0]
+            self.stores: list[TimedPageStore] = _page_stores(
+                storage, next_storage, settings, opened
+            )
+            self._store = self.stores[0]
             self.pools: list[CachePool] = cache_pools(settings, self._store.frame_nbytes, opened)
             self._contents = [
                 [PageContent(part.space) for part in pool.stored] for pool in self.pools
             ]
             self._arrival_s = 0.0
             admission = Admission(settings.admission, clock=lambda: self._arrival_s)
-            self._controller = CacheController(
+            self.controller: CacheController = CacheController(
                 self._store,
                 self.pools,
                 settings.controller,
@@ -155,10 +157,10 @@ class Replay:
                 admission=admission if settings.admission.is_enabled else None,
             )
             opened.callback(self.finish)
-            self._controller.start()
+            self.controller.start()
             self.swap: Swap | None = None
             if next_storage is not None:
-                self.swap = Swap(controller=self._controller, store=self._stores[1])
+                self.swap = Swap(controller=self.controller, store=self.stores[1])
             self._opened = opened.pop_all()
 
     def run(
@@ -193,13 +195,13 @@ class Replay:
         self._stopped = stop.is_set()
         if self.swap is not None:
             self.swap.wait()
-        self._drained = self._controller.drain(self._drain_timeout_s)
+        self._drained = self.controller.drain(self._drain_timeout_s)
         return not self._stopped
 
     def finish(self) -> None:
         """Write the pages that the write policy has deferred, and stop. The figures are final then."""
         drain = not self._stopped
-        ended = self._controller.close(drain=drain, timeout_s=self._drain_timeout_s)
+        ended = self.controller.close(drain=drain, timeout_s=self._drain_timeout_s)
         self._drained = self._drained and ended
 
     @property
@@ -211,12 +213,12 @@ class Replay:
         return figures(
             self.counts,
             page_tokens=self.settings.page_tokens,
-            read=_throughput("load", self._stores),
-            write=_throughput("save", self._stores),
-            controller=self._controller.stats(),
+            read=_throughput("load", self.stores),
+            write=_throughput("save", self.stores),
+            controller=self.controller.stats(),
             store=self._store.stats(),
             storage=self._storage.stats().counters,
-            unsaved=[store.unsaved for store in self._stores],
+            unsaved=[store.unsaved for store in self.stores],
             drained=self._drained,
         )
 
@@ -246,7 +248,7 @@ class Replay:
         if self.settings.speed is None:
             self._drain_before(len(hashes))
         began_s = time.perf_counter()
-        with self._controller.prefetch(request_id, hashes).result() as lease:
+        with self.controller.prefetch(request_id, hashes).result() as lease:
             self.counts.prefetch_s.append(time.perf_counter() - began_s)
             self._verify(hashes, lease)
             found, loaded = lease.pages, lease.loaded
@@ -261,7 +263,7 @@ class Replay:
         """Drain the writes if they could keep slots from the next `pages`."""
         self._undrained_pages += pages
         if self._undrained_pages > self.settings.slots:
-            self._controller.drain(_DRAIN_TIMEOUT_S)
+            self.controller.drain(_DRAIN_TIMEOUT_S)
             if self._ranks is not None:  # another rank may still write pages that this rank reads
                 self._ranks.all_reduce_min(Channel.RESULT, [0])
             self._undrained_pages = pages
@@ -285,13 +287,13 @@ class Replay:
         while hashes:
             if self.settings.admission.is_enabled and self.settings.speed is None:
                 # Some pages are in L2 alone: hits then depend on the pages that writes have pinned.
-                self._controller.drain(_DRAIN_TIMEOUT_S)
-            reservation = self._controller.reserve(hashes, timeout_s=_RESERVE_TIMEOUT_S)
+                self.controller.drain(_DRAIN_TIMEOUT_S)
+            reservation = self.controller.reserve(hashes, timeout_s=_RESERVE_TIMEOUT_S)
             if not reservation.pages:
                 self.counts.unreserved_pages += len(hashes)
                 return
             self._fill(reservation)
-            self._controller.commit(reservation)
+            self.controller.commit(reservation)
             hashes = hashes[reservation.pages :]
 
     def _fill(self, reservation: Reservation) -> None:

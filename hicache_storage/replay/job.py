@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.replay.driver import Replay
+from hicache_storage.replay.endpoint import serve_metrics
 from hicache_storage.storage import Retention
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class ReplayJob:
     settings: ReplaySettings
     disruptions: Disruptions
     requests: Sequence[Request]
+    metrics_port: int | None = None
+    """The port of rank 0's metrics, which rank n adds its number to. None: there are none."""
 
 
 def run_job(
@@ -47,6 +50,8 @@ def run_job(
         replay = opened.enter_context(
             Replay(storage, job.settings, next_storage=next_storage, ranks=ranks)
         )
+        if job.metrics_port is not None:
+            opened.enter_context(serve_metrics(job, replay, job.metrics_port))
         began_s = time.monotonic()
         replay.run(
             job.requests,

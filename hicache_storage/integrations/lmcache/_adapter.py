@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hicache_storage.errors import HiCacheError
 from hicache_storage.integrations._jobs import JobKind
+from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations.lmcache._attachment import Attachment
 from hicache_storage.integrations.lmcache._identity import page_hash
 from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     )
     from hicache_storage.integrations.lmcache._tasks import Group
     from hicache_storage.keys import KeySpace
+    from hicache_storage.metrics import CacheView
 
 logger = logging.getLogger(__name__)
 
 _MAX_REFUSALS = 20
 _ATTACH, _DETACH = "attach", "detach"
+_SHOWN = ("backend", "metrics_port", "metrics_host")
+"""Settings that an attach may change, and that the metrics depend on."""
 
 
 class Adapter:
@@ -72,6 +76,7 @@ class Adapter:
         except BaseException:
             self._close_queues()
             raise
+        self._metrics = self._new_metrics()
 
     # --- event descriptors ---------------------------------------------------------------------------
 
@@ -218,13 +223,41 @@ class Adapter:
             self._attachment.attach(settings)
         except (HiCacheError, ValueError) as error:
             raise self.engine.reconfigure_error(400, str(error)) from error
-        self._settings = settings
+        shown, self._settings = self._settings, settings
+        if any(getattr(shown, name) != getattr(settings, name) for name in _SHOWN):
+            self._metrics.close()
+            self._metrics = self._new_metrics()
         return {"attached": self._attachment.session is not None}
 
     def close(self) -> None:
         """Close the store. Return after nothing touches LMCache's memory any more. Idempotent."""
+        self._metrics.close()
         self._attachment.detach()
         self._close_queues()
+
+    # --- metrics -------------------------------------------------------------------------------------
+
+    def _new_metrics(self) -> AdapterMetrics:
+        """Show the adapter among LMCache's own metrics, and on `metrics_port`."""
+        return AdapterMetrics(
+            self._settings,
+            self._view,
+            engine="lmcache",
+            backend=self._settings.backend,
+            logger=logger,
+            registry=EngineRegistry.DEFAULT,
+        )
+
+    def _view(self) -> CacheView:
+        """Return what a scrape of the metrics reads."""
+        from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
+
+        session = self._attachment.session
+        refused = {"refused_objects": sum(dict(self._refusals).values())}
+        if session is None:
+            return CacheView(attached=False, engine=refused)
+        counts = {**refused, **session.runner.stats()}
+        return CacheView(store=session.store, attached=True, engine=counts)
 
     # --- parts ---------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ def _storage_class() -> type[Adapter]:
         storage_metrics=metrics.StorageMetrics,
         launch_arguments=_launch_arguments,
         launch_defaults=_launch_defaults,
+        replica=_replica,
         argument_overrides=_argument_overrides,
     )
     members = {"engine": engine, "__module__": __name__, "__doc__": Adapter.__doc__}
@@ -74,6 +75,14 @@ def _launch_defaults() -> Mapping[str, Any]:
     """Return the defaults of SGLang's server arguments."""
     parameters = inspect.signature(importlib.import_module(_ARGUMENTS).ServerArgs).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _replica() -> int:
+    """Return the number of this process's data-parallel replica, from 0."""
+    try:
+        return importlib.import_module(_CONTEXT).get_parallel().dp_rank or 0
+    except (AttributeError, RuntimeError, ValueError, AssertionError):  # no ranks were published
+        return 0
 
 
 def _argument_overrides() -> Sequence[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.integrations.sglang._arguments import WATCHED
 from hicache_storage.integrations.sglang._launch import LaunchIdentity
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         StorageConfig,
     )
     from hicache_storage.integrations.sglang._stored_pool import StoredPool
+    from hicache_storage.metrics import CacheView
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,18 @@ class Adapter:
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
         if settings.switch_interval_s is not None:
             sys.setswitchinterval(settings.switch_interval_s)
+        self._errors = 0
+        self._metrics = AdapterMetrics(
+            settings,
+            self._view,
+            engine="sglang",
+            backend=name,
+            logger=logger,
+            rank=rank_number(storage_config, self.engine.replica()),
+            registry=EngineRegistry.PROCESSES
+            if storage_config.enable_storage_metrics
+            else EngineRegistry.NONE,
+        )
 
     # --- pools ---------------------------------------------------------------------------------------
 
@@ -294,11 +308,22 @@ class Adapter:
         """Return the page store's counters, and the pages that were not admitted, by reason."""
         return {**self._store.stats(), **self._admission.stats()}
 
+    def _view(self) -> CacheView:
+        """Return what a scrape of the metrics reads."""
+        from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
+
+        return CacheView(
+            store=self._store,
+            attached=not (self._outdated or self._closed),
+            engine={"adapter_errors": self._errors, **self._admission.stats()},
+        )
+
     def close(self) -> None:
         """Stop the threads and close the storage. Idempotent, and without effect in a forked child."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        self._metrics.close()
         self._admission.close(self._timeout_s)
         self._pools.close()
         self._store.close()
@@ -338,8 +363,21 @@ class Adapter:
             return function()
         except Exception:
             if not self._closed:
+                self._errors += 1
                 logger.exception("a storage call of SGLang failed, and the result is a miss")
             return otherwise
+
+
+def rank_number(config: StorageConfig, replica: int) -> int:
+    """Return the number of this process among those of the engine, from 0."""
+    number = getattr(config, "dp_rank", 0) or replica
+    for rank, size in (
+        (config.pp_rank, config.pp_size),
+        (config.attn_cp_rank, config.attn_cp_size),
+        (config.tp_rank, config.tp_size),
+    ):
+        number = number * size + rank
+    return number
 
 
 def _batches(pages: int, step: int) -> Iterator[slice]:

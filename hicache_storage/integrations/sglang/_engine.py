@@ -71,5 +71,7 @@ class EngineTypes:
     """Function that returns SGLang's resolved server arguments; none outside a server."""
     launch_defaults: Callable[[], Mapping[str, Any]]
     """Function that returns the defaults of SGLang's server arguments."""
+    replica: Callable[[], int]
+    """Function that returns the number of this process's data-parallel replica, from 0."""
     argument_overrides: Callable[[], Sequence[Mapping[str, Any]]]
     """Function that returns the later changes of arguments in this process, such as a model path."""

@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
+from hicache_storage.integrations._metrics import AdapterMetrics
 from hicache_storage.integrations.vllm._connection import StoreConnection
 from hicache_storage.integrations.vllm._identity import renewed, spaces_of
 from hicache_storage.integrations.vllm._lookups import RequestLookups
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         Stats,
         TransferJob,
     )
+    from hicache_storage.metrics import CacheView
 
 logger = logging.getLogger("vllm.hicache_storage")
 
@@ -91,6 +93,14 @@ class Tier:
         except BaseException:
             self._rows.release()
             raise
+        self._served = AdapterMetrics(
+            settings,
+            self._view,
+            engine="vllm",
+            backend=settings.backend,
+            logger=logger,
+            rank=_replica(offloading_spec),
+        )
         for space in self._groups.spaces.values():
             logger.info("pool %s is stored as %s", space.pool, space.manifest())
 
@@ -237,6 +247,18 @@ class Tier:
         connection = self._connection
         return self._guard(lambda: self._metrics.take(connection.runner, connection.store), None)
 
+    def _view(self) -> CacheView:
+        """Return what a scrape of `metrics_port` reads. vLLM's own metrics are those of `get_stats`."""
+        from hicache_storage.metrics import CacheView  # noqa: PLC0415 - the extra is optional
+
+        runner, store = self._connection.runner, self._connection.store
+        counts = {} if runner is None else runner.stats()
+        return CacheView(
+            store=store,
+            attached=runner is not None,
+            engine={"adapter_errors": self._metrics.errors, **counts},
+        )
+
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         return definitions(cls.engine)
@@ -289,6 +311,7 @@ class Tier:
             self._guard(self._shut_down, None)
 
     def _shut_down(self) -> None:
+        self._served.close()
         self._lookups.clear()
         self._lookup_jobs.clear()
         if self._connection.close(self._settings.close_timeout_s):
@@ -312,6 +335,12 @@ class Tier:
         logger.log(
             level, "a call of vLLM failed, and the result is a miss", exc_info=sys.exc_info()
         )
+
+
+def _replica(offloading_spec: Any) -> int:
+    """Return the number of this engine's data-parallel replica, from 0."""
+    parallel = getattr(getattr(offloading_spec, "config", None), "parallel", None)
+    return getattr(parallel, "data_parallel_index", 0)
 
 
 def _keys_with(job: _Job, result: JobResult, verdicts: frozenset[Verdict]) -> list[bytes]:

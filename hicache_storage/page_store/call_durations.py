@@ -1,0 +1,79 @@
+"""Histograms of the time that the calls of a page store took, by operation and verdict."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from hicache_storage.page_store.results import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+Operation: TypeAlias = Literal["match", "load", "save"]
+
+OPERATIONS: tuple[Operation, ...] = ("match", "load", "save")
+BUCKETS_S: tuple[float, ...] = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+"""The upper limits of the buckets. A longer call is in the one after the last."""
+
+_SEVERITY = {
+    verdict: number
+    for number, verdict in enumerate(
+        (
+            Verdict.OK,
+            Verdict.NOT_ADMITTED,
+            Verdict.MISS,
+            Verdict.REFUSED,
+            Verdict.WRONG_SIZE,
+            Verdict.WRONG_KEY,
+            Verdict.CORRUPT,
+            Verdict.BREAKER_OPEN,
+            Verdict.TIMEOUT,
+            Verdict.UNAVAILABLE,
+            Verdict.ERROR,
+        )
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The calls of one operation that had one verdict."""
+
+    counts: tuple[int, ...]
+    """The calls in each bucket alone: one number more than `BUCKETS_S`."""
+    total_s: float
+    """The time of all calls."""
+
+
+class CallDurations:
+    """Histograms of calls. Thread-safe. A call adds to one bucket, however many pages it has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[Operation, Verdict], list[int]] = {}
+        self._total_s: dict[tuple[Operation, Verdict], float] = {}
+
+    def note(self, operation: Operation, verdicts: Collection[Verdict], elapsed_s: float) -> None:
+        """Count a call under the worst of its pages' `verdicts`. Ignore a call without pages."""
+        if not verdicts:
+            return
+        key = (operation, max(verdicts, key=_SEVERITY.__getitem__))
+        bucket = bisect_left(BUCKETS_S, elapsed_s)
+        with self._lock:
+            counts = self._counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))
+            counts[bucket] += 1
+            self._total_s[key] = self._total_s.get(key, 0.0) + elapsed_s
+
+    def snapshot(self) -> Mapping[tuple[Operation, Verdict], Histogram]:
+        """Return the histogram of each operation and verdict that there was."""
+        with self._lock:
+            return {
+                key: Histogram(tuple(counts), self._total_s[key])
+                for key, counts in self._counts.items()
+            }

@@ -1,0 +1,61 @@
+"""The metrics of a replay over HTTP, while it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache_storage.metrics import CacheView, MetricsServer
+    from hicache_storage.replay.driver import Replay
+    from hicache_storage.replay.job import ReplayJob
+
+
+def serve_metrics(job: ReplayJob, replay: Replay, port: int) -> MetricsServer:
+    """Serve the metrics of this rank at `port` plus its number.
+
+    The controller's counters are shown beside the first storage.
+
+    Raises:
+        ConfigError: The extra is missing, or the port cannot be used.
+    """
+    try:
+        from hicache_storage.metrics import ViewCollector, serve  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            '--metrics-port needs the extra "metrics": pip install "hicache-storage[metrics]"'
+        ) from error
+    rank = job.settings.rank
+    collector = ViewCollector(["backend", "engine", "rank"])
+    common = {"engine": "replay", "rank": str(rank)}
+    names = [job.choice.backend]
+    if job.disruptions.swap is not None:
+        other = job.disruptions.swap.backend
+        names.append(f"{other}-2" if other in names else other)
+    for name, view in zip(names, _views(replay), strict=False):
+        collector.watch(view, {**common, "backend": name})
+    try:
+        return serve(collector, port=port + rank)
+    except ConfigError as error:
+        raise ConfigError(f"--metrics-port: {error}") from error
+
+
+def _views(replay: Replay) -> list[Callable[[], CacheView]]:
+    """Return what a scrape reads of each storage: the first, and the one that replaces it."""
+    from hicache_storage.metrics import CacheView  # noqa: PLC0415 - an extra
+
+    def swapped() -> bool:
+        return replay.swap is not None and replay.swap.attached
+
+    def first() -> CacheView:
+        return CacheView(
+            store=replay.stores[0], controller=replay.controller, attached=not swapped()
+        )
+
+    def second() -> CacheView:
+        return CacheView(store=replay.stores[1], attached=swapped())
+
+    return [first, second]
