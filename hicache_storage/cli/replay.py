@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rank_arguments(parser)
     Disruptions.add_arguments(parser)
     parser.add_argument(
+        "--explain-log",
+        metavar="FILE",
+        help="add the reason for each request's missing pages to a file, for hicache explain",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
     )
 
@@ -230,6 +235,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         WritePolicy,
     )
     from hicache_storage.replay.driver import ReplaySettings  # noqa: PLC0415
+    from hicache_storage.request_log import ExplainLogSettings  # noqa: PLC0415
     from hicache_storage.topology import Grid, Topology  # noqa: PLC0415
 
     preset = PRESETS[arguments.model]
@@ -254,6 +260,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         speed=arguments.speed,
         topology=Topology(tp_size=arguments.ranks),
         grid=Grid(head_group=arguments.head_group),
+        request_log=ExplainLogSettings(explain_log=arguments.explain_log or ""),
     )
 
 

@@ -13,6 +13,7 @@ from hicache_storage.integrations.lmcache._identity import Identity
 from hicache_storage.integrations.lmcache._layouts import Layouts
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage, resolve
+from hicache_storage.request_log import open_explain_log
 from hicache_storage.scalars import parse_float
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ class Session:
         self.identity = Identity(settings.revision, settings.tenant, settings.server)
         self._sizes = sizes
         self._buffer: Any = None
+        self.explain_log = open_explain_log(settings, engine="lmcache")
         try:
             self.storage = open_storage(settings.backend, fields)
         except BaseException:
+            self._close_log()
             self._close_serde()
             raise
         self.store = PageStore(
@@ -88,6 +91,7 @@ class Session:
             self.store.unregister_buffer(self._buffer)
         self.store.close()
         self.storage.close()
+        self._close_log()
         self._close_serde()
 
     def _register(self, memory: MemoryDesc) -> None:
@@ -96,6 +100,10 @@ class Session:
         arena = (ctypes.c_ubyte * size).from_address(memory.ptr)
         self._buffer = memoryview(arena).cast("B")
         self.store.register_buffer(self._buffer)
+
+    def _close_log(self) -> None:
+        if self.explain_log is not None:
+            self.explain_log.close()
 
     def _close_serde(self) -> None:
         if self._sizes is not None:

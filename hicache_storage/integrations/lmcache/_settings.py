@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 from hicache_storage.config import load_extra_config
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._jobs import JobSettings
+from hicache_storage.request_log import ExplainLogSettings
 from hicache_storage.settings import Field, PositiveSeconds
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _check_server(label: str) -> str:
     return label
 
 
-class AdapterSettings(JobSettings):
+class AdapterSettings(JobSettings, ExplainLogSettings):
     """The fields of `adapter_params`. `backend` and `revision` are required."""
 
     backend: str = Field(min_length=1)

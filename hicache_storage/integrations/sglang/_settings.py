@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hicache_storage.errors import ConfigError
 from hicache_storage.page_store.admission import AdmissionSettings
-from hicache_storage.settings import Field, PositiveSeconds, Settings
+from hicache_storage.request_log import ExplainLogSettings
+from hicache_storage.settings import Field, PositiveSeconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ _ENGINE_FIELDS = frozenset(
 )
 
 
-class AdapterSettings(Settings):
+class AdapterSettings(ExplainLogSettings):
     """The object `adapter` in the extra config. All fields are optional."""
 
     tenant: str = ""

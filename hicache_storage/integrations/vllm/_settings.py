@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from hicache_storage.config import load_extra_config
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._jobs import JobSettings
+from hicache_storage.request_log import TraceSettings
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class IdentitySettings(Settings):
     """The kind of each group, by its number."""
 
 
-class TierSettings(JobSettings):
+class TierSettings(JobSettings, TraceSettings):
     """The config of one tier. Only `backend` is required, and without the connector `identity`."""
 
     backend: str = Field(min_length=1)
