@@ -18,7 +18,7 @@ from hicache_storage.request_log.log_file import LogFile
 from hicache_storage.request_log.settings import path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hicache_storage.request_log.settings import TraceSettings
 
@@ -32,8 +32,12 @@ _SPARE_BITS = 10
 class TraceRecorder:
     """The requests of one engine as lines of a trace. Thread-safe; `record` neither waits nor raises."""
 
-    def __init__(self, file: LogFile, page_tokens: int) -> None:
+    def __init__(
+        self, file: LogFile, page_tokens: int, *, clock: Callable[[], int] = time.time_ns
+    ) -> None:
         """Open the file, and start the thread that writes it. Pages have `page_tokens` tokens.
+
+        `clock` gives the nanoseconds since 1970.
 
         Raises:
             ValueError: Neither of a page and a block is a multiple of the other.
@@ -48,6 +52,7 @@ class TraceRecorder:
         self._block_pages = max(1, BLOCK_TOKENS // page_tokens)
         self._page_blocks = max(1, page_tokens // BLOCK_TOKENS)
         self._writer = LineWriter(file)
+        self._clock = clock
         self._lock = threading.Lock()
         self._latest_ms = 0
 
@@ -65,7 +70,7 @@ class TraceRecorder:
         if pages % self._block_pages:
             ends.append(hashes[-1])
         with self._lock:  # the clock may go back, and the lines of a trace are in order
-            self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
+            self._latest_ms = max(self._latest_ms, self._clock() // 1_000_000)
             self._writer.add(partial(self._line, self._latest_ms, pages, ends))
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def write(path: Path, *records: RequestRecord) -> None:
 
 
 def record(**fields: Any) -> RequestRecord:
-    known = {
+    known: dict[str, Any] = {
         "at_s": 1_000_000_000.0,
         "engine": "vllm",
         "rank": 0,

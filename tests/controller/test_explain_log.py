@@ -98,7 +98,7 @@ def test_a_wrong_page_is_told_by_the_check_that_it_failed(
     if reason is Reason.WRONG_KEY:  # a whole page of another hash
         pages[PROMPT[5]] = pages[PROMPT[4]]
     else:
-        pages[PROMPT[5]] = bytes(len(pages[PROMPT[5]]))
+        pages[PROMPT[5]] = bytearray(len(pages[PROMPT[5]]))
     with engine_on(storage, cache_pools(), explain_log=log) as engine:
         engine.prefetch("r", PROMPT).result().release()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 from pages import hash_of
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+RecordOf: TypeAlias = "Callable[[Callable[[ExplainLog], None]], list[RequestRecord]]"
+
 HASHES = [hash_of(number) for number in range(4)]
 OK, MISS, TIMEOUT = Verdict.OK, Verdict.MISS, Verdict.TIMEOUT
 
 
 @pytest.fixture
-def record_of(tmp_path: Path) -> Callable[[Callable[[ExplainLog], None]], list[RequestRecord]]:
+def record_of(tmp_path: Path) -> RecordOf:
     """Return a function that returns the records which a call adds."""
 
     def run(add: Callable[[ExplainLog], None]) -> list[RequestRecord]:
@@ -45,7 +47,7 @@ def record_of(tmp_path: Path) -> Callable[[Callable[[ExplainLog], None]], list[R
     return run
 
 
-def test_the_first_gap_of_a_match_is_named_with_its_pool(record_of: Any) -> None:
+def test_the_first_gap_of_a_match_is_named_with_its_pool(record_of: RecordOf) -> None:
     present = [[True, True, True, False], [True, False, False, False]]
     match = Match(1, [True, True, False, False, False], present, [None, None])
 
@@ -58,7 +60,7 @@ def test_the_first_gap_of_a_match_is_named_with_its_pool(record_of: Any) -> None
     assert record.elapsed_s == 0.5
 
 
-def test_a_match_without_an_answer_has_the_reason_of_its_failure(record_of: Any) -> None:
+def test_a_match_without_an_answer_has_the_reason_of_its_failure(record_of: RecordOf) -> None:
     match = Match(0, [True, False], [[False]], [Verdict.BREAKER_OPEN])
 
     (record,) = record_of(lambda log: log.add_match(HASHES[:1], match, ["kv"], elapsed_s=0.5))
@@ -66,7 +68,7 @@ def test_a_match_without_an_answer_has_the_reason_of_its_failure(record_of: Any)
     assert record.reason is Reason.BREAKER_OPEN
 
 
-def test_a_prefix_that_a_window_cuts_names_no_pool(record_of: Any) -> None:
+def test_a_prefix_that_a_window_cuts_names_no_pool(record_of: RecordOf) -> None:
     match = Match(0, [True, False, False], [[True, True], [True, False]], [None, None])
 
     (record,) = record_of(
@@ -76,7 +78,7 @@ def test_a_prefix_that_a_window_cuts_names_no_pool(record_of: Any) -> None:
     assert (record.page, record.pool, record.reason) == (0, None, Reason.ABSENT)
 
 
-def test_a_whole_match_has_no_reason(record_of: Any) -> None:
+def test_a_whole_match_has_no_reason(record_of: RecordOf) -> None:
     match = Match(2, [True, True, True], [[True, True]], [None])
 
     (record,) = record_of(lambda log: log.add_match(HASHES[:2], match, ["kv"], elapsed_s=0.5))
@@ -84,7 +86,7 @@ def test_a_whole_match_has_no_reason(record_of: Any) -> None:
     assert (record.hit_pages, record.page, record.reason) == (2, None, None)
 
 
-def test_a_page_is_loaded_only_where_all_its_parts_are(record_of: Any) -> None:
+def test_a_page_is_loaded_only_where_all_its_parts_are(record_of: RecordOf) -> None:
     verdicts = [[OK, OK, MISS, OK], [OK, TIMEOUT, OK, TIMEOUT]]
 
     (record,) = record_of(lambda log: log.add_pages(Operation.LOAD, HASHES, verdicts, "kv"))
@@ -94,7 +96,7 @@ def test_a_page_is_loaded_only_where_all_its_parts_are(record_of: Any) -> None:
     assert record.reasons == {Reason.TIMEOUT: 2, Reason.VANISHED: 1}
 
 
-def test_only_a_store_that_left_pages_out_is_recorded(record_of: Any) -> None:
+def test_only_a_store_that_left_pages_out_is_recorded(record_of: RecordOf) -> None:
     kept = [[Verdict.NOT_ADMITTED, OK]]
 
     def add(log: ExplainLog) -> None:
@@ -106,7 +108,9 @@ def test_only_a_store_that_left_pages_out_is_recorded(record_of: Any) -> None:
     assert (record.request, record.reason) == ("r", Reason.NOT_ADMITTED)
 
 
-def test_hashes_that_the_caller_changes_later_are_recorded_as_they_were(record_of: Any) -> None:
+def test_hashes_that_the_caller_changes_later_are_recorded_as_they_were(
+    record_of: RecordOf,
+) -> None:
     hashes = list(HASHES)
 
     def add(log: ExplainLog) -> None:

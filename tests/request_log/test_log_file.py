@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hicache_storage.request_log import log_file
 from hicache_storage.request_log.log_file import LogFile, older_file
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def test_a_part_of_a_line_is_taken_back_where_the_disk_is_full(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(log_file.os, "write", full)
+        patched.setattr(os, "write", full)
         with pytest.raises(OSError, match="No space"):
             file.append(b"two\n")
     file.append(b"three\n")

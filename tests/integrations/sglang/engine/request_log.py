@@ -1,4 +1,4 @@
-"""The explain log below SGLang's own cache controller: lookups, loads, and stores with pages left out."""
+"""The explain log below SGLang's own cache controller: lookups, loads, and incomplete stores."""
 
 from __future__ import annotations
 

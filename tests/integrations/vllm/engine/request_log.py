@@ -127,7 +127,7 @@ def test_the_log_holds_no_token(logged: dict[str, Any], log: Path) -> None:
 def test_a_log_that_cannot_be_written_is_refused(
     file_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="explain_log: .*cannot be written"):
+    with pytest.raises(ConfigError, match=r"explain_log: .*cannot be written"):
         Engine({**file_config, "explain_log": str(tmp_path / "missing" / "log.jsonl")})
 
 
