@@ -162,8 +162,8 @@ def _parts(summary: Summary) -> Iterator[Table | str]:
     yield (
         f"{summary.records:,} records from {format_time(summary.first_s)} to"
         f" {format_time(summary.last_s)}\n"
-        f"{summary.hit_pages:,} of {summary.asked_pages:,} pages hit; {summary.whole:,} records lack"
-        f" no page{faults}"
+        f"{summary.hit_pages:,} of {summary.asked_pages:,} pages hit; {summary.whole:,} records have"
+        f" every page{faults}"
     )
 
 

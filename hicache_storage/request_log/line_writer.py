@@ -89,23 +89,25 @@ class LineWriter:
             batch = [self._queue.get()]
             while len(batch) < _BATCH_LINES and not self._queue.empty():
                 batch.append(self._queue.get_nowait())  # this thread alone takes from the queue
-            lines = [line for line in batch if line is not None]
-            if lines:
-                self._write(lines)
+            self._write([line for line in batch if line is not None])
             if self._closing and self._queue.empty():
                 break
+        self._write([])  # tells of the last dropped lines
         self._file.close()
 
     def _write(self, lines: list[Callable[[], str]]) -> None:
         texts = [text for line in lines if (text := self._made(line))]
-        if not texts:
-            return
         dropped = self._dropped
         try:
             told = ""
             if self._dropped_line is not None and dropped > self._told:
                 told = self._dropped_line(dropped - self._told)
-            self._file.append("".join([*texts, told]).encode("utf-8", "backslashreplace"))
+            if texts or told:
+                self._file.append("".join([*texts, told]).encode("utf-8", "backslashreplace"))
+            if dropped > self._told == 0:
+                logger.warning(
+                    "%s lacks lines that were dropped: %d so far", self._file.path, dropped
+                )
             self._told = dropped
             self._fails = False
         except Exception as error:  # noqa: BLE001 - the thread goes on

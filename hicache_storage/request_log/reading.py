@@ -56,7 +56,7 @@ class Summary:
 
     records: int = 0
     whole: int = 0
-    """Records of requests that lack no page."""
+    """Records of requests that have every page."""
     asked_pages: int = 0
     hit_pages: int = 0
     l2_pages: int = 0

@@ -66,7 +66,9 @@ def test_a_line_is_made_by_the_thread(path: Path) -> None:
     assert made_by == ["hicache-request-log"]
 
 
-def test_a_file_that_hangs_drops_lines_and_blocks_no_caller(path: Path) -> None:
+def test_a_file_that_hangs_drops_lines_and_blocks_no_caller(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = LineWriter(
         shared(path), dropped_line=lambda lines: f"dropped {lines}\n", queued_lines=10
     )
@@ -88,6 +90,7 @@ def test_a_file_that_hangs_drops_lines_and_blocks_no_caller(path: Path) -> None:
         "dropped 990",
         "",
     ]
+    assert "lacks lines that were dropped: 990 so far" in caplog.text
 
 
 def test_a_line_that_cannot_be_made_is_dropped_alone(
@@ -104,6 +107,17 @@ def test_a_line_that_cannot_be_made_is_dropped_alone(
     assert path.read_text() == "one\ntwo\n"
     assert writer.dropped_lines == 1
     assert "cannot be made" in caplog.text
+
+
+def test_lines_that_were_dropped_last_are_told_at_the_end(path: Path) -> None:
+    def broken() -> str:
+        raise RuntimeError("a wrong record")
+
+    writer = LineWriter(shared(path), dropped_line=lambda lines: f"dropped {lines}\n")
+    writer.add(broken)
+    writer.close()
+
+    assert path.read_text() == "dropped 1\n"
 
 
 def test_a_file_that_fails_is_told_once_and_tried_again(

@@ -24,6 +24,8 @@ HiCacheL2Adapter, fields of adapter_params:
 - lookup_timeout_s, load_timeout_s, store_timeout_s (float): deadlines (defaults 0.5, 2, 10)
 - queued_nbytes (int or str): memory and queue of stores; more stores are dropped (default "256MiB")
 - admission (dict): which objects are written: second_use, write_nbytes_per_s (default: all)
+- explain_log (str): file with the reasons for missing pages, for hicache explain (default none)
+- log_file_nbytes (int or str): size at which that file is rotated (default "64MiB")
 - l1_read_ttl_s (float): the server's --l1-read-ttl-seconds (default 300)
 - l1_write_ttl_s (float): the server's --l1-write-ttl-seconds (default 600)
 """
