@@ -26,7 +26,8 @@ BLOCK_TOKENS = 512
 """The tokens of a block of a trace."""
 _HASH_NBYTES = 8
 _SPARE_BITS = 10
-"""A token id of a replay has 64 bits, of which a block takes these beside its id."""
+"""A replay has token ids of 63 bits: nine of them tell the tokens of a block apart."""
+_IDS = 1 << 8 * _HASH_NBYTES - _SPARE_BITS
 
 
 class TraceRecorder:
@@ -83,7 +84,7 @@ class TraceRecorder:
             "input_length": pages * self._page_tokens,
             "output_length": 0,
             "hash_ids": [
-                block_id(page_hash) + part
+                (block_id(page_hash) + part) % _IDS
                 for page_hash in ends
                 for part in range(self._page_blocks)
             ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def _fields(
         "first_hash": _hash(next(iter(answers))),
         "asked_pages": len(answers),
         "hit_pages": len(answers) - len(missing),
-        "reasons": {reason: reasons.count(reason) for reason in set(reasons)},
+        "reasons": dict(Counter(reasons)),
         "elapsed_s": story.ended_s - story.began_s,
     }
     if missing:
