@@ -34,7 +34,8 @@ FORBIDDEN = [
         for package, upper_ones in {
             "native": ("backend_support", "registry", "page_store", *CACHE, *ENTRANCES),
             "backend_support": ("registry", "page_store", *CACHE, *ENTRANCES),
-            "page_store": ("registry", *CACHE, *ENTRANCES),
+            "page_store": ("registry", "request_log", *CACHE, *ENTRANCES),
+            "request_log": ("registry", *CACHE, *ENTRANCES),
             "host_pool": ("registry", "controller", "handoff", *ENTRANCES),
             "device_pool": ("registry", "controller", "handoff", *ENTRANCES),
             "controller": ("registry", "handoff", *ENTRANCES),

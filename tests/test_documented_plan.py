@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from hicache_storage.cli import main
+from hicache_storage.keys import page_hashes
+from hicache_storage.replay.trace import block_tokens, synthetic_trace
+from hicache_storage.request_log import TraceRecorder
+from hicache_storage.request_log.log_file import LogFile
 
 PAGE = (Path(__file__).parents[1] / "docs" / "capacity-planning.md").read_text(encoding="utf-8")
-COMMANDS = [
+BLOCKS = [
     shlex.split(block.replace("\\\n", " "))[1:]
     for block in re.findall(r"^```sh\n(hicache .*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 ]
+(RECORDED,) = (command for command in BLOCKS if "--trace" in command)
+COMMANDS = [command for command in BLOCKS if command is not RECORDED]
+(MERGE,) = re.findall(r"^```sh\n(sort .*?)\n```", PAGE, re.DOTALL | re.MULTILINE)
 OUTPUTS = re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
@@ -48,3 +57,30 @@ def test_the_replay_finds_what_the_plan_says() -> None:
     for tier in ("l2", "l3"):
         measured = blocks[f"{tier}_hits"] / blocks["total"]
         assert measured == pytest.approx(option[f"{tier}_hit_rate"], abs=0.005)
+
+
+def test_a_recorded_trace_has_the_plan_of_its_requests() -> None:
+    """Two engines record one half of the requests each, and the merge has all of them."""
+    clock = itertools.count(1_700_000_000_000_000_000, 1_000_000)
+    engines = [
+        TraceRecorder(
+            LogFile(Path(f"trace-{number}.jsonl"), 1 << 30, alone=True),
+            64,
+            clock=lambda: next(clock),
+        )
+        for number in range(2)
+    ]
+    for number, request in enumerate(synthetic_trace(1, conversations=100)):
+        engines[number % 2].record(page_hashes(block_tokens(request.blocks), 64))
+    for engine in engines:
+        engine.close()
+        assert engine.dropped_requests == 0
+    subprocess.run(MERGE, shell=True, check=True)  # noqa: S602 - the page's own command
+    assert main(RECORDED) == 0
+    assert main([*COMMANDS[1], "--json", "known.json"]) == 0
+
+    recorded, known = (
+        json.loads(Path(name).read_text())["options"] for name in ("plan.json", "known.json")
+    )
+    for tier in ("l2", "l3"):
+        assert recorded[0][f"{tier}_hit_rate"] == known[0][f"{tier}_hit_rate"] > 0

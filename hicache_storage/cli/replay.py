@@ -65,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve metrics (docs/metrics.md) at 127.0.0.1:PORT during the run, rank n at PORT + n",
     )
     parser.add_argument(
+        "--explain-log",
+        metavar="FILE",
+        help="add the reason for each request's missing pages to a file, for hicache explain",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
     )
 
@@ -237,6 +242,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         WritePolicy,
     )
     from hicache_storage.replay.driver import ReplaySettings  # noqa: PLC0415
+    from hicache_storage.request_log import ExplainLogSettings  # noqa: PLC0415
     from hicache_storage.topology import Grid, Topology  # noqa: PLC0415
 
     preset = PRESETS[arguments.model]
@@ -261,6 +267,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         speed=arguments.speed,
         topology=Topology(tp_size=arguments.ranks),
         grid=Grid(head_group=arguments.head_group),
+        request_log=ExplainLogSettings(explain_log=arguments.explain_log or ""),
     )
 
 

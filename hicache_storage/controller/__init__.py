@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hicache_storage.controller.cache import HostCache
 from hicache_storage.controller.controller import CacheController
-from hicache_storage.controller.explain import Explanation, Reason
+from hicache_storage.controller.explain import Explanation
 from hicache_storage.controller.lease import Coverage, Lease, Reservation
 from hicache_storage.controller.pools import CachePool
 from hicache_storage.controller.prefetch import Prefetch
@@ -17,6 +17,7 @@ from hicache_storage.controller_settings import (
     PrefetchPolicy,
     WritePolicy,
 )
+from hicache_storage.request_log.reasons import Reason
 
 __all__ = [
     "CacheController",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.admission import Admission
+    from hicache_storage.request_log import ExplainLog
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class AttachedStore:
         counters: Counters,
         *,
         admission: Admission | None = None,
+        explain_log: ExplainLog | None = None,
     ) -> None:
         """Open the pools' key spaces, and mark no page of L2 as stored.
 
@@ -65,6 +67,7 @@ class AttachedStore:
             in_use=self.in_use,
             track_call=self.track_call,
             admission=admission,
+            explain_log=explain_log,
         )
         self._sketches: SketchStore | None = None
         if admission is not None and admission.stored_nbytes is not None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller.ranks import Ranks
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.admission import Admission
+    from hicache_storage.request_log import ExplainLog
 
 
 class CacheController:
@@ -56,10 +57,12 @@ class CacheController:
         *,
         ranks: Ranks | None = None,
         admission: Admission | None = None,
+        explain_log: ExplainLog | None = None,
     ) -> None:
         """Open the pools' key spaces; without a store the cache is L2 alone until `attach`.
 
-        An `admission` decides for each page whether it is written to the store.
+        An `admission` decides for each page whether it is written to the store. An `explain_log`, which
+        the caller closes, gets a record of each request, and of each write that left pages out.
 
         Raises:
             ValueError: There is no pool, the pools do not fit each other, or there are several ranks and
@@ -68,6 +71,7 @@ class CacheController:
         """
         self.settings: ControllerSettings = settings or ControllerSettings()
         self._admission = admission
+        self._explain_log = explain_log
         ranks = ranks or SingleRank()
         self.ranks: Ranks = ranks
         if ranks.size > 1 and self.settings.prefetch_threads > 1:
@@ -289,11 +293,17 @@ class CacheController:
             attached=lambda: self._attached,
             offer=self._offer,
             hit_pools=hit_pools,
+            explain_log=self._explain_log,
         )
 
     def _open(self, store: PageStore) -> AttachedStore:
         return AttachedStore(
-            store, self.cache, self.settings, self._counters, admission=self._admission
+            store,
+            self.cache,
+            self.settings,
+            self._counters,
+            admission=self._admission,
+            explain_log=self._explain_log,
         )
 
     def _detach(self, deadline: Deadline, *, drain: bool) -> bool:

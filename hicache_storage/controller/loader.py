@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.transfer_batch import TransferBatch
 from hicache_storage.controller_settings import WritePolicy
+from hicache_storage.request_log.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

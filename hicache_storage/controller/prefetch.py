@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller.consensus import RankPages
-from hicache_storage.controller.explain import Explanation, Reason
+from hicache_storage.controller.explain import Explanation
 from hicache_storage.controller.lease import Lease
 from hicache_storage.controller.ranks import Channel
 from hicache_storage.page_store.lookup import longest
+from hicache_storage.request_log import Operation, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,7 +81,7 @@ class Prefetch:
         self._job.take_prefix(0)
         self._count_unused(0)
         nothing = self._explanation(0, 0)
-        self._context.explanations.add(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
+        self._explain(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
 
     def _take(
         self, agree: Callable[[Topic, RankPages], AgreedPages]
@@ -149,7 +151,29 @@ class Prefetch:
                 rank=diagnostics.rank if on_other_rank else None,
                 reason=reason,
             )
+        self._explain(result)
+
+    def _explain(self, result: Explanation) -> None:
+        """Keep an explanation, and add it to the log."""
         self._context.explanations.add(result)
+        log = self._context.explain_log
+        if log is None:
+            return
+        page = result.first_missing
+        log.add(
+            Operation.PREFETCH,
+            request=result.request_id,
+            first_hash=self.hashes[0] if self.hashes else None,
+            asked_pages=result.asked_pages,
+            hit_pages=result.usable_pages,
+            l2_pages=result.l2_pages,
+            page=page,
+            page_hash=self.hashes[page] if page is not None and page < len(self.hashes) else None,
+            pool=result.pool,
+            other_rank=result.rank,
+            reason=result.reason,
+            elapsed_s=time.monotonic() - self._job.began_s,
+        )
 
     def _first_gap(self, filled: Sequence[PoolBits], usable_pages: int) -> tuple[int, int] | None:
         """Return the (page, pool) that ends the prefix: a page to be loaded, else one not available."""

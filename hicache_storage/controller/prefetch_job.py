@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.ranks import Topic
 from hicache_storage.durations import MAX_DURATION_S
+from hicache_storage.request_log.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from hicache_storage.controller.prefetch_quota import PrefetchQuota
     from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store.results import Verdict
+    from hicache_storage.request_log import ExplainLog
 
 # The timeout of a call that is made when the request's deadline has just passed.
 _LEAST_TIMEOUT_S = 0.001
 
-_GONE = frozenset({Reason.VANISHED, Reason.CORRUPT})
+_GONE = frozenset({Reason.VANISHED, Reason.CORRUPT, Reason.WRONG_KEY, Reason.WRONG_SIZE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class PrefetchContext:
     """Offers pages to the write policy."""
     hit_pools: PoolBits
     """The pools that a page must have to be a hit."""
+    explain_log: ExplainLog | None = None
+    """The log of the explanations."""
 
 
 class PrefetchDiagnostics:
@@ -109,6 +113,7 @@ class PrefetchJob:
         self.request_id = request_id
         self.hashes = hashes
         self.diagnostics: PrefetchDiagnostics = PrefetchDiagnostics()
+        self.began_s: float = time.monotonic()
         self.loaded: set[int] = set()
         """Pages that were loaded in time, in any pool."""
         self._cache = context.cache

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.availability import look_up
-from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.loader import PrefixLoader
 from hicache_storage.controller.ranks import Channel
 from hicache_storage.page_store.lookup import longest
+from hicache_storage.request_log.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

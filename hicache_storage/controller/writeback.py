@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from itertools import compress
 from typing import TYPE_CHECKING
 
 from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.transfer_batch import TransferBatch
 from hicache_storage.controller_settings import MIN_END_WAIT_S, DropPolicy
+from hicache_storage.request_log import Operation, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from hicache_storage.controller_settings import ControllerSettings
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.admission import Admission
+    from hicache_storage.page_store.results import Verdict
+    from hicache_storage.request_log import ExplainLog
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class Writeback:
         in_use: Callable[[], AbstractContextManager[object]],
         track_call: Callable[[Future[None]], None],
         admission: Admission | None = None,
+        explain_log: ExplainLog | None = None,
     ) -> None:
         """Take the store and the cache. `in_use` and `track_call` count the store's running calls."""
         self._store = store
@@ -58,6 +63,7 @@ class Writeback:
         self._in_use = in_use
         self._track_call = track_call
         self._admission = admission
+        self._explain_log = explain_log
         pool_set = cache.pool_set
         self._page_nbytes = sum(
             pool_set.pools[number].space.page_nbytes for number in pool_numbers(pool_set.written)
@@ -143,6 +149,7 @@ class Writeback:
         refused = [entry for entry, ok in zip(entries, admitted, strict=True) if not ok]
         if refused:
             self._cache.abandon_writes(refused, self._epoch)
+            self._explain_unwritten(refused, Reason.NOT_ADMITTED)
         return list(compress(entries, admitted))
 
     def _is_idle(self) -> bool:
@@ -151,6 +158,7 @@ class Writeback:
     def _drop(self, entries: Sequence[Entry]) -> None:
         if entries:
             self._counters.add("dropped_pages", len(entries))
+            self._explain_unwritten(entries, Reason.REFUSED)
             self._count_lost(len(entries))
             self._cache.abandon_writes(entries, self._epoch)
 
@@ -193,10 +201,13 @@ class Writeback:
         wanted = cache.pools_to_write(batch)
         for entry, bits in zip(batch, wanted, strict=True):
             transfers.add(entry.page_hash, entry.slots, bits)
+        began_s = time.monotonic()
         with self._in_use():
             outcome = self._store.save(transfers.transfers())
             self._track_call(outcome.settled)
         taken = transfers.succeeded(outcome)
+        if self._explain_log is not None:
+            self._explain_write(batch, transfers.failures(outcome), time.monotonic() - began_s)
         cache.mark_stored(batch, taken, self._epoch)
         left = cache.pools_to_write(batch)
         partly_written: list[Entry] = []
@@ -211,3 +222,40 @@ class Writeback:
         # A call that overran its timeout may still read these slots: they stay pinned until it ends.
         outcome.settled.add_done_callback(lambda _: cache.unpin(ended))
         return partly_written
+
+    # --- the log -------------------------------------------------------------------------------------
+
+    def _explain_unwritten(self, entries: Sequence[Entry], reason: Reason) -> None:
+        """Log pages that were not offered to the store."""
+        if self._explain_log is not None:
+            self._explain_log.add(
+                Operation.STORE,
+                first_hash=entries[0].page_hash,
+                asked_pages=len(entries),
+                hit_pages=0,
+                page=0,
+                page_hash=entries[0].page_hash,
+                reason=reason,
+                reasons={reason: len(entries)},
+            )
+
+    def _explain_write(
+        self, batch: list[Entry], failures: list[tuple[int, int, Verdict]], elapsed_s: float
+    ) -> None:
+        """Log a write that the store did not take whole: the (page, pool, verdict) of each failure."""
+        if self._explain_log is None or not failures:
+            return
+        reason_of = {page: Reason.of(verdict) for page, _, verdict in reversed(failures)}
+        page, number, _ = min(failures, key=lambda failure: failure[0])
+        self._explain_log.add(
+            Operation.STORE,
+            first_hash=batch[0].page_hash,
+            asked_pages=len(batch),
+            hit_pages=len(batch) - len(reason_of),
+            page=page,
+            page_hash=batch[page].page_hash,
+            pool=self._cache.pools[number].space.pool,
+            reason=reason_of[page],
+            reasons=Counter(reason_of.values()),
+            elapsed_s=elapsed_s,
+        )

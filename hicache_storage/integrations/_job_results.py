@@ -8,13 +8,14 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from hicache_storage.page_store.results import Verdict
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache_storage.backend_support.deadline import Deadline
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import Page
-    from hicache_storage.page_store.results import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,14 @@ class LookupResult:
     """A lookup that has ended."""
 
     job_id: int
-    present: list[list[bool]]
-    """One list for each query, one answer for each hash. Without an answer in time it is False."""
+    verdicts: list[list[Verdict]]
+    """One list for each query, one verdict for each hash: OK, MISS, or why there was no answer in time.
+    Without queries that can be answered there is no list."""
+
+    @property
+    def present(self) -> list[list[bool]]:
+        """For each query, True for each hash that the store is known to have."""
+        return [[verdict is Verdict.OK for verdict in found] for found in self.verdicts]
 
 
 class ResultQueue(Generic[R]):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.integrations._job_results import LookupResult
+from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _THREADS = 2
+_Verdicts: TypeAlias = "dict[KeySpace, dict[str, Verdict]]"
 
 
 class _LookupJob:
@@ -104,37 +106,43 @@ class LookupQueue:
         for job in jobs:
             self._finish(job, answers)
 
-    def _query(self, jobs: list[_LookupJob]) -> dict[KeySpace, dict[str, bool | None]]:
-        """Return the answer for each page hash of each key space. None: there was no answer."""
+    def _query(self, jobs: list[_LookupJob]) -> _Verdicts:
+        """Return the verdict for each page hash of each key space."""
         deadline = jobs[0].deadline
-        answers: dict[KeySpace, dict[str, bool | None]] = {}
+        answers: _Verdicts = {}
         for job in jobs:
             for space, hashes in job.queries:
-                answers.setdefault(space, {}).update(dict.fromkeys(hashes))
+                answers.setdefault(space, {}).update(dict.fromkeys(hashes, Verdict.TIMEOUT))
         for space in answers:
             self._spaces.begin(space)
         for space in sorted(answers, key=self._spaces.is_open, reverse=True):
-            if not deadline.passed() and self._spaces.open(space, deadline):
-                hashes = list(answers[space])
-                found = self._store.present(space, hashes, timeout_s=deadline.remaining_s())
+            hashes = list(answers[space])
+            if deadline.passed():
+                continue
+            if self._spaces.open(space, deadline):
+                found = self._store.lookup(space, hashes, timeout_s=deadline.remaining_s())
                 answers[space] = dict(zip(hashes, found, strict=True))
+            elif not deadline.passed():
+                answers[space] = dict.fromkeys(hashes, Verdict.UNAVAILABLE)
         self._count(answers)
         return answers
 
-    def _count(self, answers: dict[KeySpace, dict[str, bool | None]]) -> None:
+    def _count(self, answers: _Verdicts) -> None:
         for found in answers.values():
             values = list(found.values())
+            present, absent = values.count(Verdict.OK), values.count(Verdict.MISS)
             self.counters.add("lookup_pages", len(values))
-            self.counters.add("lookup_pages_present", values.count(True))
-            self.counters.add("lookup_pages_unanswered", values.count(None))
+            self.counters.add("lookup_pages_present", present)
+            self.counters.add("lookup_pages_unanswered", len(values) - present - absent)
 
-    def _finish(self, job: _LookupJob, answers: dict[KeySpace, dict[str, bool | None]]) -> None:
-        present: list[list[bool]] = []
+    def _finish(self, job: _LookupJob, answers: _Verdicts) -> None:
+        verdicts: list[list[Verdict]] = []
+        otherwise = Verdict.UNAVAILABLE if self._closed else Verdict.ERROR
         try:
             for space, hashes in job.queries:
                 found = answers.get(space, {})
-                present.append([found.get(page_hash) is True for page_hash in hashes])
+                verdicts.append([found.get(page_hash, otherwise) for page_hash in hashes])
         except Exception:
             logger.exception("lookup %r is malformed", job.job_id)
         self.counters.add("lookup_jobs")
-        self._results.finish(LookupResult(job.job_id, present))
+        self._results.finish(LookupResult(job.job_id, verdicts))

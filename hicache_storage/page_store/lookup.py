@@ -151,6 +151,15 @@ class ExistsQuery:
         return [answer is True for answer in self.answers]
 
     @property
+    def verdicts(self) -> list[Verdict]:
+        """For each page, OK, MISS, or the reason why there is no answer."""
+        failure = self.failure or Verdict.TIMEOUT
+        return [
+            failure if answer is None else Verdict.OK if answer else Verdict.MISS
+            for answer in self.answers
+        ]
+
+    @property
     def end(self) -> int:
         """The first page that is missing and makes later pages useless, or the number of pages."""
         if not self._past_gaps:

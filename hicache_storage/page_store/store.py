@@ -174,11 +174,17 @@ class PageStore:
         Raises:
             ValueError: The key space is not open, or a hash is malformed.
         """
-        check_page_hashes(hashes)
-        query = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
-        with self._lookup(timeout_s) as lookup:
-            lookup.run([query])
-        return query.answers
+        return self._ask(space, hashes, timeout_s).answers
+
+    def lookup(
+        self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
+    ) -> list[Verdict]:
+        """Return for each hash, in any order, OK, MISS, or the reason why there was no answer.
+
+        Raises:
+            ValueError: The key space is not open, or a hash is malformed.
+        """
+        return self._ask(space, hashes, timeout_s).verdicts
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Read pages and check each of them. Only an OK page holds the requested bytes.
@@ -262,6 +268,13 @@ class PageStore:
         if self._closed:  # before the fork
             scheduler.close(0)
         return scheduler
+
+    def _ask(self, space: KeySpace, hashes: Sequence[str], timeout_s: float | None) -> ExistsQuery:
+        check_page_hashes(hashes)
+        query = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
+        with self._lookup(timeout_s) as lookup:
+            lookup.run([query])
+        return query
 
     def _lookup(self, timeout_s: float | None) -> PrefixLookup:
         return PrefixLookup(self.storage, self._scheduler.get(), self._deadline(timeout_s))

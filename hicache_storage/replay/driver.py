@@ -21,6 +21,7 @@ from hicache_storage.replay.report import RequestCounts, Throughput, figures
 from hicache_storage.replay.swap import Swap
 from hicache_storage.replay.timed_store import TimedPageStore
 from hicache_storage.replay.trace import BLOCK_TOKENS, InfiniteCache, block_tokens
+from hicache_storage.request_log import ExplainLogSettings, open_explain_log
 from hicache_storage.topology import Extent, Grid, Topology
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class ReplaySettings:
     """Rules for the pages that are written to L3. Their rate is one of the trace's own time."""
     grid: Grid = field(default_factory=Grid)
     """Grid by which pages are cut into tiles for the storage."""
+    request_log: ExplainLogSettings = field(default_factory=ExplainLogSettings)
+    """The log of the reasons for each request's missing pages."""
 
     def __post_init__(self) -> None:
         if BLOCK_TOKENS % self.page_tokens:
@@ -127,7 +130,8 @@ class Replay:
             ranks: The consensus with the other ranks of the topology. All replay the same requests.
 
         Raises:
-            ConfigError: Shapes and layout do not fit, or the machine has too little memory for L2.
+            ConfigError: Shapes and layout do not fit, the machine has too little memory for L2, or the
+                log cannot be written.
             StorageUnavailable, StorageTimeout, UnsupportedOperation: A key space could not be opened.
         """
         self.settings = settings
@@ -149,12 +153,18 @@ class Replay:
             ]
             self._arrival_s = 0.0
             admission = Admission(settings.admission, clock=lambda: self._arrival_s)
-            self.controller: CacheController = CacheController(
+            explain_log = open_explain_log(
+                settings.request_log, engine="replay", rank=settings.rank
+            )
+            if explain_log is not None:
+                opened.callback(explain_log.close)
+            self.controller = CacheController(
                 self._store,
                 self.pools,
                 settings.controller,
                 ranks=ranks,
                 admission=admission if settings.admission.is_enabled else None,
+                explain_log=explain_log,
             )
             opened.callback(self.finish)
             self.controller.start()

@@ -24,6 +24,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.request_log import trace as trace_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-BLOCK_TOKENS = 512
+BLOCK_TOKENS = trace_format.BLOCK_TOKENS
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_BLOCK_ID = 2**63 // BLOCK_TOKENS - 1

@@ -24,7 +24,17 @@ _HEAVY = {"numpy", "torch", "pydantic", "rich", "yaml", "xxhash", "hicache_backe
         ["--help"],
         *(
             [verb, "--help"]
-            for verb in ("replay", "backends", "ls", "inspect", "verify", "gc", "copy", "doctor")
+            for verb in (
+                "replay",
+                "backends",
+                "ls",
+                "inspect",
+                "verify",
+                "gc",
+                "copy",
+                "doctor",
+                "explain",
+            )
         ),
     ],
 )

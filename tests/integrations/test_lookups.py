@@ -11,6 +11,7 @@ from hicache_backends.memory import MemoryStorage
 from job_runners import OTHER, SPACE, Engine, batch, engine
 from pages import hash_of, space
 
+from hicache_storage.page_store import Verdict
 from hicache_storage.testing import Fault, Odds, WrapperStorage
 
 if TYPE_CHECKING:
@@ -130,6 +131,41 @@ def test_many_lookups_of_a_store_that_hangs_are_misses_at_their_own_deadlines() 
         assert time.monotonic() - began_s < 1.5
         assert {False} == {answer for [[answer]] in found.values()}
         assert hanging.runner.stats()["lookup_pages_unanswered"] == 50
+
+
+def verdicts(jobs: Engine) -> list[list[Verdict]]:
+    (result,) = jobs.fetch(jobs.runner.finished_lookups)
+    return result.verdicts
+
+
+def test_a_page_that_is_not_present_has_its_reason(jobs: Engine) -> None:
+    jobs.save(batch([1]))
+    submit(jobs, 1, 1, 2)
+
+    assert [[Verdict.OK, Verdict.MISS]] == verdicts(jobs)
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"), [(Fault.HANG, Verdict.TIMEOUT), (Fault.RAISE, Verdict.UNAVAILABLE)]
+)
+def test_a_page_without_an_answer_has_the_reason_of_the_store(
+    fault: Fault, verdict: Verdict
+) -> None:
+    with engine([Odds("batch_exists", fault, 1)], lookup_timeout_s=0.2) as failing:
+        submit(failing, 1, 1)
+
+        assert [[verdict]] == verdicts(failing)
+
+
+def test_a_key_space_that_does_not_open_in_time_is_a_timeout(jobs: Engine, storage: _Gated) -> None:
+    storage.closed_spaces.add("slow")
+    storage.gate.clear()
+    with_deadline = Engine(storage, lends_memory=False, lookup_timeout_s=0.2)
+    submit(with_deadline, 1, 1, of=space(pool="slow"))
+
+    assert [[Verdict.TIMEOUT]] == verdicts(with_deadline)
+    storage.gate.set()
+    with_deadline.close()
 
 
 def test_pages_are_counted(jobs: Engine) -> None:

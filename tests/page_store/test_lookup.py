@@ -232,6 +232,37 @@ class TestPresent:
             assert not storage.calls
 
 
+class TestLookup:
+    def test_an_answered_hash_is_ok_or_a_miss(self) -> None:
+        with holding([7, 2]) as (_, store):
+            found = store.lookup(TARGET, [PROMPT[n] for n in (2, 3, 7)])
+
+            assert found == [Verdict.OK, Verdict.MISS, Verdict.OK]
+
+    @pytest.mark.parametrize(
+        ("error", "verdict"),
+        [
+            (StorageUnavailable("gone"), Verdict.UNAVAILABLE),
+            (StorageTimeout("slow"), Verdict.TIMEOUT),
+            (ValueError("bug"), Verdict.ERROR),
+        ],
+    )
+    def test_a_store_that_fails_gives_its_reason(self, error: Exception, verdict: Verdict) -> None:
+        with holding([0], breaker_failures=1) as (storage, store):
+            storage.hooks["batch_exists"] = failing(error)
+
+            assert [verdict] == store.lookup(TARGET, PROMPT[:1])
+            assert [Verdict.BREAKER_OPEN] == store.lookup(TARGET, PROMPT[:1])
+
+    def test_a_hash_without_an_answer_at_the_deadline_is_a_timeout(self) -> None:
+        with holding([0]) as (storage, store):
+            go_on = threading.Event()
+            storage.hooks["batch_exists"] = lambda answer: go_on.wait(50) and answer()
+
+            assert [Verdict.TIMEOUT] == store.lookup(TARGET, PROMPT[:1], timeout_s=0.05)
+            go_on.set()
+
+
 def trailing(window_pages: int) -> PoolSpec:
     return PoolSpec(
         space=key_space(pool="swa"), hit_policy=HitPolicy.TRAILING_PAGES, window_pages=window_pages

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller import Channel, Lease
     from hicache_storage.keys import KeySpace
     from hicache_storage.page_store.admission import Admission
+    from hicache_storage.request_log import ExplainLog
     from hicache_storage.storage import HiCacheStorage
 
 PAGE_TOKENS = 16
@@ -89,6 +90,7 @@ def engine_on(
     timeout_s: float = 20,
     ranks: Any = None,
     admission: Admission | None = None,
+    explain_log: ExplainLog | None = None,
     **settings: Any,
 ) -> Generator[CacheController]:
     """Yield an engine with its own L2. It waits for all pages unless `settings` change that."""
@@ -101,7 +103,12 @@ def engine_on(
             **settings,
         }
         controller = CacheController(
-            store, pools, ControllerSettings(**chosen), ranks=ranks, admission=admission
+            store,
+            pools,
+            ControllerSettings(**chosen),
+            ranks=ranks,
+            admission=admission,
+            explain_log=explain_log,
         )
         yield stack.enter_context(controller)
 

@@ -15,10 +15,12 @@ from hicache_storage.integrations.lmcache._layouts import UnknownLayoutError
 from hicache_storage.integrations.lmcache._settings import AdapterSettings
 from hicache_storage.integrations.lmcache._tasks import Task, TaskQueue, add_objects, groups_of
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.request_log import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from hicache_storage.integrations._jobs import JobResult
     from hicache_storage.integrations.lmcache._attachment import Session
     from hicache_storage.integrations.lmcache._config import AdapterConfig
     from hicache_storage.integrations.lmcache._engine import (
@@ -322,18 +324,20 @@ class Adapter:
         """Take the results of jobs that ended, on the runner's thread."""
         if kind is JobKind.STORE:
             for result in session.runner.finished_stores():
-                self._end_store(result.job_id, result.verdicts, result.nbytes)
+                self._end_store(session, result)
         elif kind is JobKind.LOAD:
             for result in session.runner.finished_loads():
-                self._end_read(self._loads, result.job_id, result.verdicts, Verdict.OK)
+                self._end_read(session, self._loads, result.job_id, result.verdicts)
         else:
             for answer in session.runner.finished_lookups():
-                self._end_read(self._lookups, answer.job_id, answer.present, True)
+                self._end_read(session, self._lookups, answer.job_id, answer.verdicts)
 
-    def _end_store(self, task_id: int, verdicts: list[list[Verdict]], nbytes: int) -> None:
+    def _end_store(self, session: Session, result: JobResult) -> None:
+        task_id, verdicts = result.job_id, result.verdicts
         task = self._stores.end(task_id)
         if task is None:
             return
+        self._explain(session, Operation.STORE, task, verdicts)
         places = task.places(verdicts, Verdict.OK)
         settled = task.places(verdicts, Verdict.OK, Verdict.NOT_ADMITTED)
         sizes = {place: group.space.page_nbytes for group in task.groups for place in group.places}
@@ -341,21 +345,43 @@ class Adapter:
             keys = [task.keys[place] for place in places]
             self._notify("stored", keys, [sizes[place] for place in places])
         succeeded = len(settled) == len(task.keys)
-        self._stores.finish(task_id, self.engine.store_result(succeeded, nbytes))
+        self._stores.finish(task_id, self.engine.store_result(succeeded, result.nbytes))
 
     def _end_read(
-        self, queue: TaskQueue[Any], task_id: int, verdicts: Sequence[Any], wanted: object
+        self,
+        session: Session,
+        queue: TaskQueue[Any],
+        task_id: int,
+        verdicts: Sequence[Sequence[Verdict]],
     ) -> None:
         task = queue.end(task_id)
         if task is None:
             return
+        operation = Operation.LOAD if queue is self._loads else Operation.LOOKUP
+        self._explain(session, operation, task, verdicts)
         bitmap = self.engine.bitmap(len(task.keys))
-        places = task.places(verdicts, wanted)
+        places = task.places(verdicts, Verdict.OK)
         for place in places:
             bitmap.set(place)
         if places and queue is self._loads:
             self._notify("accessed", [task.keys[place] for place in places])
         queue.finish(task_id, bitmap)
+
+    def _explain(
+        self,
+        session: Session,
+        operation: Operation,
+        task: Task,
+        verdicts: Sequence[Sequence[Verdict]],
+    ) -> None:
+        """Log the pages of each key space of a task."""
+        if session.explain_log is None:
+            return
+        for group, found in zip(task.groups, verdicts, strict=False):
+            pool = group.space.pool
+            session.explain_log.add_pages(
+                operation, group.hashes, [found], pool, elapsed_s=task.age_s()
+            )
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Call `_notify_keys_EVENT` of LMCache's base class, whose listeners may raise."""

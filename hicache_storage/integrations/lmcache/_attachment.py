@@ -18,6 +18,7 @@ from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.integrations.lmcache._identity import Identity
 from hicache_storage.integrations.lmcache._layouts import Layouts
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.request_log import open_explain_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,7 @@ class Session:
         self.identity = Identity(settings.revision, settings.tenant, settings.server)
         self._sizes = sizes
         self._buffer: Any = None
+        self.explain_log = open_explain_log(settings, engine="lmcache")
         try:
             self.store = PageStore(
                 choice.open(),
@@ -77,6 +79,7 @@ class Session:
                     owner=self.identity.owner(),
                 )
         except BaseException:
+            self._close_log()
             self._close_serde()
             raise
 
@@ -87,6 +90,7 @@ class Session:
         if self._buffer is not None:
             self.store.unregister_buffer(self._buffer)
         close_store(self.store)
+        self._close_log()
         self._close_serde()
 
     def _register(self, memory: MemoryDesc) -> None:
@@ -96,6 +100,10 @@ class Session:
         buffer = memoryview(arena).cast("B")
         if register_memory(self.store, buffer):
             self._buffer = buffer
+
+    def _close_log(self) -> None:
+        if self.explain_log is not None:
+            self.explain_log.close()
 
     def _close_serde(self) -> None:
         if self._sizes is not None:

@@ -11,6 +11,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
+from hicache_storage.request_log import ExplainLogSettings
 from hicache_storage.settings import Field, PositiveSeconds
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def _check_server(label: str) -> str:
     return label
 
 
-class AdapterSettings(JobSettings, MetricsSettings):
+class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
     """The fields of `adapter_params`. `backend` and `revision` are required."""
 
     backend: str = Field(min_length=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,6 +67,11 @@ class Task:
 
     keys: Sequence[ObjectKey]
     groups: Sequence[Group]
+    began_s: float = field(default_factory=time.monotonic)
+
+    def age_s(self) -> float:
+        """Return the time since the submission."""
+        return time.monotonic() - self.began_s
 
     def places(self, verdicts: Sequence[Iterable[object]], *wanted: object) -> list[int]:
         """Return the positions of the pages whose verdict is one of `wanted`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -19,6 +20,7 @@ from hicache_storage.integrations.sglang._transport import TransferResult, Trans
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
+from hicache_storage.request_log import open_explain_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     )
     from hicache_storage.integrations.sglang._stored_pool import StoredPool
     from hicache_storage.metrics import CacheView
+    from hicache_storage.page_store.lookup import PoolSpec
+    from hicache_storage.page_store.results import Match
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +74,13 @@ class Adapter:
         self._config = storage_config
         self._outdated = False
         self._closed = False
-        self._storage = open_storage(name, fields)
+        rank = storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank
+        self._explain_log = open_explain_log(settings, engine="sglang", rank=rank)
+        try:
+            self._storage = open_storage(name, fields)
+        except BaseException:
+            self._close_log()
+            raise
         self._store = PageStore(
             self._storage,
             PageStoreSettings(
@@ -81,7 +91,9 @@ class Adapter:
         )
         metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
         self._admission = WriteAdmission(self._store, settings.admission)
-        self._transport = Transport(self._store, metrics, settings.timeout_s, self._admission)
+        self._transport = Transport(
+            self._store, metrics, settings.timeout_s, self._admission, self._explain_log
+        )
         self._timeout_s = settings.timeout_s
         self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
         if settings.switch_interval_s is not None:
@@ -131,8 +143,11 @@ class Adapter:
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """Return the number of leading pages in the storage."""
-        match = self._call(lambda: self._store.match(keys, self._pools[ANCHOR].specs()), None)
-        return match.pages if match else 0
+
+        def run() -> int:
+            return self._match(keys, {ANCHOR: self._pools[ANCHOR].specs()}).pages
+
+        return self._call(run, 0)
 
     def batch_exists_v2(
         self,
@@ -151,7 +166,7 @@ class Adapter:
                 window = max(1, len(transfer.keys or ()))
                 policy = HitPolicy(_text(transfer.hit_policy))
                 pools[_text(transfer.name)] = self._pools[transfer.name].specs(policy, window)
-        match = self._store.match(keys, [part for parts in pools.values() for part in parts])
+        match = self._match(keys, pools)
         rows = iter(match.present)
         ends = {
             name: usable_prefix(parts, [next(rows) for _ in parts]) for name, parts in pools.items()
@@ -159,6 +174,15 @@ class Adapter:
         restorable = [length for length, usable in enumerate(match.usable) if usable and length]
         reported = {name: end for name, end in ends.items() if end}
         return self.engine.pool_transfer_result(match.pages, reported, restorable)
+
+    def _match(self, keys: Sequence[str], pools: Mapping[str, Sequence[PoolSpec]]) -> Match:
+        """Look a prefix up in the parts of several pools, and log the result."""
+        began_s = time.monotonic()
+        match = self._store.match(keys, [part for parts in pools.values() for part in parts])
+        if self._explain_log is not None:
+            names = [name for name, parts in pools.items() for _ in parts]
+            self._explain_log.add_match(keys, match, names, elapsed_s=time.monotonic() - began_s)
+        return match
 
     # --- in place: pages of the host pools -----------------------------------------------------------
 
@@ -328,6 +352,11 @@ class Adapter:
         self._pools.close()
         self._store.close()
         self._storage.close()
+        self._close_log()
+
+    def _close_log(self) -> None:
+        if self._explain_log is not None:
+            self._explain_log.close()
 
     def _call(self, function: Callable[[], T], otherwise: T) -> T:
         """Call `function`; return `otherwise` if it raises or if the weights have changed."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._metrics_settings import MetricsSettings
 from hicache_storage.page_store.admission import AdmissionSettings
+from hicache_storage.request_log import ExplainLogSettings
 from hicache_storage.settings import Field, PositiveSeconds
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _ENGINE_FIELDS = frozenset(
 )
 
 
-class AdapterSettings(MetricsSettings):
+class AdapterSettings(MetricsSettings, ExplainLogSettings):
     """The object `adapter` in the extra config. All fields are optional."""
 
     tenant: str = ""

@@ -16,6 +16,7 @@ from hicache_storage.integrations.sglang._bounce_buffers import (
 )
 from hicache_storage.page import Page
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.request_log import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
     from hicache_storage.page_store import PageStore
     from hicache_storage.page_store.results import Outcome, Transfer
+    from hicache_storage.request_log import ExplainLog
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Transport:
         metrics: TransferMetrics | None,
         timeout_s: float,
         admission: WriteAdmission,
+        explain_log: ExplainLog | None = None,
     ) -> None:
         self.store = store
         self.metrics = metrics
@@ -63,6 +66,7 @@ class Transport:
         self.is_direct = store.storage.capabilities.bounded
         """True if the store itself accesses SGLang's memory."""
         self.admission = admission
+        self._explain_log = explain_log
         self._timeout_s = timeout_s
         self._hashes = store.settings.checksum == "xxh3"
         # Each direction has its own buffers, so that overdue writes do not delay reads.
@@ -83,6 +87,7 @@ class Transport:
         admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
         if all(admitted):
             return self._save(pool, keys, indices)
+        self._explain_refused(pool, keys, admitted)
         if not any(admitted):
             return TransferResult([True] * len(keys), answered=True)
         places = list(compress(range(len(keys)), admitted))
@@ -125,6 +130,7 @@ class Transport:
     ) -> TransferResult:
         """Save the admitted tensors of SGLang. The others count as moved."""
         admitted = self.admission.admit(keys, pool.page_nbytes, pool.name)
+        self._explain_refused(pool, keys, admitted)
         if not any(admitted):
             return TransferResult([True] * len(keys), answered=True)
         keys, values = list(compress(keys, admitted)), list(compress(values, admitted))
@@ -155,6 +161,8 @@ class Transport:
             buffer = bounce.acquire(buffer_nbytes(transfers))
             if buffer is None:
                 logger.warning("pool %r: too many overdue calls, no %s", pool.name, direction)
+                unavailable = [Verdict.UNAVAILABLE] * len(transfers[0].hashes)
+                self._explain(direction, pool, transfers, [unavailable], began_s)
                 return TransferResult([False] * len(transfers[0].hashes), answered=False)
             copies = buffer.mirrors(transfers)
             if direction == "backup":
@@ -164,12 +172,37 @@ class Transport:
             if direction == "prefetch":
                 copy_from_mirrors(transfers, copies, outcome.whole())
             bounce.release(buffer, outcome.settled)
+        self._explain(direction, pool, transfers, outcome.verdicts, began_s)
         moved = outcome.whole()
         if self.metrics is not None:
             pages = moved.count(True)
             elapsed_s = time.monotonic() - began_s
             self.metrics.add(direction, pages, pages * pool.page_nbytes, elapsed_s)
         return TransferResult(moved, _answered(outcome))
+
+    def _explain(
+        self,
+        direction: str,
+        pool: StoredPool,
+        transfers: Sequence[Transfer],
+        verdicts: Sequence[Sequence[Verdict]],
+        began_s: float,
+    ) -> None:
+        if self._explain_log is not None:
+            self._explain_log.add_pages(
+                Operation.LOAD if direction == "prefetch" else Operation.STORE,
+                transfers[0].hashes,
+                verdicts,
+                pool.name,
+                elapsed_s=time.monotonic() - began_s,
+            )
+
+    def _explain_refused(
+        self, pool: StoredPool, keys: Sequence[str], admitted: Sequence[bool]
+    ) -> None:
+        if self._explain_log is not None and not all(admitted):
+            verdicts = [Verdict.OK if kept else Verdict.NOT_ADMITTED for kept in admitted]
+            self._explain_log.add_pages(Operation.STORE, keys, [verdicts], pool.name)
 
 
 def _with_refused(admitted: Sequence[bool], saved: TransferResult) -> TransferResult:

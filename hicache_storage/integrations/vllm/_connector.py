@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hicache_storage.integrations.vllm._identity import check_engine, identity_of
 from hicache_storage.integrations.vllm._settings import complete_tiers, tier_settings
+from hicache_storage.integrations.vllm._tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,16 @@ class Connector:
                 check_engine(vllm_config, single_node=settings.single_node)
                 tier["identity"] = identity_of(vllm_config, kv_cache_config, settings, self.version)
         cast("Any", super()).__init__(vllm_config, role, kv_cache_config)
+        manager = getattr(getattr(self, "connector_scheduler", None), "manager", None)
+        found: Any = getattr(manager, "secondary_tiers", ())
+        self._tiers = [tier for tier in found if isinstance(tier, Tier)]
+
+    def on_new_request(self, request: Any) -> None:
+        """Record the prompt of a request that vLLM begins, for tiers with a `trace`."""
+        if on_new_request := getattr(super(), "on_new_request", None):
+            on_new_request(request)
+        for tier in self._tiers:
+            tier.record_request(request)
 
     @classmethod
     def build_prom_metrics(

@@ -49,9 +49,9 @@ class RequestLookups:
         if answers is not None:
             answers.update(dict.fromkeys(keys, False))
 
-    def forget(self, request: str) -> None:
-        """Forget a request that is over."""
-        self._answers.pop(request, None)
+    def forget(self, request: str) -> dict[bytes, bool | None]:
+        """Forget a request that is over. Return its answers."""
+        return self._answers.pop(request, {})
 
     def clear(self) -> None:
         """Forget every answer: the requests ask again."""

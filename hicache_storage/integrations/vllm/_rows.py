@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from hicache_storage.keys import KeySpace
 
-_GROUP_NBYTES = 4
-KEY_NBYTES = 32 + _GROUP_NBYTES
+GROUP_NBYTES = 4
+KEY_NBYTES = 32 + GROUP_NBYTES
 """The bytes of a key: a SHA-256 and the number of the group."""
 
 
@@ -61,7 +61,7 @@ class KeyGroups:
                     f"a key of {len(key)} bytes is no SHA-256 and group: pass"
                     " --prefix-caching-hash-algo sha256_cbor, xxhash is not supported"
                 )
-            of_group.setdefault(key[-_GROUP_NBYTES:], []).append(key)
+            of_group.setdefault(key[-GROUP_NBYTES:], []).append(key)
         return [(self.spaces[int.from_bytes(group, "big")], own) for group, own in of_group.items()]
 
     def batches(
@@ -84,4 +84,4 @@ class KeyGroups:
 
 def hashes_of(keys: Iterable[bytes]) -> list[str]:
     """Return the page hashes of keys."""
-    return [key[:-_GROUP_NBYTES].hex() for key in keys]
+    return [key[:-GROUP_NBYTES].hex() for key in keys]

@@ -9,6 +9,7 @@ from hicache_storage.errors import ConfigError
 from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
+from hicache_storage.request_log import TraceSettings
 from hicache_storage.settings import Field, PositiveSeconds, Settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class IdentitySettings(Settings):
     """The kind of each group, by its number."""
 
 
-class TierSettings(JobSettings, MetricsSettings):
+class TierSettings(JobSettings, MetricsSettings, TraceSettings):
     """The config of one tier. Only `backend` is required, and without the connector `identity`."""
 
     backend: str = Field(min_length=1)

@@ -13,12 +13,14 @@ from hicache_storage.integrations.vllm._connection import StoreConnection
 from hicache_storage.integrations.vllm._identity import renewed, spaces_of
 from hicache_storage.integrations.vllm._lookups import RequestLookups
 from hicache_storage.integrations.vllm._metrics import TierMetrics, definitions
+from hicache_storage.integrations.vllm._request_log import RequestReasons
 from hicache_storage.integrations.vllm._rows import KeyGroups, Rows, hashes_of
-from hicache_storage.integrations.vllm._settings import tier_settings
+from hicache_storage.integrations.vllm._settings import NAME, tier_settings
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.request_log import Operation, Reason, open_explain_log, open_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from hicache_storage.integrations._jobs import JobResult, LookupResult
     from hicache_storage.integrations.vllm._engine import (
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
         TransferJob,
     )
     from hicache_storage.metrics import CacheView
+    from hicache_storage.request_log import ExplainLog, TraceRecorder
 
 logger = logging.getLogger("vllm.hicache_storage")
 
 T = TypeVar("T")
 _GONE = frozenset({Verdict.MISS, Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
 """Verdicts of a load after which the store has no such page."""
+_ANSWERED = frozenset({Verdict.OK, Verdict.MISS})
+"""Verdicts of a lookup that the store has answered."""
 _CONCLUDED = frozenset({Verdict.OK, Verdict.NOT_ADMITTED})
 """Verdicts of a store that has not failed."""
 
@@ -87,11 +92,17 @@ class Tier:
         self._events = self._event_list(offloading_spec)
         self._metrics = TierMetrics(self.engine, settings.backend)
         self._closed = False
+        self._tokens_per_hash = int(offloading_spec.config.cache.tokens_per_hash)
+        self._explain_log: ExplainLog | None = None
+        self._trace: TraceRecorder | None = None
         try:
+            self._explain_log = open_explain_log(settings, engine=NAME)
+            self._trace = open_trace(settings, self._tokens_per_hash, engine=NAME)
             owner = next(iter(self._groups.spaces.values()))
             self._connection = StoreConnection(settings, self._rows.memory, owner)
         except BaseException:
             self._rows.release()
+            self._close_logs()
             raise
         self._served = AdapterMetrics(
             settings,
@@ -101,6 +112,7 @@ class Tier:
             logger=logger,
             rank=_replica(offloading_spec),
         )
+        self._reasons = None if self._explain_log is None else RequestReasons(self._explain_log)
         for space in self._groups.spaces.values():
             logger.info("pool %s is stored as %s", space.pool, space.manifest())
 
@@ -113,6 +125,8 @@ class Tier:
         """Return HIT or MISS, or RETRY until the store has answered."""
         try:
             present = self._lookups.ask(req_context.req_id, key)
+            if self._reasons is not None:
+                self._reasons.begin(req_context.req_id)
         except Exception:  # noqa: BLE001 - it would end the engine
             self._count_error()
             return self.engine.miss
@@ -124,10 +138,15 @@ class Tier:
         """Ask the store for all pages that this step's lookups were about."""
         asked = self._lookups.take_asked()
         if asked and not self._guard(lambda: self._ask(asked), otherwise=False):
-            self._answer(asked, asked, [False] * len(asked))
+            self._answer(asked, asked, [Verdict.UNAVAILABLE] * len(asked))
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._guard(lambda: self._lookups.forget(req_context.req_id), None)
+        self._guard(lambda: self._finish_request(req_context), None)
+
+    def _finish_request(self, req_context: ReqContext) -> None:
+        answers = self._lookups.forget(req_context.req_id)
+        if self._reasons is not None:
+            self._reasons.finish(req_context, answers, self._groups.spaces)
 
     def _ask(self, asked: dict[bytes, list[str]]) -> bool:
         runner = self._connection.runner
@@ -147,18 +166,21 @@ class Tier:
             return
         self._metrics.observe("lookup", time.monotonic() - job.began_s)
         if not self._guard(lambda: self._answer_all(job, result), otherwise=False):
-            self._answer(job.asked, job.asked, [False] * len(job.asked))
+            self._answer(job.asked, job.asked, [Verdict.ERROR] * len(job.asked))
 
     def _answer_all(self, job: _LookupJob, result: LookupResult) -> bool:
-        for keys, present in zip(job.keys, result.present, strict=True):
-            self._answer(job.asked, keys, present)
+        for keys, verdicts in zip(job.keys, result.verdicts, strict=True):
+            self._answer(job.asked, keys, verdicts)
         return True
 
     def _answer(
-        self, asked: dict[bytes, list[str]], keys: Iterable[bytes], present: Sequence[bool]
+        self, asked: dict[bytes, list[str]], keys: Iterable[bytes], verdicts: Sequence[Verdict]
     ) -> None:
-        for key, is_present in zip(keys, present, strict=True):
-            self._lookups.answer(asked[key], key, present=is_present)
+        for key, verdict in zip(keys, verdicts, strict=True):
+            self._lookups.answer(asked[key], key, present=verdict is Verdict.OK)
+            if self._reasons is not None:
+                reason = None if verdict in _ANSWERED else Reason.of(verdict)
+                self._reasons.note(asked[key], key, reason)
 
     # --- transfers -----------------------------------------------------------------------------------
 
@@ -188,7 +210,7 @@ class Tier:
         if not self._guard(lambda: self._try_submit(job, keys, operation), otherwise=False):
             self._jobs.pop(job.job_id, None)
             if operation == "load":
-                self._lookups.mark_missing(request, keys)
+                self._mark_missing(request, dict.fromkeys(keys, Reason.UNAVAILABLE))
             self._failed.append(self.engine.job_result(job.job_id, success=False))
 
     def _try_submit(self, job: TransferJob, keys: list[bytes], operation: str) -> bool:
@@ -207,19 +229,28 @@ class Tier:
         if ended is not None:
             return ended
         if job is not None:
-            self._lookups.mark_missing(job.request, [key for keys in job.keys for key in keys])
+            keys = [key for keys in job.keys for key in keys]
+            self._mark_missing(job.request, dict.fromkeys(keys, Reason.INTERNAL_ERROR))
         return self.engine.job_result(result.job_id, success=False)
 
     def _finish_load(self, job: _Job, result: JobResult) -> Any:
         loaded = _keys_with(job, result, frozenset({Verdict.OK}))
         wanted = [key for keys in job.keys for key in keys]
         if len(loaded) != len(wanted):
-            self._lookups.mark_missing(job.request, set(wanted).difference(loaded))
+            self._mark_missing(job.request, _missing_reasons(job, result))
             self._add_event(_keys_with(job, result, _GONE), removed=True)
         self._metrics.observe("load", result.elapsed_s)
         return self._job_result(result, len(loaded) == len(wanted), tuple(loaded) or None)
 
+    def _mark_missing(self, request: str, reasons: Mapping[bytes, Reason]) -> None:
+        self._lookups.mark_missing(request, reasons)
+        if self._reasons is not None:
+            for key, reason in reasons.items():
+                self._reasons.note([request], key, reason)
+
     def _finish_store(self, job: _Job, result: JobResult) -> Any:
+        if self._explain_log is not None:
+            self._explain_store(self._explain_log, job, result)
         self._add_event(_keys_with(job, result, frozenset({Verdict.OK})), removed=False)
         self._metrics.observe("store", result.elapsed_s)
         concluded = len(_keys_with(job, result, _CONCLUDED))
@@ -233,6 +264,29 @@ class Tier:
             transfer_time=result.elapsed_s,
             transfer_bytes=result.nbytes,
         )
+
+    def _explain_store(self, log: ExplainLog, job: _Job, result: JobResult) -> None:
+        for keys, verdicts in zip(job.keys, result.verdicts, strict=True):
+            ((space, _),) = self._groups.of_keys(keys)
+            log.add_pages(
+                Operation.STORE,
+                hashes_of(keys),
+                [verdicts],
+                space.pool,
+                request=job.request,
+                elapsed_s=result.elapsed_s,
+            )
+
+    # --- the trace -----------------------------------------------------------------------------------
+
+    def record_request(self, request: Any) -> None:
+        """Record the prompt of a request in the trace, if there is one."""
+        if self._trace is not None:
+            trace, tokens = self._trace, self._tokens_per_hash
+            self._guard(
+                lambda: trace.record(request.block_hashes[: request.num_prompt_tokens // tokens]),
+                None,
+            )
 
     # --- events and metrics --------------------------------------------------------------------------
 
@@ -297,8 +351,7 @@ class Tier:
             epoch = uuid.uuid4().hex
             spaces = self._groups.spaces.items()
             self._groups = KeyGroups({group: renewed(space, epoch) for group, space in spaces})
-            self._lookups.clear()
-            self._lookup_jobs.clear()
+            self._clear_lookups()
         logger.warning(
             "vLLM resets its caches, perhaps for other weights: the pages in the store from before are"
             " not used any more, and those of this engine are not shared until it starts again"
@@ -312,14 +365,25 @@ class Tier:
 
     def _shut_down(self) -> None:
         self._served.close()
-        self._lookups.clear()
-        self._lookup_jobs.clear()
+        self._clear_lookups()
         if self._connection.close(self._settings.close_timeout_s):
             self._rows.release()
         else:
             logger.error(
                 "a call of the store has not ended: the memory of the CPU tier stays mapped"
             )
+        self._close_logs()
+
+    def _close_logs(self) -> None:
+        for log in (self._explain_log, self._trace):
+            if log is not None:
+                log.close()
+
+    def _clear_lookups(self) -> None:
+        self._lookups.clear()
+        self._lookup_jobs.clear()
+        if self._reasons is not None:
+            self._reasons.clear()
 
     def _guard(self, function: Callable[[], T], otherwise: T) -> T:
         """Call `function`; return `otherwise` if it raises, because that would end the engine."""
@@ -351,3 +415,13 @@ def _keys_with(job: _Job, result: JobResult, verdicts: frozenset[Verdict]) -> li
         for key, verdict in zip(keys, found, strict=True)
         if verdict in verdicts
     ]
+
+
+def _missing_reasons(job: _Job, result: JobResult) -> dict[bytes, Reason]:
+    """Return the reason of each key of a load that was not loaded."""
+    return {
+        key: Reason.of(verdict)
+        for keys, found in zip(job.keys, result.verdicts, strict=True)
+        for key, verdict in zip(keys, found, strict=True)
+        if verdict is not Verdict.OK
+    }

@@ -1,0 +1,228 @@
+"""`hicache explain`: why requests hit or missed, from the explain log of an engine or a replay."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hicache_storage.cli.ages import age, format_time
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from hicache_storage.request_log.reading import LogReader, Selection, Summary
+    from hicache_storage.request_log.records import RequestRecord
+
+SUMMARY = "Tell why requests hit or missed, from the explain log of an engine or a replay."
+
+_FOUND = 1
+_LISTED = 200
+_HASH = re.compile(r"[0-9a-f]{4,128}")
+_SHORT_HASH_DIGITS = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="the file that explain_log of the engine names")
+    add(
+        "--request",
+        metavar="ID",
+        help="tell the story of one request; where the engine tells no ids, the first digits of the"
+        " hash of its first page",
+    )
+    add("--hash", metavar="HEX", help="records about a page: the first digits of its hash")
+    add("--since", type=age, metavar="AGE", help="records of the last 90s, 30m, 12h, 1d or 2w")
+    add("--json", action="store_true", help="print JSON instead of tables and sentences")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a summary, or the records of a request or a page. Return 1 if there are none of these."""
+    from hicache_storage.request_log.reading import LogReader, Selection  # noqa: PLC0415 - keeps `--help` fast
+
+    page_hash: str | None = arguments.hash and arguments.hash.lower()
+    if page_hash is not None and _HASH.fullmatch(page_hash) is None:
+        raise ConfigError("--hash: must be at least the first four hexadecimal digits of a hash")
+    selection = Selection(
+        request=arguments.request,
+        page_hash=page_hash,
+        since_s=None if arguments.since is None else time.time() - arguments.since,
+    )
+    reader = LogReader(arguments.file)
+    if arguments.request is None and page_hash is None:
+        return _summarize(reader, selection, as_json=arguments.json)
+    return _tell(reader, selection, as_json=arguments.json)
+
+
+# --- one request, or one page ------------------------------------------------------------------------
+
+
+def _tell(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
+    records = list(reader.records(selection))
+    if as_json:
+        _print_json({"records": [record.as_json() for record in records]})
+    elif records:
+        for record in records[-_LISTED:]:
+            sys.stdout.write("".join(f"{line}\n" for line in _story(record)))
+        if len(records) > _LISTED:
+            sys.stdout.write(f"{len(records) - _LISTED:,} earlier records are in --json.\n")
+    else:
+        sys.stdout.write(
+            "No record fits. It may be older than the log, of another engine's log, or the engine"
+            f" never asked the cache.{_faults(reader.dropped_records, reader.unreadable_lines)}\n"
+        )
+    return 0 if records else _FOUND
+
+
+def _story(record: RequestRecord) -> Iterator[str]:
+    """Yield a record in plain words: a line of what was asked, and a line for the missing page."""
+    yield (f"{format_time(record.at_s)}  {record.engine}, rank {record.rank}: {_subject(record)}")
+    yield f"  {_counts(record)}"
+    if record.reason is not None:
+        yield f"  {_gap(record)}"
+    if len(record.reasons) > 1:
+        told = ", ".join(
+            f"{pages:,} {_words(reason.name)}" for reason, pages in record.reasons.items()
+        )
+        yield f"  missing pages by reason: {told}"
+
+
+def _subject(record: RequestRecord) -> str:
+    if record.request is not None:
+        return f"{record.operation.value} of request {record.request!r}"
+    if record.first_hash is None:
+        return record.operation.value
+    return f"{record.operation.value} of pages from {record.first_hash[:_SHORT_HASH_DIGITS]}"
+
+
+def _counts(record: RequestRecord) -> str:
+    from hicache_storage.request_log.records import Operation  # noqa: PLC0415
+
+    verbs = {
+        Operation.PREFETCH: "usable",
+        Operation.LOOKUP: "found",
+        Operation.LOAD: "loaded",
+        Operation.STORE: "stored",
+    }
+    text = f"{record.hit_pages:,} of {record.asked_pages:,} pages were {verbs[record.operation]}"
+    if record.l2_pages is not None:
+        text += (
+            f" ({record.l2_pages:,} from host memory,"
+            f" {record.hit_pages - record.l2_pages:,} from storage)"
+        )
+    if record.elapsed_s is not None:
+        text += f", after {_duration(record.elapsed_s)}"
+    return text
+
+
+def _gap(record: RequestRecord) -> str:
+    assert record.reason is not None
+    page = "" if record.page is None else f" {record.page}"
+    pool = "" if record.pool is None else f" of pool {record.pool!r}"
+    page_hash = "" if record.page_hash is None else f" ({record.page_hash[:_SHORT_HASH_DIGITS]})"
+    rank = "" if record.other_rank is None else f" (rank {record.other_rank})"
+    return f"page{page}{pool}{page_hash} {record.reason.value}{rank}"
+
+
+def _duration(elapsed_s: float) -> str:
+    return f"{elapsed_s:.2f} s" if elapsed_s >= 1 else f"{1000 * elapsed_s:.1f} ms"
+
+
+# --- all requests ------------------------------------------------------------------------------------
+
+
+def _summarize(reader: LogReader, selection: Selection, *, as_json: bool) -> int:
+    from hicache_storage.request_log.reading import summary_of  # noqa: PLC0415
+
+    summary = summary_of(reader, selection)
+    if as_json:
+        _print_json(_summary_json(summary))
+    else:
+        from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
+
+        print_lines(output_console(), _parts(summary))
+    return 0
+
+
+def _parts(summary: Summary) -> Iterator[Table | str]:
+    if summary.reasons:
+        yield _reason_table(summary)
+    faults = _faults(summary.dropped_records, summary.unreadable_lines)
+    if summary.first_s is None or summary.last_s is None:
+        yield f"There are no records.{faults}"
+        return
+    yield (
+        f"{summary.records:,} records from {format_time(summary.first_s)} to"
+        f" {format_time(summary.last_s)}\n"
+        f"{summary.hit_pages:,} of {summary.asked_pages:,} pages hit; {summary.whole:,} records have"
+        f" every page{faults}"
+    )
+
+
+def _reason_table(summary: Summary) -> Table:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("operation", no_wrap=True)
+    table.add_column("reason", no_wrap=True)
+    table.add_column("records", justify="right", no_wrap=True)
+    table.add_column("pages", justify="right", no_wrap=True)
+    table.add_column("the first missing page", overflow="fold", ratio=1)
+    for (operation, reason), count in sorted(
+        summary.reasons.items(), key=lambda item: -item[1].records
+    ):
+        table.add_row(
+            operation.value,
+            _words(reason.name),
+            f"{count.records:,}",
+            f"{count.missing_pages:,}",
+            reason.value,
+        )
+    return table
+
+
+def _summary_json(summary: Summary) -> dict[str, object]:
+    return {
+        "records": summary.records,
+        "whole_records": summary.whole,
+        "asked_pages": summary.asked_pages,
+        "hit_pages": summary.hit_pages,
+        "l2_pages": summary.l2_pages,
+        "first_s": summary.first_s,
+        "last_s": summary.last_s,
+        "dropped_records": summary.dropped_records,
+        "unreadable_lines": summary.unreadable_lines,
+        "reasons": [
+            {
+                "operation": operation.value,
+                "reason": reason.name.lower(),
+                "records": count.records,
+                "missing_pages": count.missing_pages,
+                "latest": None if count.latest is None else count.latest.as_json(),
+            }
+            for (operation, reason), count in summary.reasons.items()
+        ],
+    }
+
+
+def _faults(dropped_records: int, unreadable_lines: int) -> str:
+    text = f"\n{dropped_records:,} records were dropped" if dropped_records else ""
+    return text + (f"\n{unreadable_lines:,} lines cannot be read" if unreadable_lines else "")
+
+
+def _words(name: str) -> str:
+    return name.lower().replace("_", " ")
+
+
+def _print_json(document: dict[str, object]) -> None:
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")

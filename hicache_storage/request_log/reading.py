@@ -1,0 +1,145 @@
+"""The records of an explain log, selected by request, page and time, and counted by reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.request_log.log_file import older_file
+from hicache_storage.request_log.records import MAX_ID_CHARACTERS, Operation, RequestRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hicache_storage.request_log.reasons import Reason
+
+MIN_HASH_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The records to read. Every field that is not None must fit."""
+
+    request: str | None = None
+    """The request's id, or the first digits of the hash of its first page."""
+    page_hash: str | None = None
+    """The first digits of the hash of a record's first asked or first missing page."""
+    since_s: float | None = None
+    """The earliest time of a record's end, in seconds since 1970."""
+
+    def __contains__(self, record: RequestRecord) -> bool:
+        if self.since_s is not None and record.at_s < self.since_s:
+            return False
+        if self.request is not None and not _is_request(record, self.request):
+            return False
+        return self.page_hash is None or any(
+            found is not None and found.startswith(self.page_hash)
+            for found in (record.first_hash, record.page_hash)
+        )
+
+
+@dataclass(slots=True)
+class ReasonCount:
+    """The records of one operation that have the same reason for their first missing page."""
+
+    records: int = 0
+    missing_pages: int = 0
+    latest: RequestRecord | None = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """The records of a log, counted."""
+
+    records: int = 0
+    whole: int = 0
+    """Records of requests that have every page."""
+    asked_pages: int = 0
+    hit_pages: int = 0
+    l2_pages: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    dropped_records: int = 0
+    unreadable_lines: int = 0
+    reasons: dict[tuple[Operation, Reason], ReasonCount] = field(
+        default_factory=dict[tuple[Operation, "Reason"], ReasonCount]
+    )
+
+    def add(self, record: RequestRecord) -> None:
+        """Count a record. Pages of stores are counted by their reasons only."""
+        self.records += 1
+        self.first_s = record.at_s if self.first_s is None else min(self.first_s, record.at_s)
+        self.last_s = record.at_s if self.last_s is None else max(self.last_s, record.at_s)
+        if record.operation is not Operation.STORE:
+            self.asked_pages += record.asked_pages
+            self.hit_pages += record.hit_pages
+            self.l2_pages += record.l2_pages or 0
+            self.whole += record.reason is None
+        if record.reason is not None:
+            count = self.reasons.setdefault((record.operation, record.reason), ReasonCount())
+            count.records += 1
+            count.missing_pages += record.asked_pages - record.hit_pages
+            if count.latest is None or record.at_s >= count.latest.at_s:
+                count.latest = record
+
+
+class LogReader:
+    """The records of a log file and of the older file that its rotation keeps."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.dropped_records = 0
+        """Records that the writers have dropped, of the part that was read."""
+        self.unreadable_lines = 0
+        """Lines that are no records."""
+
+    def records(self, selection: Selection) -> Iterator[RequestRecord]:
+        """Yield the selected records in their order in the files.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        for line in self._lines():
+            record = self._record(line)
+            if record is not None and record in selection:
+                yield record
+
+    def _lines(self) -> Iterator[str]:
+        older = older_file(self._path)
+        for path in (older, self._path) if older.is_file() else (self._path,):
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    yield from file
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+    def _record(self, line: str) -> RequestRecord | None:
+        try:
+            value = json.loads(line)
+            if "dropped_records" in value:
+                self.dropped_records += int(value["dropped_records"])
+                return None
+            return RequestRecord.of_json(value)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            self.unreadable_lines += 1
+            return None
+
+
+def summary_of(reader: LogReader, selection: Selection) -> Summary:
+    """Return the counts of the selected records."""
+    summary = Summary()
+    for record in reader.records(selection):
+        summary.add(record)
+    summary.dropped_records = reader.dropped_records
+    summary.unreadable_lines = reader.unreadable_lines
+    return summary
+
+
+def _is_request(record: RequestRecord, name: str) -> bool:
+    if record.request is not None:
+        return record.request == name[:MAX_ID_CHARACTERS]
+    is_hash = len(name) >= MIN_HASH_DIGITS and record.first_hash is not None
+    return is_hash and str(record.first_hash).startswith(name.lower())

@@ -1,0 +1,29 @@
+"""The fields about request logs in the settings of the engines' adapters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hicache_storage.settings import ByteSize, Field, Settings
+
+
+class ExplainLogSettings(Settings):
+    """The explain log of an adapter."""
+
+    explain_log: str = ""
+    """The file of the explain log, in which `{pid}` stands for the process id; "" for none."""
+    log_file_nbytes: ByteSize = Field(default=64 << 20, ge=1 << 16)
+    """The size at which a log file is rotated. One older file is kept."""
+
+
+class TraceSettings(ExplainLogSettings):
+    """The explain log of an adapter, and a trace of its requests."""
+
+    trace: str = ""
+    """The file of a trace for `hicache plan` and `hicache replay`, with `{pid}`; "" for none."""
+
+
+def path_of(text: str) -> Path:
+    """Return the path of a log file for this process."""
+    return Path(text.replace("{pid}", str(os.getpid())))

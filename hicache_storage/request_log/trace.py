@@ -1,0 +1,118 @@
+"""A recorder of traces in the Mooncake format, which `hicache plan` and `hicache replay` read.
+
+An id of a block is 54 bits of the hash of the block's last page. Page hashes are chained, so equal ids
+mean equal prefixes, in the traces of all engines whose pages have equal hashes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError
+from hicache_storage.request_log.line_writer import LineWriter
+from hicache_storage.request_log.log_file import LogFile
+from hicache_storage.request_log.settings import path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.request_log.settings import TraceSettings
+
+BLOCK_TOKENS = 512
+"""The tokens of a block of a trace."""
+_HASH_NBYTES = 8
+_SPARE_BITS = 10
+"""A replay has token ids of 63 bits: nine of them tell the tokens of a block apart."""
+_IDS = 1 << 8 * _HASH_NBYTES - _SPARE_BITS
+
+
+class TraceRecorder:
+    """The requests of one engine as lines of a trace. Thread-safe; `record` neither waits nor raises."""
+
+    def __init__(
+        self, file: LogFile, page_tokens: int, *, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        """Open the file, and start the thread that writes it. Pages have `page_tokens` tokens.
+
+        `clock` gives the nanoseconds since 1970.
+
+        Raises:
+            ValueError: Neither of a page and a block is a multiple of the other.
+            OSError: The file cannot be written.
+        """
+        if BLOCK_TOKENS % page_tokens and page_tokens % BLOCK_TOKENS:
+            raise ValueError(
+                f"a trace has blocks of {BLOCK_TOKENS} tokens, which pages of {page_tokens} tokens"
+                " do not fill: use a page size of 16, 32, 64, 128, 256 or 512 tokens"
+            )
+        self._page_tokens = page_tokens
+        self._block_pages = max(1, BLOCK_TOKENS // page_tokens)
+        self._page_blocks = max(1, page_tokens // BLOCK_TOKENS)
+        self._writer = LineWriter(file)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._latest_ms = 0
+
+    @property
+    def dropped_requests(self) -> int:
+        """The number of requests that were dropped."""
+        return self._writer.dropped_lines
+
+    def record(self, hashes: Sequence[str] | Sequence[bytes]) -> None:
+        """Record a request whose prompt has these full pages. A prompt of no full page is left out."""
+        if not hashes:
+            return
+        pages = len(hashes)
+        ends: list[str | bytes] = [*hashes[self._block_pages - 1 :: self._block_pages]]
+        if pages % self._block_pages:
+            ends.append(hashes[-1])
+        with self._lock:  # the clock may go back, and the lines of a trace are in order
+            self._latest_ms = max(self._latest_ms, self._clock() // 1_000_000)
+            self._writer.add(partial(self._line, self._latest_ms, pages, ends))
+
+    def close(self) -> None:
+        """Write the lines that wait, for some seconds at most, and end the thread. Idempotent."""
+        self._writer.close()
+
+    def _line(self, at_ms: int, pages: int, ends: Sequence[str | bytes]) -> str:
+        found = {
+            "timestamp": at_ms,
+            "input_length": pages * self._page_tokens,
+            "output_length": 0,
+            "hash_ids": [
+                (block_id(page_hash) + part) % _IDS
+                for page_hash in ends
+                for part in range(self._page_blocks)
+            ],
+        }
+        return json.dumps(found, separators=(",", ":")) + "\n"
+
+
+def block_id(page_hash: str | bytes) -> int:
+    """Return the id of a block that ends with the page of this hash, in hexadecimal digits or bytes."""
+    if isinstance(page_hash, str):
+        page_hash = bytes.fromhex(page_hash[: 2 * _HASH_NBYTES])
+    return int.from_bytes(page_hash[:_HASH_NBYTES], "big") >> _SPARE_BITS
+
+
+def open_trace(settings: TraceSettings, page_tokens: int, *, engine: str) -> TraceRecorder | None:
+    """Open the trace that an adapter's settings name, or return None.
+
+    Raises:
+        ConfigError: The file cannot be written, or the page size does not fit a trace.
+    """
+    if not settings.trace:
+        return None
+    file = LogFile(path_of(settings.trace), settings.log_file_nbytes, alone=True)
+    try:
+        return TraceRecorder(file, page_tokens)
+    except ValueError as error:
+        raise ConfigError(f"{engine}: trace: {error}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{engine}: trace: {settings.trace} cannot be written: {error.strerror or error}"
+        ) from None
