@@ -1,14 +1,42 @@
-"""Durations that people set: finite, and short enough for every wait."""
+"""Durations that people set: finite, and short enough for every wait.
+
+30    "30"    2.5    "90s"    "500ms"    "30m"    "1.5h"    "1d"    "2w"
+"""
 
 from __future__ import annotations
 
+import re
 from numbers import Real
 from typing import cast
 
-from hicache_storage.scalars import format_number
+from hicache_storage.scalars import format_number, parse_float
 
 MAX_DURATION_S = 1e6
 """Eleven days. Locks, `poll` and SQLite each overflow at some larger value, in the middle of a call."""
+
+_WITH_UNIT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?(ms|[smhdw])", re.IGNORECASE)
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def with_unit(text: str) -> float | None:
+    """Return the seconds of a text such as `90s` or `1.5h`; None where it is no number with a unit."""
+    found = _WITH_UNIT.fullmatch(text.strip())
+    return None if found is None else float(found[1]) * _UNITS_S[found[2].lower()]
+
+
+def parse_seconds(value: object) -> float:
+    """Return the seconds that `value` names: a number, or text with or without a unit.
+
+    Raises:
+        ValueError: `value` is no duration. The message does not repeat text, which may be a secret.
+    """
+    seconds = with_unit(value) if isinstance(value, str) else None
+    try:
+        return parse_float(value) if seconds is None else seconds
+    except ValueError as error:
+        raise ValueError(
+            f"{error}, of seconds, or a time with a unit (ms, s, m, h, d or w), such as '90s' or '1d'"
+        ) from None
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:

@@ -3,6 +3,7 @@
 class AcmeSettings(Settings):
     url: SecretStr
     capacity_nbytes: ByteSize | None = None      # 1073741824 or "1GiB"
+    timeout_s: PositiveSeconds = 30.0            # 90 or "90s"
 
 settings = AcmeSettings.parse("acme", config)
 """
@@ -24,7 +25,7 @@ from pydantic import (
     field_validator,
 )
 
-from hicache_storage.durations import MAX_DURATION_S
+from hicache_storage.durations import MAX_DURATION_S, parse_seconds
 from hicache_storage.errors import ConfigError, did_you_mean
 from hicache_storage.scalars import (
     format_number,
@@ -39,12 +40,24 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-__all__ = ["ByteSize", "Field", "PositiveSeconds", "SecretStr", "Settings", "parse_nbytes"]
+__all__ = [
+    "ByteSize",
+    "Field",
+    "PositiveSeconds",
+    "Seconds",
+    "SecretStr",
+    "Settings",
+    "parse_nbytes",
+]
 
 ByteSize = Annotated[int, BeforeValidator(parse_nbytes)]
 """A size in bytes: an int, or text that `parse_nbytes` accepts."""
 
-PositiveSeconds = Annotated[float, BeforeValidator(parse_float), Field(gt=0, le=MAX_DURATION_S)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+"""A finite number of seconds, or text that `parse_seconds` accepts: "90s", "12h", "1d"."""
+
+PositiveSeconds = Annotated[Seconds, Field(gt=0, le=MAX_DURATION_S)]
+"""A time limit: `Seconds` that every wait can take."""
 
 _PARSERS: dict[object, Callable[[object], object]] = {
     int: parse_integer,

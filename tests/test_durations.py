@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hicache_storage.controller import ControllerSettings
-from hicache_storage.durations import MAX_DURATION_S, check_seconds
+from hicache_storage.durations import MAX_DURATION_S, check_seconds, parse_seconds
+from hicache_storage.errors import ConfigError
 from hicache_storage.handoff import HandoffSettings
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.settings import PositiveSeconds, Settings
@@ -73,3 +74,35 @@ def test_numpys_times_are_times() -> None:
 def test_a_time_of_thousands_of_digits_is_refused() -> None:
     with pytest.raises(ValueError, match="not a number of 16610 bits"):
         check_seconds("patience_s", 10**5000)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (30, 30),
+        (2.5, 2.5),
+        ("30", 30),
+        ("2.5", 2.5),
+        ("500ms", 0.5),
+        ("90s", 90),
+        ("1.5 h", 5400),
+        ("1d", 86_400),
+        ("2W", 1_209_600),
+    ],
+)
+def test_a_time_is_a_number_or_has_a_unit(value: object, seconds: float) -> None:
+    assert seconds == parse_seconds(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "d", "-1d", "1y", "1d2h", "1_0s", "1 s x", "1e3s", True, None]
+)
+def test_anything_else_is_no_time(value: object) -> None:
+    with pytest.raises(ValueError, match="a time with a unit"):
+        parse_seconds(value)
+
+
+def test_the_limits_of_a_setting_hold_for_a_time_with_a_unit() -> None:
+    assert 60 == _Backend.parse("test", {"timeout_s": "1m"}).timeout_s
+    with pytest.raises(ConfigError, match=r"timeout_s.*less than or equal to 1000000"):
+        _backend(timeout_s="2w")

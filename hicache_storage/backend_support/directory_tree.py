@@ -11,8 +11,11 @@ the root; the root itself may be a link. The files of other programs are never t
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from hicache_storage.backend_support.filesystem import read_own
@@ -20,12 +23,15 @@ from hicache_storage.backend_support.manifest import SPACE_ID, decode_manifest, 
 from hicache_storage.errors import ConfigError, StorageUnavailable
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Iterator
 
     from hicache_storage.keys import KeySpace
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 _MANIFEST = "manifest.json"
+_OWN_NAMES = re.compile(r"writers|spaces|lost\+found")
+_NAMED_FOREIGN = 3
 _MOST_MANIFEST_NBYTES = 1 << 20
 # A directory, a link or a pipe in the place of a manifest belongs to another program.
 _NO_MANIFEST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
@@ -39,6 +45,8 @@ class DirectoryTree:
 
     backend: ClassVar[str]
     """The name of the backend, for messages."""
+    own_names: ClassVar[re.Pattern[str]]
+    """The names of the backend's own files in the root, beside those that all backends have."""
 
     def __init__(self, root: str) -> None:
         self.root: str = root
@@ -77,6 +85,13 @@ class DirectoryTree:
             except FileExistsError:
                 if not os.path.isdir(path):
                     raise
+
+    def warn_of_misuse(self, capacity_nbytes: int | None) -> None:
+        """Log a warning where other programs use the root, or where it is smaller than the capacity."""
+        with suppress(OSError):  # a root that cannot be listed can still hold pages
+            self._warn_of_foreign_files()
+        with suppress(OSError):
+            self._warn_of_small_system(capacity_nbytes)
 
     def check_exists(self) -> None:
         """Raise when the tree is gone. A missing tree is not an empty one.
@@ -200,6 +215,36 @@ class DirectoryTree:
             ) from error
 
     # --- parts -----------------------------------------------------------------------------------
+
+    def _warn_of_foreign_files(self) -> None:
+        with os.scandir(self.root) as entries:
+            foreign = (
+                entry.name
+                for entry in entries
+                if not (_OWN_NAMES.fullmatch(entry.name) or self.own_names.fullmatch(entry.name))
+            )
+            names = sorted(islice(foreign, _NAMED_FOREIGN))
+        if names:
+            logger.warning(
+                "%s: %s also holds files of other programs (%s), which no capacity counts: name a"
+                " directory of its own",
+                self.backend,
+                self.root,
+                ", ".join(map(repr, names)),
+            )
+
+    def _warn_of_small_system(self, capacity_nbytes: int | None) -> None:
+        system = os.statvfs(self.root)
+        nbytes = system.f_blocks * system.f_frsize
+        if capacity_nbytes is not None and capacity_nbytes > nbytes:
+            logger.warning(
+                "%s: capacity_nbytes is %d, and the file system of %s has %d bytes: a full one refuses"
+                " pages and evicts none; lower capacity_nbytes",
+                self.backend,
+                capacity_nbytes,
+                self.root,
+                nbytes,
+            )
 
     def _has_manifest(self, space: KeySpace) -> bool:
         try:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import re
 from datetime import UTC, datetime
 
-_AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([smhdw])")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+from hicache_storage.durations import with_unit
+
 _SHOWN = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
 def age(text: str) -> float:
     """Return the seconds of an age such as `1d` or `1.5h`. The function serves as an argparse type."""
-    found = _AGE.fullmatch(text.strip().lower())
-    if found is None or not (seconds := float(found[1]) * _UNITS_S[found[2]]):
+    seconds = with_unit(text)
+    if not seconds:
         raise argparse.ArgumentTypeError(
             f"must be a time like 90s, 30m, 12h, 1d or 2w, not {text!r}"
         )

@@ -70,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="add the reason for each request's missing pages to a file, for hicache explain",
     )
     parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the pages of this run in the storage, which are removed at the end otherwise",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
     )
 
@@ -192,7 +197,9 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.replay.job import ReplayJob, run_job  # noqa: PLC0415 - invalid flags fail fast
     from hicache_storage.replay.ranks import run_ranks  # noqa: PLC0415
 
-    job = ReplayJob(choice, settings, disruptions, requests, arguments.metrics_port)
+    job = ReplayJob(
+        choice, settings, disruptions, requests, arguments.metrics_port, keep=arguments.keep
+    )
     with warnings_to(_StderrHandler()), _SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         figures = (run_job if arguments.ranks == 1 else run_ranks)(
@@ -204,6 +211,7 @@ def run(arguments: argparse.Namespace) -> int:
         "backend": choice.backend,
         "trace": str(arguments.trace or "synthetic"),
         "trace_requests": len(requests),
+        "scale_bytes": arguments.scale_bytes,
         "interrupted": stop.signal is not None,
         **figures,
     }

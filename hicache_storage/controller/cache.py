@@ -46,6 +46,11 @@ class HostCache:
         """Number of pages that were evicted."""
         return self._allocator.evicted_pages
 
+    @property
+    def evicting_pages(self) -> int:
+        """Number of pages that are being written so that they can be evicted."""
+        return self._allocator.evicting_pages
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -57,8 +62,7 @@ class HostCache:
             found = [self._entries.get(page_hash) for page_hash in hashes]
             for entry in found:
                 if entry is not None:
-                    self._allocator.pin(entry)
-                    self._allocator.cancel_eviction(entry)
+                    self._pin(entry)
         return found
 
     def count_use(self, entries: Iterable[Entry]) -> None:
@@ -83,22 +87,30 @@ class HostCache:
 
     # --- new pages -----------------------------------------------------------------------------------
 
-    def allocate(self, wanted: Sequence[PoolBits], *, timeout_s: float = 0.0) -> list[PageSlots]:
+    def allocate(
+        self,
+        wanted: Sequence[PoolBits],
+        *,
+        timeout_s: float = 0.0,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[PageSlots]:
         """Return slots for each page of `wanted`, in all of its pools; evict unpinned pages for them.
 
         The list is shorter where pages are pinned or must be written first. With `timeout_s` the call
-        waits that long for the first page's slots.
+        waits that long for the first page's slots, and for the others' while pages are being evicted.
+        It stops waiting where `stop`, called under the lock, is true.
         """
         deadline = Deadline(min(timeout_s, MAX_DURATION_S))
-        while True:
-            left_s = deadline.remaining_s()
-            with self._changed:
-                self._changed.wait_for(lambda: self._allocator.can_allocate(wanted), left_s)
-                got, to_write = self._allocator.allocate(wanted)
+        got: list[PageSlots] = []
+        with self._changed:
+            while len(got) < len(wanted):
+                more, to_write = self._allocator.allocate(wanted[len(got) :])
+                got += more
                 if to_write and self._write_back is not None:
                     self._write_back(to_write)
-            if got or not wanted or not left_s:
-                return got
+                if not self._wait_for_slots(wanted, len(got), deadline, stop):
+                    break
+        return got
 
     def free(self, groups: Iterable[PageSlots]) -> None:
         """Give back slots that no page of L2 uses."""
@@ -127,8 +139,7 @@ class HostCache:
             entry = self._entries.get(page_hash)
             if entry is None:
                 return self._insert_new(page_hash, slots, filled, stored, busy)
-            self._allocator.pin(entry)
-            self._allocator.cancel_eviction(entry)
+            self._pin(entry)
             unused = list(slots)
             gained = filled & ~entry.filled & ~entry.busy
             # An unfilled slot can be exchanged, because it has no reader.
@@ -256,6 +267,25 @@ class HostCache:
             return self._epoch
 
     # --- under the lock ------------------------------------------------------------------------------
+
+    def _pin(self, entry: Entry) -> None:
+        """Pin a page that is used again. Where it was being evicted, another page must go."""
+        self._allocator.pin(entry)
+        if self._allocator.cancel_eviction(entry):
+            self._changed.notify_all()
+
+    def _wait_for_slots(
+        self, wanted: Sequence[PoolBits], got: int, deadline: Deadline, stop: Callable[[], bool]
+    ) -> bool:
+        """Wait for slots of another page, after `got` pages; return False where there are none."""
+        missing, allocator = wanted[got:], self._allocator
+        self._changed.wait_for(
+            lambda: (
+                allocator.can_allocate(missing) or stop() or (got and not allocator.evicting_pages)
+            ),
+            deadline.remaining_s(),
+        )
+        return allocator.can_allocate(missing)
 
     def _insert_new(
         self,

@@ -162,8 +162,8 @@ class CacheController:
         Trailing pools get slots only in the windows in front of `ends`: the lengths, counted from the
         first of `hashes`, at which the prefix is to be usable. None stands for the length of `hashes`.
 
-        With `timeout_s` the call waits that long for the first page's slots, so that pages that must be
-        written to L3 first can be evicted.
+        With `timeout_s` the call waits that long for the first page's slots, and for the others' while
+        pages are being written to L3 so that they can be evicted.
 
         Raises:
             ValueError: A page hash is malformed.

@@ -136,12 +136,13 @@ class EvictingAllocator:
     ) -> None:
         self.trailing: TrailingSlots = TrailingSlots(pool_set)
         self.evicted_pages: int = 0
+        self.evicting_pages: int = 0
+        """Number of pages that are being written so that they can be evicted."""
         self._pool_set = pool_set
         self._writes_back = writes_back
         self._on_drop = on_drop
         self._slots = SlotAllocator(pool_set)
         self._unpinned: OrderedDict[str, Entry] = OrderedDict()
-        self._evicting_pages = 0
 
     # --- pins ----------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class EvictingAllocator:
     def cancel_eviction(self, entry: Entry) -> bool:
         """Keep a page that was being evicted; return True where it was."""
         was_evicting, entry.evicting = entry.evicting, False
-        self._evicting_pages -= was_evicting
+        self.evicting_pages -= was_evicting
         return was_evicting
 
     def unpin(self, entry: Entry) -> None:
@@ -225,7 +226,7 @@ class EvictingAllocator:
 
     def _can_evict(self, pages: int) -> bool:
         """Return True where a page is unpinned, and fewer than `pages` pages are being evicted."""
-        return bool(self._unpinned) and self._evicting_pages < pages
+        return bool(self._unpinned) and self.evicting_pages < pages
 
     def _evict(self, to_write: list[Entry]) -> None:
         """Drop the least recently used page, or add it to `to_write` where it is unsaved."""
@@ -236,7 +237,7 @@ class EvictingAllocator:
         else:
             entry.pins += 1
             entry.queued = entry.evicting = True
-            self._evicting_pages += 1
+            self.evicting_pages += 1
             to_write.append(entry)
 
     def _drop(self, entry: Entry) -> None:

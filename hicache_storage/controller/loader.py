@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.pools import pool_numbers
 from hicache_storage.controller.transfer_batch import TransferBatch
-from hicache_storage.controller_settings import WritePolicy
 from hicache_storage.request_log.reasons import Reason
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from hicache_storage.controller.pools import PageSlots, PoolBits
     from hicache_storage.controller.prefetch_job import PrefetchContext, PrefetchJob
     from hicache_storage.page_store.results import Outcome
-
-# Unpinned pages of a write-back cache free their slots once they are written: a short wait pays off.
-_WRITE_BACK_TIMEOUT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -53,8 +49,6 @@ class PrefixLoader:
         self._diagnostics = job.diagnostics
         self._essential_pools = context.hit_pools & context.cache.pool_set.all_pages
         """The pools without which a page ends every prefix."""
-        writes_back = context.settings.write_policy is WritePolicy.WRITE_BACK
-        self._slots_timeout_s = _WRITE_BACK_TIMEOUT_S if writes_back else 0.0
         self._page_nbytes = sum(pool.space.page_nbytes for pool in context.cache.pools)
 
     def load(self, wanted: Sequence[PoolBits]) -> None:
@@ -63,12 +57,15 @@ class PrefixLoader:
         limit = self._context.settings.batch_pages
         step = self._attached.in_flight.pages_per_read(limit, self._page_nbytes)
         for start in range(0, len(pages), step):
-            reason = Reason.DETACHED if self._attached.closing else self._job.stop_reason()
+            reason = self._stop_reason()
             if reason is not None:
                 self._diagnostics.stopped = reason
                 return
             if not self._load_batch({page: wanted[page] for page in pages[start : start + step]}):
                 return
+
+    def _stop_reason(self) -> Reason | None:
+        return Reason.DETACHED if self._attached.closing else self._job.stop_reason()
 
     def _load_batch(self, wanted: dict[int, PoolBits]) -> bool:
         """Load one batch; return True where no missing page ends the prefix."""
@@ -139,11 +136,19 @@ class PrefixLoader:
 
     def _allocate(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
         """Return slots for new pages. The request's own tail is evicted for them where necessary."""
-        groups = self._cache.allocate(wanted, timeout_s=self._slots_timeout_s)
+        groups = self._allocate_in_time(wanted)
         while len(groups) < len(wanted) and self._job.release_tail(len(wanted) - len(groups)):
             self._diagnostics.stopped = Reason.NO_HOST_SLOT
-            groups += self._cache.allocate(wanted[len(groups) :])
+            groups += self._allocate_in_time(wanted[len(groups) :])
         return groups
+
+    def _allocate_in_time(self, wanted: Sequence[PoolBits]) -> list[PageSlots]:
+        """Return slots. Wait within the store's timeout while evicted pages are being written to it."""
+        return self._cache.allocate(
+            wanted,
+            timeout_s=self._job.bounded_s(self._attached.store.settings.timeout_s),
+            stop=lambda: not self._cache.evicting_pages or self._stop_reason() is not None,
+        )
 
     def _claim(self, page: int, entry: Entry, wanted: PoolBits) -> _Row:
         claimed = self._cache.claim(entry, wanted)

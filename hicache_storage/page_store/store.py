@@ -117,6 +117,10 @@ class PageStore:
                 f"key space of pool {space.pool!r} is not open: call open_space first"
             ) from None
 
+    def has_space(self, space: KeySpace) -> bool:
+        """Return True where `space` was opened."""
+        return space in self._framed
+
     def match(
         self,
         hashes: Sequence[str],

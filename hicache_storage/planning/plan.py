@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hicache_storage.controller_settings import WritePolicy
 from hicache_storage.planning.accesses import Accesses
 from hicache_storage.planning.demand import Arrivals
 from hicache_storage.planning.money import savings
@@ -298,11 +297,6 @@ class _Planner:
             notes.append(
                 f"the longest prompt has {self.longest_blocks:,} blocks, and the smallest L2 holds"
                 f" {settings.host_blocks(min(too_small)):,}: such a prompt hits less than the plan says"
-            )
-        if settings.write_policy is WritePolicy.WRITE_BACK:
-            notes.append(
-                "with write_back the L3 hits are an upper bound: the controller ends a load where L2 is"
-                " full of pages that must be written first (no_host_slot_pages)"
             )
         if self.parts:
             notes.append(

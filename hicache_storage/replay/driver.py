@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.controller import Lease, Ranks, Reservation
     from hicache_storage.page import Page
+    from hicache_storage.page_store import PageStore
     from hicache_storage.replay.models import KVShape, PoolShape
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
@@ -139,6 +140,8 @@ class Replay:
         self._storage = storage
         self._ideal = InfiniteCache()
         self._undrained_pages = 0
+        self._found_pages: list[int] = []
+        """Pages of each request, from the first on, that were found."""
         self._stopped = False
         self._drained = True
         self._ranks = ranks
@@ -218,6 +221,17 @@ class Replay:
     def _drain_timeout_s(self) -> float:
         return _STOPPED_DRAIN_TIMEOUT_S if self._stopped else _DRAIN_TIMEOUT_S
 
+    def remove_pages(self, requests: Iterable[Request]) -> int:
+        """Delete the pages that the run over `requests` has computed, after `finish`.
+
+        Pages that the storage had before stay. Return the number of pages of all pools that may be left.
+        """
+        left = 0
+        for request, found in zip(requests, self._found_pages, strict=False):
+            hashes = self._hashes(request)[found:]
+            left += sum(self._delete(store, hashes) for store in self.stores if hashes)
+        return left
+
     def figures(self) -> dict[str, Any]:
         """Return everything counted so far, ready for JSON."""
         return figures(
@@ -254,7 +268,7 @@ class Replay:
     # --- one request ---------------------------------------------------------------------------------
 
     def _serve(self, request_id: str, request: Request) -> None:
-        hashes = page_hashes(block_tokens(request.blocks), self.settings.page_tokens)
+        hashes = self._hashes(request)
         if self.settings.speed is None:
             self._drain_before(len(hashes))
         began_s = time.perf_counter()
@@ -262,12 +276,24 @@ class Replay:
             self.counts.prefetch_s.append(time.perf_counter() - began_s)
             self._verify(hashes, lease)
             found, loaded = lease.pages, lease.loaded
+        self._found_pages.append(found)
         # An engine has the prefix in device memory by now, so its slots in L2 may be evicted.
         self._compute(hashes[found:])
         self.counts.ideal_block_hits += self._ideal.hits(request)
         self.counts.add_prompt(
             len(hashes), found, loaded, BLOCK_TOKENS // self.settings.page_tokens
         )
+
+    def _hashes(self, request: Request) -> list[str]:
+        return page_hashes(block_tokens(request.blocks), self.settings.page_tokens)
+
+    def _delete(self, store: PageStore, hashes: Sequence[str]) -> int:
+        """Delete pages from every pool that this rank writes; return the number that may be left."""
+        left = 0
+        for space in (part.space for pool in self.pools if pool.writes for part in pool.stored):
+            if store.has_space(space):
+                left += len(hashes) - store.delete(space, hashes)
+        return left
 
     def _drain_before(self, pages: int) -> None:
         """Drain the writes if they could keep slots from the next `pages`."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hicache_storage.controller import Ranks
     from hicache_storage.replay.disruptions import Disruptions
     from hicache_storage.replay.driver import ReplaySettings, StopSignal
+    from hicache_storage.replay.report import RequestCounts
     from hicache_storage.replay.trace import Request
     from hicache_storage.storage import HiCacheStorage
 
@@ -32,6 +33,8 @@ class ReplayJob:
     requests: Sequence[Request]
     metrics_port: int | None = None
     """The port of rank 0's metrics, which rank n adds its number to. None: there are none."""
+    keep: bool = False
+    """True: the pages stay in the storage at the end."""
 
 
 def run_job(
@@ -60,13 +63,15 @@ def run_job(
             swap_after=job.disruptions.swap_after,
         )
         replay.finish()
-        return {
+        report = {
             "elapsed_s": time.monotonic() - began_s,
             **_settings(replay),
-            "notes": notes(job, (storage, next_storage)),
+            "notes": notes(job, (storage, next_storage), replay.counts),
             **replay.figures(),
             **job.disruptions.figures(replay),
         }
+        left_pages = None if job.keep else replay.remove_pages(job.requests)
+        return {**report, "left_pages": left_pages}
 
 
 # These backends evict by a clock of seconds (redis.io: maxmemory_clock).
@@ -75,21 +80,30 @@ _TOO_FAST = (
     "Redis tracks uses of a page by the second (allkeys-lru), and this run was as fast as possible:"
     " a full Redis found less than it would at real speed. Try --speed 10"
 )
+_WARM = (
+    "more blocks were found than an infinite cache of this trace alone would have: the storage had them"
+    " from another run. Clear it to measure a cold start (hicache gc)"
+)
 
 
-def notes(job: ReplayJob, storages: Sequence[HiCacheStorage | None]) -> list[str]:
+def notes(
+    job: ReplayJob, storages: Sequence[HiCacheStorage | None], counts: RequestCounts
+) -> list[str]:
     """Return the reservations with which the figures must be read."""
+    warm = counts.blocks.l2 + counts.blocks.l3 > counts.ideal_block_hits
+    too_fast = job.settings.speed is None and _evicts_by_second(job, storages)
+    return [*[_WARM] * warm, *[_TOO_FAST] * too_fast]
+
+
+def _evicts_by_second(job: ReplayJob, storages: Sequence[HiCacheStorage | None]) -> bool:
     choices = (job.choice, job.disruptions.swap)
-    evicts_by_second = any(
+    return any(
         choice is not None
         and storage is not None
         and choice.backend in _SECONDS_CLOCK
         and storage.capabilities.retention is Retention.UNTIL_PRESSURE
         for choice, storage in zip(choices, storages, strict=True)
     )
-    if not evicts_by_second or job.settings.speed is not None:
-        return []
-    return [_TOO_FAST]
 
 
 def _settings(replay: Replay) -> dict[str, Any]:

@@ -194,6 +194,7 @@ def combine_ranks(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "unsaved_pages": unsaved_pages(0, [_reasons(rank["unsaved_pages"]) for rank in ranks]),
         "drained": all(rank["drained"] for rank in ranks),
+        "left_pages": _sum_known(rank["left_pages"] for rank in ranks),
         "pools": [
             _combine_pool(pools) for pools in zip(*(rank["pools"] for rank in ranks), strict=True)
         ],
@@ -239,6 +240,11 @@ def _combine_throughputs(throughputs: Iterable[Mapping[str, Any]]) -> dict[str, 
     each = list(throughputs)
     nbytes = sum(one["nbytes"] for one in each)
     return Throughput(nbytes=nbytes, busy_s=max(one["busy_s"] for one in each)).figures()
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _slowest(times_s: Iterable[float | None]) -> float | None:

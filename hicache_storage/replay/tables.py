@@ -89,6 +89,7 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if report["unreserved_pages"]:
         yield "no room in L2", f"{report['unreserved_pages']:,} pages"
+    yield from _left_pages(report)
     verified = _gigabytes(report["verified_nbytes"])
     yield "corrupt pages", f"{report['corrupt_pages']:,}; {verified} verified"
     yield from (("note", note) for note in report.get("notes", ()))
@@ -96,6 +97,14 @@ def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("controller", "store", "storage"):
         if counters := _counters(report[name]):
             yield f"{name} counters", counters
+
+
+def _left_pages(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    left = report["left_pages"]
+    if left is None:
+        yield "pages kept", "they stay in the storage (--keep)"
+    elif left:
+        yield "pages left", f"{left:,} could not be removed from the storage: see hicache gc"
 
 
 def _unsaved_text(unsaved: Mapping[str, int]) -> str:
@@ -138,9 +147,19 @@ def _run_facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     stopped = ", then interrupted" if report["interrupted"] else ""
     yield "requests", f"{replayed} in {report['elapsed_s']:.1f} s{stopped}"
     scope = "" if report.get("ranks") is None else ", on each rank"
+    if report["scale_bytes"] != 1:
+        yield (
+            "scale",
+            f"pages of {_times(report['scale_bytes'])} of their real size (--scale-bytes 1)",
+        )
     for pool in report["pools"]:
         page = f"{pool['page_nbytes']:,} bytes a page of {report['page_tokens']} tokens{scope}"
         yield f"pool {pool['name']}", f"{pool['shape']}: {page}"
+
+
+def _times(factor: float) -> str:
+    """Return a factor below 1 as a fraction: 1/64."""
+    return f"1/{1 / factor:.5g}"
 
 
 def _percent(share: float) -> str:

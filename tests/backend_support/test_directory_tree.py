@@ -25,6 +25,7 @@ class Tree(DirectoryTree):
     """The tree of a backend without files of its own."""
 
     backend = "acme"
+    own_names = re.compile("index")
 
 
 @pytest.fixture

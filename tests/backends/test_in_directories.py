@@ -246,3 +246,33 @@ class TestSettings:
         monkeypatch.setenv("HOME", str(tmp_path))
         with kind.open(Path("~/cache")):
             assert (tmp_path / "cache" / "spaces").is_dir()
+
+
+def test_a_directory_of_its_own_gives_no_warning(
+    kind: Kind, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        with kind.open(root, capacity_nbytes="100MiB") as storage:
+            storage.open_space(SPACE)
+            stored(storage, range(4))
+
+    assert caplog.messages == []
+
+
+def test_files_of_other_programs_in_the_directory_are_named(
+    kind: Kind, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.mkdir(exist_ok=True)
+    (root / "model.safetensors").touch()
+
+    kind.open(root).close()
+
+    assert "holds files of other programs ('model.safetensors')" in caplog.text
+
+
+def test_a_capacity_beyond_the_file_system_is_a_warning(
+    kind: Kind, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind.open(root, capacity_nbytes="4000PiB").close()
+
+    assert f"capacity_nbytes is {4000 << 50}, and the file system of {root} has" in caplog.text

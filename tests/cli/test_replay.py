@@ -110,10 +110,67 @@ def test_json_has_the_figures_under_stable_names(tmp_path: Path) -> None:
         *("prefetch", "loaded_unused_pages", "dropped_write_pages", "unreserved_pages"),
         *("verified_nbytes", "corrupt_pages", "controller", "store", "storage", "ranks"),
         *("faults", "swap", "unsaved_pages", "drained", "notes", "admission"),
+        *("scale_bytes", "left_pages"),
     }
     assert expected == set(report)
     assert report["requests"] == report["trace_requests"] == 12
     assert report["interrupted"] is False
+
+
+def _stored_pages(root: Path) -> int:
+    with open_storage("file", {"path": str(root)}) as storage:
+        return sum(len(list(storage.scan(space))) for space in storage.spaces())
+
+
+def _report_on(root: Path, *argv: str) -> dict[str, Any]:
+    flags = ("--scale-bytes", "1/1024", "--host-size", "4MiB", "--requests", "12", *argv)
+    return reported(root / "report.json", replay_args("file", {"path": str(root)}, *flags))
+
+
+def test_the_pages_of_a_run_are_removed_at_its_end(tmp_path: Path) -> None:
+    assert 0 == _report_on(tmp_path)["left_pages"]
+    assert 0 == _stored_pages(tmp_path)
+
+
+def test_pages_can_be_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report = _report_on(tmp_path, "--keep")
+
+    assert report["left_pages"] is None
+    assert 2 * report["pages"]["misses"] == _stored_pages(tmp_path)
+    assert "pages kept" in capfd.readouterr().out
+
+
+def test_pages_of_an_earlier_run_stay(tmp_path: Path) -> None:
+    _report_on(tmp_path, "--keep")
+    before = _stored_pages(tmp_path)
+
+    _report_on(tmp_path, "--requests", "24")
+
+    assert before == _stored_pages(tmp_path)
+
+
+def test_pages_that_cannot_be_removed_are_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = _report_on(tmp_path, "--faults", "delete:raise@100%")
+
+    assert 2 * report["pages"]["misses"] == report["left_pages"]
+    assert f"pages left           {report['left_pages']:,} could not" in capfd.readouterr().out
+
+
+def test_hits_above_the_infinite_cache_are_explained(tmp_path: Path) -> None:
+    cold = _report_on(tmp_path, "--keep")
+    assert cold["notes"] == []
+
+    warm = _report_on(tmp_path, "--hicache-storage-prefetch-policy", "wait_complete")
+
+    assert warm["blocks"]["l2_hits"] + warm["blocks"]["l3_hits"] > warm["blocks"]["ideal_hits"]
+    assert "from another run" in warm["notes"][0]
+
+
+def test_the_scale_is_in_the_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert 1 / 1024 == _report(tmp_path)["scale_bytes"]
+    assert "pages of 1/1024 of their real size" in " ".join(capfd.readouterr().out.split())
 
 
 def test_defaults_are_sglangs(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_faulty_backend_is_exchanged_for_a_directory(
     config = json.dumps({"path": str(tmp_path / "store")})
     report = _report(
         tmp_path,
-        *("--swap-backend", "file", "--swap-extra-config", config, "--swap-after", "12"),
+        *("--swap-backend", "file", "--swap-extra-config", config, "--swap-after", "12", "--keep"),
         *("--faults", "get:raise@10%,set:flip@10%,seed=1"),
     )
 

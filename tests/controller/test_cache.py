@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from engines import cache_pools, windowed
+from engines import cache_pools, until, windowed
 from pages import hash_of
 
 from hicache_storage.controller.cache import HostCache
@@ -218,6 +218,38 @@ class TestDirtyPages:
         cache.abandon_writes(to_write)
 
         assert len(cache.allocate([BOTH])) == 1
+
+    def test_allocate_waits_until_every_page_is_evicted(self) -> None:
+        """A clean page leaves at once, a dirty one after its write."""
+        cache, to_write = self.dirty(2)
+        self.put_dirty(cache, A, B)
+        cache.allocate([BOTH])
+        cache.abandon_writes(to_write)  # it is clean now
+        got: list[int] = []
+        waiter = threading.Thread(
+            target=lambda: got.append(len(cache.allocate([BOTH] * 2, timeout_s=20)))
+        )
+        waiter.start()
+        until(lambda: len(to_write) == 2)
+
+        cache.abandon_writes(to_write[1:])
+
+        waiter.join(20)
+        assert got == [2]
+
+    def test_allocate_evicts_another_page_where_the_first_is_used_again(self) -> None:
+        cache, to_write = self.dirty(2)
+        self.put_dirty(cache, A, B)
+        waiter = threading.Thread(target=lambda: cache.allocate([BOTH], timeout_s=20))
+        waiter.start()
+        until(lambda: to_write)
+
+        cache.pin([B])
+
+        until(lambda: len(to_write) == 2)
+        assert [B, A] == [entry.page_hash for entry in to_write]
+        cache.abandon_writes(to_write)
+        waiter.join(20)
 
     def test_a_page_is_claimed_for_writing_once(self) -> None:
         cache = HostCache(cache_pools(4))

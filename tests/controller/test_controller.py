@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines import PROMPT, cache_pools, compute, free_slots, is_right
+from engines import PROMPT, cache_pools, compute, free_slots, is_right, until
 from pages import hash_of
 from stores import Gate, HookedStorage, failing
 
@@ -340,6 +340,56 @@ class TestWriting:
             assert is_right(lease)
         second.drain(20)
         assert second.stats()["written_pages"] == 16
+
+    def test_write_back_waits_for_the_slots_of_every_page(
+        self, engine: Callable[..., CacheController]
+    ) -> None:
+        """Some of L2's pages are in L3 and can be evicted at once; the others must be written first."""
+        store_prompt(engine)
+        second = engine(slots=16, batch_pages=16, write_policy=WritePolicy.WRITE_BACK)
+        fetch(second, PROMPT[12:]).release()
+        compute(second, [hash_of(300 + number) for number in range(12)])
+
+        with fetch(second, PROMPT[:8]) as lease:
+            assert 8 == lease.l3_pages
+            assert is_right(lease)
+
+    def test_a_cancelled_prefetch_does_not_wait_for_slots(
+        self, storage: HookedStorage, engine: Callable[..., CacheController]
+    ) -> None:
+        store_prompt(engine)
+        second = engine(slots=16, timeout_s=1000, write_policy=WritePolicy.WRITE_BACK)
+        compute(second, [hash_of(300 + number) for number in range(16)])
+        storage.hooks["batch_set"] = gate = Gate()
+        waiting = second.prefetch("waiting", PROMPT)
+        assert gate.entered.wait(20)
+
+        waiting.cancel()
+
+        until(lambda: waiting.complete)
+        gate.open()
+
+    def test_prefetches_that_hold_all_slots_do_not_wait_for_each_other(
+        self, engine: Callable[..., CacheController]
+    ) -> None:
+        prompts = [[hash_of(100 * number + page) for page in range(16)] for number in (1, 2)]
+        for prompt in prompts:
+            compute(first := engine(), prompt)
+            assert first.drain(20)
+        second = engine(
+            slots=16,
+            timeout_s=1000,
+            prefetch_threads=2,
+            prefetch_capacity=1.0,
+            write_policy=WritePolicy.WRITE_BACK,
+        )
+
+        started = [second.prefetch(prompt[0], prompt) for prompt in prompts]
+
+        until(lambda: all(prefetch.complete for prefetch in started))
+        for prefetch in started:
+            with prefetch.result() as lease:
+                assert is_right(lease)
 
     def test_write_back_writes_the_rest_when_it_closes(
         self, storage: HookedStorage, engine: Callable[..., CacheController]

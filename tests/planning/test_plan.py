@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hicache_storage.controller_settings import WritePolicy
 from hicache_storage.errors import ConfigError
 from hicache_storage.planning.plan import make_plan
 from hicache_storage.planning.settings import PlanSettings, Prices
@@ -168,12 +167,6 @@ def test_prompts_that_do_not_fit_into_l2_are_noted() -> None:
     (note,) = _plan(host_sizes=(10 * _BLOCK_NBYTES,))["notes"]
 
     assert "the smallest L2 holds 10" in note
-
-
-def test_write_back_is_noted() -> None:
-    (note,) = _plan(write_policy=WritePolicy.WRITE_BACK)["notes"]
-
-    assert "upper bound" in note
 
 
 def test_an_l2_without_space_for_a_block_is_refused() -> None:

@@ -108,7 +108,7 @@ def test_pages_stored_before_a_kill_are_found(tmp_path: Path) -> None:
 
 def test_another_run_on_the_same_directory_finds_everything(tmp_path: Path) -> None:
     argv = ["--conversations", "20", "--scale-bytes", "1/1024", "--host-size", "8MiB"]
-    _replayed(tmp_path / "store", *argv)
+    _replayed(tmp_path / "store", "--keep", *argv)
 
     report = _replayed(tmp_path / "store", *argv)
 

@@ -97,7 +97,7 @@ class TestRun:
     ) -> None:
         pools = ("--pool", "kv:mha,layers=4,heads=4,dim=512", "--hicache-mem-layout", "page_head")
         flags = ("--scale-bytes", "1/256", "--head-group", "2", *pools)
-        assert reported_by(tmp_path, "--ranks", "2", *flags)["pages"]["misses"] > 0
+        assert reported_by(tmp_path, "--ranks", "2", "--keep", *flags)["pages"]["misses"] > 0
 
         report = reported_by(tmp_path, *flags)
         assert (report["ranks"], report["pages"]["misses"], report["corrupt_pages"]) == (None, 0, 0)

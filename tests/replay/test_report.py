@@ -97,6 +97,7 @@ _RANK: dict[str, Any] = {
     "storage": {},
     "unsaved_pages": {"total": 3, "refused": 2, "dropped": 1},
     "drained": True,
+    "left_pages": 0,
     "pools": [{"name": "kv", "space": "a", "spaces": ["a"]}],
     "faults": None,
     "swap": None,

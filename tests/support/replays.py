@@ -84,6 +84,8 @@ def report_of(counts: RequestCounts, **counters: int) -> dict[str, Any]:
     return {
         "pools": [POOL | {"name": "kv"}, POOL | {"name": "draft"}],
         "trace_requests": 9,
+        "scale_bytes": 1.0,
+        "left_pages": 0,
         "page_tokens": 64,
         "elapsed_s": 1.25,
         "interrupted": True,
@@ -110,9 +112,8 @@ def assert_shared(
     trace = trace_flags(
         ("--requests", "60", "--speed", "12"), ("--conversations", "20", "--speed", "100")
     )
-    command = replay_command(
-        backend, config, "--scale-bytes", "1/256", "--host-size", "8MiB", *trace
-    )
+    flags = ("--keep", "--scale-bytes", "1/256", "--host-size", "8MiB")
+    command = replay_command(backend, config, *flags, *trace)
     first = subprocess.Popen([*command, "--json", str(reports[0])], stdout=subprocess.DEVNULL)
     wait_until(has_pages)
     second = subprocess.Popen([*command, "--json", str(reports[1])], stdout=subprocess.DEVNULL)

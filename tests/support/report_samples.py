@@ -76,6 +76,7 @@ def record_of(
         name="acme",
         target="hicache_acme.storage:AcmeStorage",
         version="hicache-acme 2.4.1",
+        facts={"server": "Acme 7.2.4, master"},
         config={"url": "acme://kv:***@cache.internal:7070", "timeout_s": 2.0},
         capabilities=(
             CapabilityRecord(

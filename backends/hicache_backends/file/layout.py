@@ -12,6 +12,7 @@ spaces/ID/HH/HASH              one page (`page_file`); HH: the first two digits 
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from hicache_storage import native
@@ -32,6 +33,7 @@ class Layout(DirectoryTree):
     __slots__ = ("scans", "usage")
 
     backend = "file"
+    own_names = re.compile(r"usage|survey")
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 from hicache_backends.file.page_file import TRAILER_NBYTES
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Seconds, Settings
 
 # Threads beyond the processors only wait for each other: most of a cached read is a copy.
 DEFAULT_PARALLELISM = min(4, os.cpu_count() or 1)
@@ -27,7 +27,7 @@ class FileSettings(Settings):
     """Overwrite evicted files in place, where that is safe, instead of unlinking them."""
     parallelism: int = Field(default=DEFAULT_PARALLELISM, ge=1)
     """Concurrent calls that the page store makes in each direction; 4, or fewer on fewer processors."""
-    touch_interval_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    touch_interval_s: Seconds = Field(default=0.0, ge=0)
     """The age from which a get renews a page's recency. 0: every get does, which is exact LRU."""
     timeout_s: PositiveSeconds = 30.0
     """The limit of a call. Pages not begun by then are misses, or refused; exists and delete raise

@@ -79,6 +79,7 @@ class FileStorage(HiCacheStorage):
         with ExitStack() as undo:
             undo.callback(self._process.close)
             self._declare()
+            self._layout.warn_of_misuse(settings.capacity_nbytes)
             undo.pop_all()
 
     @classmethod

@@ -77,6 +77,7 @@ class Layout(DirectoryTree):
     __slots__ = ("_root_id", "index", "lock")
 
     backend = "hf3fs"
+    own_names = re.compile(r"root-id.*|lock|index[.-].*")
 
     def __init__(self, root: str) -> None:
         super().__init__(root)

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, SecretStr, Settings
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Seconds, SecretStr, Settings
 
 SQLITE = "sqlite"
 DEFAULT_PARALLELISM = 4
@@ -35,7 +35,7 @@ class Hf3fsSettings(Settings):
     """Go around FUSE by 3FS's own client. None: where that is installed and `path` is on 3FS."""
     parallelism: int = Field(default=DEFAULT_PARALLELISM, ge=1)
     """Concurrent calls that the page store makes in each direction."""
-    touch_interval_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    touch_interval_s: Seconds = Field(default=1.0, ge=0)
     """The longest delay until the index gets the access times of pages that were read."""
     timeout_s: PositiveSeconds = 30.0
     """The limit of a call, its waits for the index included. Pages not begun by then are misses, or

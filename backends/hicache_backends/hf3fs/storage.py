@@ -69,6 +69,7 @@ class Hf3fsStorage(HiCacheStorage):
         self.narrow(alignment=BLOCK_NBYTES if self._direct else 1, parallelism=settings.parallelism)
         if settings.capacity_nbytes is not None:
             self.narrow(retention=Retention.UNTIL_PRESSURE)
+        self._layout.warn_of_misuse(settings.capacity_nbytes)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -12,7 +12,7 @@ import redis.connection
 from pydantic import field_validator, model_validator
 
 from hicache_backends.redis.access import PORT, URL_OPTIONS, Access, Address, tls_context
-from hicache_storage.settings import Field, PositiveSeconds, SecretStr, Settings
+from hicache_storage.settings import Field, PositiveSeconds, Seconds, SecretStr, Settings
 
 if TYPE_CHECKING:
     import ssl
@@ -54,7 +54,7 @@ class RedisSettings(Settings):
     """True if sentinels speak TLS, with the certificates of `url`. None: as `url`."""
     prefix: str = Field(default="hicache:", pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
     """The beginning of all keys. Storages with the same prefix share their pages."""
-    ttl_s: float | None = Field(default=None, ge=0.001, allow_inf_nan=False)
+    ttl_s: Seconds | None = Field(default=None, ge=0.001)
     """The time after which a page expires. None: never."""
     parallelism: int = Field(default=4, ge=1, le=64)
     """Concurrent calls of the page store in each direction. Each needs a connection."""

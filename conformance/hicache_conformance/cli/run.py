@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_conformance.report.terminal import print_summary  # noqa: PLC0415
     from hicache_conformance.report.write import write_report  # noqa: PLC0415
     from hicache_conformance.rules import SPEC, selected  # noqa: PLC0415
-    from hicache_conformance.run.isolation import claims_of  # noqa: PLC0415
+    from hicache_conformance.run.isolation import describe_store  # noqa: PLC0415
     from hicache_conformance.run.operator import deployed_store  # noqa: PLC0415
     from hicache_conformance.run.verdict import RunFacts, make_record  # noqa: PLC0415
 
@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         if check.rule in rules and (check.quick or not arguments.quick)
     ]
     began_s, started_at = time.monotonic(), dt.datetime.now(dt.UTC)
-    claims, problem = claims_of(choice.backend, choice.config)
+    description, problem = describe_store(choice.backend, choice.config)
+    claims = description.claims if description else None
     processes = _process_count(choice, claims, len(checks))
     records = [] if problem else _outcomes(choice, checks, arguments, processes)
     facts = RunFacts(
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         storage_class=storage_class,
         claims=claims,
         absent=make_subject().absent,
+        store_facts=description.facts if description else {},
         problem=problem,
         config=choice.config,
         started_at=started_at,

@@ -180,6 +180,7 @@ def _circumstances(record: Record) -> Element:
     facts: dict[str, Child] = {
         "Store": element("code", subject.target),
         "Version": subject.version,
+        **{topic.capitalize(): fact for topic, fact in subject.facts.items()},
         "Judged on": started,
         "Took": _duration(run.elapsed_s),
         "Seed": str(run.seed),

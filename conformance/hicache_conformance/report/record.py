@@ -92,6 +92,8 @@ class SubjectRecord(_Part):
     """`module:Class`."""
     version: str = ""
     """The version of its distribution, where that is known."""
+    facts: dict[str, str] = Field(default_factory=dict[str, str])
+    """The store's words about itself by topic, such as server and eviction policy."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """The config without its secrets."""
     capabilities: tuple[CapabilityRecord, ...] = ()

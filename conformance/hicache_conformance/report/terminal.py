@@ -88,6 +88,8 @@ def _verdict_lines(record: Record) -> Iterator[RenderableType]:
     run = record.run
     facts = f"rules {run.spec}, kit {run.kit}, seed {run.seed}, {run.elapsed_s:.1f} s"
     yield _indented(Text(facts, style="dim"))
+    for topic, fact in record.subject.facts.items():
+        yield _indented(Text(printable(f"{topic}: {fact}"), style="dim"))
 
 
 def _indented(part: RenderableType) -> Padding:

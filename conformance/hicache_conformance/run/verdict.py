@@ -57,6 +57,8 @@ class RunFacts:
     """None where no storage could be opened."""
     absent: Mapping[str, str] = field(default_factory=dict[str, str])
     """The operations that the store was not written for: `Subject.absent`."""
+    store_facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The store's words about itself, by topic."""
     problem: str = ""
     """The reason why none could be opened."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -165,6 +167,7 @@ def _subject(facts: RunFacts, records: Sequence[RuleRecord]) -> SubjectRecord:
         name=facts.name,
         target=f"{target.__module__}:{target.__qualname__}",
         version=_version_of(target),
+        facts=Redactor.of(facts.config).value(facts.store_facts),
         config=Redactor.of(facts.config).value(facts.config),
         capabilities=tuple(_capability(name, word, outcomes) for name, word in words.items()),
     )

@@ -196,6 +196,7 @@ def test_the_run_is_described() -> None:
     for words in (
         "hicache_acme.storage:AcmeStorage",
         "hicache-acme 2.4.1",
+        "Acme 7.2.4, master",
         "21 November 2026, 09:14 UTC",
         "1 min 23 s",
         "*** stands for a secret",

@@ -58,6 +58,10 @@ def test_the_verdict_is_shown_with_its_meaning() -> None:
     assert "CONFORMANT  acme: All 3 rules that could be tested hold" in summary(conformant())
 
 
+def test_the_words_of_the_store_about_itself_are_shown() -> None:
+    assert "  server: Acme 7.2.4, master\n" in summary(conformant())
+
+
 def test_reasons_that_no_block_shows_are_under_the_verdict() -> None:
     reason = "  KV-005 Setting a present page succeeds and leaves it whole: waived"
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hicache_conformance.checks import all_checks
-from hicache_conformance.run.isolation import claims_of, run_isolated, worker
+from hicache_conformance.run.isolation import describe_store, run_isolated, worker
 from hicache_conformance.run.outcomes import Outcome
 from hicache_conformance.run.runner import RunOptions
 from processes import is_alive
-from servers import wait_until
+from servers import RedisServer, wait_until
 
 from hicache_storage.storage import Retention
 
@@ -59,10 +59,19 @@ def test_the_checks_after_a_death_still_run() -> None:
 
 
 def test_claims_are_those_of_an_open_instance() -> None:
-    claims, problem = claims_of("memory", {})
+    described, problem = describe_store("memory", {})
 
-    assert claims is not None
-    assert (Retention.UNTIL_DELETED, "") == (claims.retention, problem)
+    assert described is not None
+    assert (Retention.UNTIL_DELETED, "") == (described.claims.retention, problem)
+
+
+def test_facts_are_those_of_the_server(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, "--maxmemory", "9mb", "--maxmemory-policy", "allkeys-lru") as server:
+        described, _ = describe_store("redis", {"url": server.url})
+
+    assert described is not None
+    assert described.facts["server"].startswith("Redis ")
+    assert described.facts["eviction"].startswith("allkeys-lru, ")
 
 
 @pytest.mark.parametrize(
@@ -76,9 +85,9 @@ def test_claims_are_those_of_an_open_instance() -> None:
 def test_a_store_that_cannot_be_opened_is_reported(
     name: str, config: dict[str, str], named: str
 ) -> None:
-    claims, problem = claims_of(name, config)
+    described, problem = describe_store(name, config)
 
-    assert claims is None
+    assert described is None
     assert named in problem
 
 

@@ -248,6 +248,22 @@ def _again(engine: Engine, held: list[list[bytes]]) -> bool:
     return read.held == held
 
 
+def test_a_server_that_dies_and_returns_is_in_the_log(
+    proxied: tuple[FaultProxy, dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy, params = proxied
+    with Engine(params) as engine:
+        held = engine.write(range(6))
+        engine.wipe()
+        proxy.refuse()
+        engine.read(range(6))
+        assert "reads from RedisStorage: the store is unavailable" in caplog.text
+        proxy.pass_through()
+        engine.wipe()
+        wait_until(lambda: _again(engine, held))
+    assert "reads from RedisStorage: the store is back to normal" in caplog.text
+
+
 def test_stores_that_hang_pin_nothing_for_longer_than_their_deadline(
     proxied: tuple[FaultProxy, dict[str, Any]],
 ) -> None:

@@ -79,6 +79,21 @@ def test_a_store_that_dies_is_a_miss(tmp_path: Path, file_config: dict[str, Any]
             assert engine.storage.batch_exists(written.hashes) == 0
 
 
+def test_a_store_that_dies_and_returns_is_in_the_log(
+    tmp_path: Path, file_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        config = {**file_config, "backend_name": "redis", "url": server.url, "timeout_s": 2}
+        del config["path"]
+        with Engine([PoolPlan()], config) as engine:
+            server.stop()
+            engine.write(TOKENS)
+            assert "writes to RedisStorage: the store is unavailable" in caplog.text
+            server.start()
+            wait_until(lambda: engine.write(TOKENS).pages == 8)
+    assert "writes to RedisStorage: the store is back to normal" in caplog.text
+
+
 def test_a_store_that_hangs_gives_the_pages_back_untouched(
     tmp_path: Path, file_config: dict[str, Any]
 ) -> None:

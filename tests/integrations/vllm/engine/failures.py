@@ -176,6 +176,23 @@ def test_a_store_that_dies_is_a_miss(tmp_path: Path) -> None:
             assert engine.write(OTHER).computed == len(OTHER) // BLOCK * BLOCK
 
 
+def test_a_store_that_dies_and_returns_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        config = {"backend": "redis", "config": {"url": server.url}}
+        with Engine(config) as engine:
+            engine.write(PROMPT)
+            server.stop()
+            engine.write(OTHER)
+            wait_until(lambda: "RedisStorage: the store is unavailable" in caplog.text)
+            server.start()
+            wait_until(lambda: engine.tier._connection.store.breaker.state != "open")
+            engine.forget_host()
+            engine.write(OTHER)
+            wait_until(lambda: "RedisStorage: the store is back to normal" in caplog.text)
+
+
 @pytest.mark.parametrize("class_name", ["GivenStorage", "BoundedStorage"])
 def test_a_lookup_that_hangs_is_a_miss_after_its_deadline(
     request: pytest.FixtureRequest, faulty: FaultyStorage, class_name: str
