@@ -85,6 +85,10 @@ class FileStorage(HiCacheStorage):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(FileSettings.parse("file", config))
 
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        return Layout.missing_root(FileSettings.parse("file", config).path)
+
     def open_space(self, space: KeySpace) -> None:
         self.ensure_open()
         self._check_capacity(space)
