@@ -21,15 +21,20 @@ def format_nbytes(nbytes: float) -> str:
 
 def size(text: str) -> int:
     """Return the bytes of a size from 1 on. The function serves as an argparse type."""
+    nbytes = size_from_zero(text)
+    if nbytes < 1:
+        raise argparse.ArgumentTypeError(f"must be at least one byte, not {text!r}")
+    return nbytes
+
+
+def size_from_zero(text: str) -> int:
+    """Return the bytes of a size, which may be 0. The function serves as an argparse type."""
     try:
-        nbytes = parse_nbytes(text)
+        return parse_nbytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"must be a size like 512MiB or 2GB, not {text!r}: {error}"
         ) from None
-    if nbytes < 1:
-        raise argparse.ArgumentTypeError(f"must be at least one byte, not {text!r}")
-    return nbytes
 
 
 def share(text: str) -> float:

@@ -126,7 +126,7 @@ class _Probe:
         outcome = self._store.save([transfer]) if step == "write" else self._store.load([transfer])
         elapsed_s = time.monotonic() - began_s
         (verdicts,) = outcome.verdicts
-        wrong = {verdict for verdict in verdicts if verdict is not Verdict.OK}
+        wrong = {*verdicts} - {Verdict.OK}
         if wrong:
             reasons = ", ".join(sorted(verdict.value for verdict in wrong))
             count = len(verdicts) - verdicts.count(Verdict.OK)
