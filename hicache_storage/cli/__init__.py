@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hicache_storage.cli import backends, copy, doctor, gc, inspect, ls, plan, replay, verify
+from hicache_storage.cli import backends, bench, copy, doctor, gc, inspect, ls, plan, replay, verify
 from hicache_storage.cli.program import Program
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HICACHE = Program(
     name="hicache",
     description="KV-cache storage for LLM servers.",
-    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, doctor),
+    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, doctor, bench),
 )
 
 

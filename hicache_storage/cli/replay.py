@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from hicache_storage.cli.output_files import check_output, write_json
 from hicache_storage.cli.program import add_cwd_to_path
 from hicache_storage.cli.signal_stop import SignalStop
 from hicache_storage.cli.sizes import size_from_zero
+from hicache_storage.cli.stderr_log import StderrHandler
 from hicache_storage.cli.traces import (
     add_shape_arguments,
     add_trace_arguments,
@@ -141,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.replay.ranks import run_ranks  # noqa: PLC0415
 
     job = ReplayJob(choice, settings, disruptions, requests)
-    with warnings_to(_StderrHandler()), SignalStop() as stop, _progress() as progress:
+    with warnings_to(StderrHandler()), SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         figures = (run_job if arguments.ranks == 1 else run_ranks)(
             job,
@@ -212,14 +211,6 @@ def _admission(arguments: argparse.Namespace) -> AdmissionSettings:
 
 
 # --- terminal output -------------------------------------------------------------------------------
-
-
-class _StderrHandler(logging.Handler):
-    """Prints each record on stderr as one line, without a traceback."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().split())
-        sys.stderr.write(f"hicache: {record.levelname.lower()}: {text}\n")
 
 
 @contextmanager
