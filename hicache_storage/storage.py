@@ -176,6 +176,17 @@ class HiCacheStorage(abc.ABC):
             StorageUnavailable: The store cannot be reached.
         """
 
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:  # noqa: ARG003
+        """Return the place where `from_config` would make a new, empty store.
+
+        None: it would make none, or the backend does not know.
+
+        Raises:
+            ConfigError: A field is wrong, missing or unknown. The message names it.
+        """
+        return None
+
     @abc.abstractmethod
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Return for each page True if it is there. A True may be out of date by the time of the get."""

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import subprocess
 import sys
-import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from servers import RedisServer
+from engine_demos import FROM_REDIS, demo
 
 CHUNKS = 32
 CHUNK_TOKENS = 256
@@ -37,7 +34,7 @@ def serve(url: str) -> None:
     with Engine(params, plan, l1_gb=0.1) as engine:
         read = engine.read(range(CHUNKS))
         if read.chunks:
-            source, held = "out of Redis", read.held
+            source, held = FROM_REDIS, read.held
         else:
             source, held = "computed, and stored by LMCache", engine.write(range(CHUNKS))
         pages = engine.status["pages"]
@@ -48,25 +45,5 @@ def serve(url: str) -> None:
     print(f"  pages read {loaded}, written {stored}; KV in L1: sha256 {digest}")
 
 
-def main() -> int:
-    if len(sys.argv) > 1:
-        serve(sys.argv[1])
-        return 0
-    outputs: list[str] = []
-    with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
-        for _ in range(2):
-            command = [sys.executable, "-W", "ignore", __file__, redis.url]
-            print("$ python tests/lmcache_demo.py", redis.url, flush=True)
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            print(done.stdout, end="", flush=True)
-            outputs.append(done.stdout)
-    first, second = (re.findall(r"sha256 (\w+)", output) for output in outputs)
-    if first != second or "out of Redis" not in outputs[1]:
-        print("the second process did not get what the first one had computed")
-        return 1
-    print("the same bytes in both memories")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demo(__file__, serve, "in both memories"))

@@ -12,17 +12,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
-import subprocess
 import sys
-import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from servers import RedisServer
+from engine_demos import FROM_REDIS, demo
 
 PROMPT_PAGES = 32
 _CONFIG = {
@@ -45,7 +42,7 @@ def serve(url: str) -> None:
     with server_world({**_CONFIG, "url": url}), Server() as server:
         found, held = server.load_prefix(tokens)
         if found:
-            source = "out of Redis"
+            source = FROM_REDIS
         else:
             source, held = "computed, and backed up by SGLang", server.compute(tokens)
         counters = server.storage.counters()
@@ -56,25 +53,5 @@ def serve(url: str) -> None:
     print(f"  pages read {read}, written {written}; KV on the device: sha256 {digest}")
 
 
-def main() -> int:
-    if len(sys.argv) > 1:
-        serve(sys.argv[1])
-        return 0
-    outputs: list[str] = []
-    with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
-        for _ in range(2):
-            command = [sys.executable, "-W", "ignore", __file__, redis.url]
-            print("$ python tests/sglang_demo.py", redis.url, flush=True)
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            print(done.stdout, end="", flush=True)
-            outputs.append(done.stdout)
-    first, second = (re.findall(r"sha256 (\w+)", output) for output in outputs)
-    if first != second or "out of Redis" not in outputs[1]:
-        print("the second process did not get what the first one had computed")
-        return 1
-    print("the same bytes on both devices")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demo(__file__, serve, "on both devices"))

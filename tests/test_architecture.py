@@ -43,6 +43,7 @@ FORBIDDEN = [
             "integrations": ("replay", "planning", "cli"),
             "replay": ("planning", "integrations", "cli"),
             "planning": ("registry", "page_store.store", "controller", "integrations", "cli"),
+            "report_page": ("registry", "page_store", *CACHE, *ENTRANCES),
             "markup": ("registry", "page_store", *CACHE, *ENTRANCES),
         }.items()
     ),

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import subprocess
 import sys
-import tempfile
 import warnings
 from importlib import metadata
-from pathlib import Path
 
-from servers import RedisServer
+from engine_demos import FROM_REDIS, demo
 
 PROMPT_BLOCKS = 32
 
@@ -36,7 +32,7 @@ def serve(url: str) -> None:
         counters = engine.tier._connection.runner.stats()
         blocks = [engine.workers.gpu[block] for block in sorted(engine.workers.gpu)]
     computed = answer.computed or 0
-    source = "out of Redis" if computed else "computed, and offloaded by vLLM"
+    source = FROM_REDIS if computed else "computed, and offloaded by vLLM"
     digest = hashlib.sha256(b"".join(part for block in blocks for part in block)).hexdigest()
     version = metadata.version("vllm")
     print(f"vLLM {version}, process {os.getpid()}: {PROMPT_BLOCKS * BLOCK} tokens {source}")
@@ -47,25 +43,5 @@ def serve(url: str) -> None:
     )
 
 
-def main() -> int:
-    if len(sys.argv) > 1:
-        serve(sys.argv[1])
-        return 0
-    outputs: list[str] = []
-    with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
-        for _ in range(2):
-            command = [sys.executable, "-W", "ignore", __file__, redis.url]
-            print("$ python tests/vllm_demo.py", redis.url, flush=True)
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            print(done.stdout, end="", flush=True)
-            outputs.append(done.stdout)
-    first, second = (re.findall(r"sha256 (\w+)", output) for output in outputs)
-    if first != second or "out of Redis" not in outputs[1]:
-        print("the second process did not get what the first one had computed")
-        return 1
-    print("the same bytes on both devices")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(demo(__file__, serve, "on both devices"))

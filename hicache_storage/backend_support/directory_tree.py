@@ -73,6 +73,18 @@ class DirectoryTree:
             ) from error
         return tree
 
+    @classmethod
+    def missing_root(cls, path: str) -> str | None:
+        """Return the root at `path` if it holds no tree. None: it does, or it cannot be looked at."""
+        root = os.path.abspath(os.path.expanduser(path))
+        try:
+            os.stat(cls(root).spaces)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return root
+        except OSError:
+            return None
+        return None
+
     def restore(self) -> None:
         """Make the directories below the root again. A missing root is not made.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.cli import (
     backends,
+    bench,
     copy,
     doctor,
     explain,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _HICACHE = Program(
     name="hicache",
     description="KV-cache storage for LLM servers.",
-    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, doctor, explain),
+    verbs=(backends, plan, replay, ls, inspect, verify, gc, copy, bench, doctor, explain),
 )
 
 

@@ -13,6 +13,7 @@ from hicache_storage.cli.sizes import format_nbytes, size
 from hicache_storage.cli.stores import (
     add_store_arguments,
     config_file_choice,
+    open_existing_store,
     open_store,
     require_listing,
     store_choice,
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.cli.operations.copying import copy  # noqa: PLC0415 - wrong flags fail fast
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
-    with open_store(choice) as source:
+    with open_existing_store(choice) as source:
         require_listing(source, choice.backend, "copy")
         spaces = selection_of(arguments).of(source.spaces())
         with open_store(target_choice) as target, meter("copying") as shown:

@@ -7,10 +7,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from hicache_storage import config
+from hicache_storage.cli.page_sizes import (
+    DEFAULT_PAGE_TOKENS,
+    add_model_argument,
+    model_page_nbytes,
+)
 from hicache_storage.cli.sizes import size
 from hicache_storage.cli.stores import add_store_arguments, open_store, store_choice
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
-from hicache_storage.replay.models import PRESETS
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +27,6 @@ SUMMARY = "Open a store as an engine would, and say what is wrong and what to do
 _FOUND = 1
 _PAGES = 8
 _MOST_PAGES = 1024
-_PAGE_TOKENS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="pages to write, read and delete (default: %(default)s)",
     )
-    add(
-        "--model",
-        choices=PRESETS,
-        default="llama-3.1-8b",
-        help="whose pages they are as large as (default: %(default)s)",
-    )
+    add_model_argument(parser)
     add("--page-bytes", type=size, metavar="BYTES", help="the size of a page, instead of --model")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -72,8 +70,8 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
     from hicache_storage.cli.operations.probe import probe  # noqa: PLC0415
 
     yield from diagnosis.machine_checks()
-    page_tokens = choice.page_tokens or _PAGE_TOKENS
-    page_nbytes = arguments.page_bytes or _page_nbytes(arguments.model, page_tokens)
+    page_tokens = choice.page_tokens or DEFAULT_PAGE_TOKENS
+    page_nbytes = arguments.page_bytes or model_page_nbytes(arguments.model, page_tokens)
     try:
         with open_store(choice) as storage:
             yield diagnosis.Check("open", diagnosis.Status.OK, f"{choice.backend} answers")
@@ -90,10 +88,6 @@ def _checks(arguments: argparse.Namespace, choice: config.StorageChoice) -> Iter
             str(error),
             "start the store, or correct its address; an engine would run without L3 until then",
         )
-
-
-def _page_nbytes(model: str, page_tokens: int) -> int:
-    return PRESETS[model].target.page(page_tokens).nbytes
 
 
 def _print(checks: Sequence[Check]) -> None:

@@ -13,7 +13,7 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_store,
+    open_existing_store,
     require_listing,
     store_choice,
 )
@@ -54,28 +54,37 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "gc: select key spaces: --space, --model, --revision, --tenant, --pool or --unused-for"
         )
-    from hicache_storage.cli.operations.collection import candidates, remove  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.collection import Removal, candidates, remove  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.selection import SHORT_ID_DIGITS  # noqa: PLC0415
 
     unused_s: float | None = arguments.unused_for
     used_before_s = None if unused_s is None else time.time() - unused_s
-    with open_store(choice) as storage:
+    with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "gc")
         spaces = selection_of(arguments).of(storage.spaces())
         with meter("looking") as shown:
             found = list(candidates(storage, spaces, shown, used_before_s=used_before_s))
         if not arguments.json:
             _print(found)
-        removed = remove(storage, found) if arguments.yes else 0
+        removal = Removal()
+        if arguments.yes:
+            with meter("removing") as shown:
+                removal = remove(storage, found, shown, used_before_s=used_before_s)
     if arguments.json:
         document = {
             "backend": choice.backend,
             "spaces": [candidate.as_json() for candidate in found],
-            "removed_pages": removed,
+            "removed_pages": removal.pages,
+            "kept": [space.id for space in removal.kept],
         }
         json.dump(document, sys.stdout, indent=2)
         sys.stdout.write("\n")
     elif arguments.yes:
-        sys.stdout.write(f"{removed:,} pages were removed.\n")
+        sys.stdout.write(f"{removal.pages:,} pages were removed.\n")
+        sys.stdout.writelines(
+            f"Key space {space.id[:SHORT_ID_DIGITS]} was kept: it was used meanwhile.\n"
+            for space in removal.kept
+        )
     elif found:
         sys.stdout.write("Nothing was removed: give --yes to remove them.\n")
     return _FOUND if found and not arguments.yes else 0

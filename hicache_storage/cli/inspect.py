@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_store,
+    open_existing_store,
     require_listing,
     store_choice,
 )
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hicache_storage.cli.operations.selection import find_space  # noqa: PLC0415
     from hicache_storage.keys import check_page_hashes  # noqa: PLC0415
 
-    with open_store(choice) as storage:
+    with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "inspect")
         space = find_space(storage.spaces(), arguments.space)
         if arguments.hash is None:

@@ -10,7 +10,7 @@ from hicache_storage.cli.progress import meter
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_store,
+    open_existing_store,
     require_listing,
     store_choice,
 )
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         find_space,
     )
 
-    with open_store(choice) as storage:
+    with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "ls")
         if arguments.space is not None:
             space = find_space(storage.spaces(), arguments.space)

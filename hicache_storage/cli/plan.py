@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
+from hicache_storage.cli.output_files import check_output, write_json, write_text
+from hicache_storage.cli.sizes import size_from_zero
+from hicache_storage.cli.traces import (
+    add_shape_arguments,
+    add_trace_arguments,
+    model_of,
+    number_from_zero,
+    pools_of,
+    positive_number,
+    read_requests,
+)
 from hicache_storage.controller_settings import WritePolicy
 from hicache_storage.errors import ConfigError
-from hicache_storage.replay.models import (
-    PRESETS,
-    PoolShape,
-    check_pools,
-    parse_number,
-    parse_pool,
-    parse_scale,
-)
-from hicache_storage.scalars import parse_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Sequence
 
     from hicache_storage.planning.settings import PlanSettings
     from hicache_storage.replay.trace import Request
@@ -30,31 +30,12 @@ if TYPE_CHECKING:
 SUMMARY = "Tell from a trace how much L2 and L3 pay: hits, bandwidth, GPU time and money."
 
 _PAGE_TOKENS = 64
-_CONVERSATIONS = 75
 _MOST = 10_000_000_000
-_MOST_CONVERSATIONS = 1_000_000
-_SEED = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags. Those that `hicache replay` has, too, mean the same."""
-    add = parser.add_argument_group("trace").add_argument
-    add(
-        "--trace", type=Path, metavar="FILE[.gz]", help="in the Mooncake format; default: synthetic"
-    )
-    add(
-        "--requests",
-        type=config.int_up_to(_MOST),
-        metavar="N",
-        help="stop after the first N requests of the trace",
-    )
-    add("--seed", type=_seed, metavar="N", help="of the synthetic trace (default: 0)")
-    add(
-        "--conversations",
-        type=config.int_up_to(_MOST_CONVERSATIONS),
-        metavar="N",
-        help=f"in the synthetic trace (default: {_CONVERSATIONS})",
-    )
+    add = add_trace_arguments(parser, most_requests=_MOST).add_argument
     add(
         "--sample-above",
         type=config.int_up_to(_MOST),
@@ -70,28 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("cache")
-    shapes = group.add_mutually_exclusive_group()
-    shapes.add_argument(
-        "--model",
-        choices=PRESETS,
-        default="llama-3.1-8b",
-        help="KV shape of a known model and a draft of one layer (default: %(default)s)",
-    )
-    shapes.add_argument(
-        "--pool",
-        action="append",
-        metavar="NAME:SHAPE",
-        help="instead of --model, once a pool: kv:mha,layers=32,heads=8,dim=128,dtype=bfloat16",
-    )
-    add = group.add_argument
-    add(
-        "--scale-bytes",
-        type=_type_of(parse_scale),
-        default="1",
-        metavar="FACTOR",
-        help="make pages smaller, as a replay does, e.g. 1/64 (default: 1, real size)",
-    )
+    add = add_shape_arguments(
+        parser,
+        scale="1",
+        scale_help="make pages smaller, as a replay does, e.g. 1/64 (default: 1, real size)",
+    ).add_argument
     add(
         "--page-size",
         type=config.positive_int,
@@ -101,7 +65,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--host-size",
-        type=_type_of(parse_nbytes),
+        type=size_from_zero,
         action="append",
         metavar="BYTES",
         help="a size of L2 to compare, e.g. 256GiB, of all ranks together; may be given several times"
@@ -109,7 +73,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--storage-size",
-        type=_type_of(parse_nbytes),
+        type=size_from_zero,
         action="append",
         metavar="BYTES",
         help="a size of L3 to compare, e.g. 4TiB, or 0 for no L3; may be given several times",
@@ -126,18 +90,28 @@ def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("prices, in one currency").add_argument
     add(
         "--prefill-rate",
-        type=_positive,
+        type=positive_number,
         metavar="TOKENS",
         help="prompt tokens that one GPU computes in a second: needed for GPU time and money",
     )
-    add("--gpu-price", type=_positive, metavar="X", help="of a GPU for an hour")
-    add("--host-price", type=_amount, default=0.0, metavar="X", help="of a GiB of L2 for a month")
+    add("--gpu-price", type=positive_number, metavar="X", help="of a GPU for an hour")
     add(
-        "--storage-price", type=_amount, default=0.0, metavar="X", help="of a GiB of L3 for a month"
+        "--host-price",
+        type=number_from_zero,
+        default=0.0,
+        metavar="X",
+        help="of a GiB of L2 for a month",
+    )
+    add(
+        "--storage-price",
+        type=number_from_zero,
+        default=0.0,
+        metavar="X",
+        help="of a GiB of L3 for a month",
     )
     add(
         "--busy-hours",
-        type=_positive,
+        type=positive_number,
         default=730.0,
         metavar="HOURS",
         help="hours of a month with a load like the trace's (default: all 730)",
@@ -147,7 +121,7 @@ def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan, write the files that are asked for, and return 0."""
     for flag in ("json", "html"):
-        _check_output(flag, getattr(arguments, flag))
+        check_output(flag, getattr(arguments, flag))
     if arguments.gpu_price is not None and arguments.prefill_rate is None:
         raise ConfigError("--gpu-price needs --prefill-rate: money is GPU time that hits save")
     settings = _settings(arguments)
@@ -162,18 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _requests(arguments: argparse.Namespace) -> Sequence[Request]:
-    from hicache_storage.replay.trace import read_trace, synthetic_trace  # noqa: PLC0415
-
-    if arguments.trace is None:
-        return synthetic_trace(
-            arguments.seed or 0,
-            conversations=arguments.conversations or _CONVERSATIONS,
-            limit=arguments.requests,
-        )
-    for name in ("seed", "conversations"):
-        if getattr(arguments, name) is not None:
-            raise ConfigError(f"--{name} is for the synthetic trace: leave it or --trace out")
-    requests = read_trace(arguments.trace, arguments.requests)
+    requests = read_requests(arguments)
     if not any(request.blocks for request in requests):
         raise ConfigError(f"{arguments.trace}: no request has a prompt")
     return requests
@@ -186,13 +149,9 @@ def _settings(arguments: argparse.Namespace) -> PlanSettings:
         Prices,
     )
 
-    preset = PRESETS[arguments.model]
-    pools = check_pools([parse_pool(text) for text in arguments.pool or ()] or preset.pools)
     return PlanSettings(
-        model="custom" if arguments.pool else preset.model,
-        pools=tuple(
-            PoolShape(pool.name, pool.shape.scaled(arguments.scale_bytes)) for pool in pools
-        ),
+        model=model_of(arguments),
+        pools=pools_of(arguments),
         page_tokens=arguments.page_size,
         host_sizes=tuple(dict.fromkeys(arguments.host_size or ())),
         storage_sizes=tuple(dict.fromkeys(arguments.storage_size or ())),
@@ -208,48 +167,6 @@ def _settings(arguments: argparse.Namespace) -> PlanSettings:
     )
 
 
-def _type_of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return an argparse type that has the messages of `parse`."""
-
-    def parsed(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-
-    return parsed
-
-
-def _seed(text: str) -> int:
-    if _SEED.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = parse_number(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"must be a number greater than 0, not {text!r}")
-    return value
-
-
-def _amount(text: str) -> float:
-    value = parse_number(text)
-    if value is None:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on, not {text!r}")
-    return value
-
-
-def _check_output(flag: str, path: Path | None) -> None:
-    """Refuse an unwritable file before the analysis rather than after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ConfigError(f"--{flag} {path}: is a directory, not a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--{flag} {path}: there is no directory {path.parent}")
-
-
 def _publish(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
     from hicache_storage.planning.page import html_page  # noqa: PLC0415
@@ -257,13 +174,6 @@ def _publish(report: dict[str, Any], arguments: argparse.Namespace) -> None:
 
     print_lines(output_console(), tables(report))
     if arguments.json is not None:
-        _write("json", arguments.json, json.dumps(report, indent=2) + "\n")
+        write_json(arguments.json, report)
     if arguments.html is not None:
-        _write("html", arguments.html, html_page(report))
-
-
-def _write(flag: str, path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--{flag} {path}: cannot be written: {error.strerror}") from None
+        write_text("html", arguments.html, html_page(report))

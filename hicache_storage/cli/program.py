@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _INTERRUPTED = 130
+_DISTRIBUTION = "hicache-storage"
+_SHELLS = ("bash", "zsh", "tcsh")
 
 
 class Verb(Protocol):
@@ -63,13 +65,8 @@ class Program:
         if self.default is not None and (not argv or argv[0] not in names):
             return self._checked(self._default_parser(self.default), argv, self.name)
         parser = Parser(prog=self.name, description=self.description, allow_abbrev=False)
-        choices = parser.add_subparsers(metavar="VERB", required=True)
-        for verb in self.verbs:
-            subparser = choices.add_parser(
-                _name(verb), help=verb.SUMMARY, description=verb.SUMMARY, allow_abbrev=False
-            )
-            verb.add_arguments(subparser)
-            subparser.set_defaults(run=verb.run, parser=subparser)
+        self._add_program_flags(parser)
+        self._add_verbs(parser, required=True)
         return self._checked(parser, argv, f"{self.name} {argv[0] if argv else ''}".strip())
 
     def _default_parser(self, default: Verb) -> argparse.ArgumentParser:
@@ -81,9 +78,60 @@ class Program:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._add_program_flags(parser)
         default.add_arguments(parser)
         parser.set_defaults(run=default.run, parser=parser)
         return parser
+
+    def _add_verbs(
+        self, parser: argparse.ArgumentParser, *, required: bool
+    ) -> list[argparse.ArgumentParser]:
+        """Add the parser of each verb, and return them."""
+        choices = parser.add_subparsers(metavar="VERB", required=required)
+        for verb in self.verbs:
+            subparser = choices.add_parser(
+                _name(verb), help=verb.SUMMARY, description=verb.SUMMARY, allow_abbrev=False
+            )
+            verb.add_arguments(subparser)
+            subparser.set_defaults(run=verb.run, parser=subparser)
+        return [*choices.choices.values()]
+
+    def _add_program_flags(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--version", nargs=0, action=_printing(self._version), help="print the version"
+        )
+        parser.add_argument(
+            "--print-completion",
+            choices=_SHELLS,
+            action=_printing(self._completion),
+            help="print a script that completes verbs and flags",
+        )
+
+    def _version(self, _: object) -> str:
+        from importlib import metadata  # noqa: PLC0415 - `--help` stays fast
+
+        return f"{self.name} {metadata.version(_DISTRIBUTION)}"
+
+    def _completion(self, shell: object) -> str:
+        """Return a script for a shell.
+
+        Raises:
+            ConfigError: The library that writes scripts is not installed.
+        """
+        try:
+            import shtab  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigError(
+                f'--print-completion needs shtab: pip install "{_DISTRIBUTION}[completion]"'
+            ) from None
+        if self.default is None:
+            parser: argparse.ArgumentParser = Parser(prog=self.name)
+            self._add_program_flags(parser)
+        else:
+            parser = self._default_parser(self.default)
+        for each in (parser, *self._add_verbs(parser, required=False)):
+            _mark_files(each, shtab.FILE)
+        return shtab.complete(parser, shell=str(shell))
 
     def _checked(
         self, parser: argparse.ArgumentParser, argv: Sequence[str], command: str
@@ -107,6 +155,30 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def _printing(text: Callable[[object], str]) -> type[argparse.Action]:
+    """Return an argparse action that prints a text and ends the program, as `--help` does."""
+
+    class Printing(argparse.Action):
+        def __call__(
+            self,
+            parser: argparse.ArgumentParser,
+            namespace: argparse.Namespace,  # noqa: ARG002 - argparse passes it
+            values: object,
+            option_string: str | None = None,  # noqa: ARG002 - as above
+        ) -> None:
+            sys.stdout.write(f"{text(values)}\n")
+            parser.exit()
+
+    return Printing
+
+
+def _mark_files(parser: argparse.ArgumentParser, completer: object) -> None:
+    """Let the values of flags that name files be completed as files."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list
+        if action.type is Path or action.metavar == "FILE":
+            vars(action)["complete"] = completer
 
 
 def _name(verb: Verb) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,8 +37,11 @@ class NoMeter:
 
 
 @contextmanager
-def meter(title: str) -> Generator[Meter, None, None]:
-    """Show a progress bar on stderr if that is a terminal."""
+def meter(title: str, duration_s: float | None = None) -> Generator[Meter, None, None]:
+    """Show a progress bar on stderr if that is a terminal.
+
+    With `duration_s` the bar shows the share of that time instead of the share of the bytes.
+    """
     from rich.console import Console  # noqa: PLC0415 - `--help` stays fast
 
     console = Console(stderr=True)
@@ -50,12 +54,32 @@ def meter(title: str) -> Generator[Meter, None, None]:
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
         progress.TextColumn("{task.fields[pages]:,} pages"),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
+        *([] if duration_s else [progress.DownloadColumn(), progress.TransferSpeedColumn()]),
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=console, transient=True) as bar:
-        yield _BarMeter(bar, bar.add_task(title, total=None, pages=0))
+        task = bar.add_task(title, total=duration_s, pages=0)
+        yield _TimeMeter(bar, task) if duration_s else _BarMeter(bar, task)
+
+
+class _TimeMeter:
+    """A meter on a bar of rich that shows the time that has passed."""
+
+    wants_total = False
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+        self._pages = 0
+        self._began_s = time.monotonic()
+
+    def begin(self, nbytes: int | None) -> None:
+        pass
+
+    def advance(self, pages: int, nbytes: int) -> None:  # noqa: ARG002 - the interface of a meter
+        self._pages += pages
+        passed_s = time.monotonic() - self._began_s
+        self._bar.update(self._task, completed=passed_s, pages=self._pages)
 
 
 class _BarMeter:

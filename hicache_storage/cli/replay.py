@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import re
-import signal
-import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage import config
+from hicache_storage.cli.output_files import check_output, write_json
 from hicache_storage.cli.program import add_cwd_to_path
+from hicache_storage.cli.signal_stop import SignalStop
+from hicache_storage.cli.sizes import size_from_zero
+from hicache_storage.cli.stderr_log import StderrHandler
+from hicache_storage.cli.traces import (
+    add_shape_arguments,
+    add_trace_arguments,
+    model_of,
+    pools_of,
+    positive_number,
+    read_requests,
+)
 from hicache_storage.errors import ConfigError
 from hicache_storage.replay.disruptions import Disruptions
-from hicache_storage.replay.models import (
-    PRESETS,
-    PoolShape,
-    check_pools,
-    parse_number,
-    parse_pool,
-    parse_scale,
-)
 from hicache_storage.replay.warning_log import warnings_to
-from hicache_storage.scalars import parse_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    import argparse
+    from collections.abc import Generator
 
     from rich.progress import Progress
 
     from hicache_storage.page_store.admission import AdmissionSettings
     from hicache_storage.replay.driver import ReplaySettings
-    from hicache_storage.replay.trace import Request
 
 SUMMARY = "Replay a trace of requests through the cache and a storage, and verify every byte."
 
 _PAGE_TOKENS = 64
-_CONVERSATIONS = 75
 _CORRUPT = 1
 _MOST_REQUESTS = 10_000_000
-_MOST_CONVERSATIONS = 1_000_000
 _MOST_RANKS = 256
 _MOST_REMEMBERED_PAGES = 1_000_000_000
 _LAST_PORT = 65535
-_SEED = re.compile(r"-?[0-9]{1,18}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,59 +73,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("trace").add_argument
-    add(
-        "--trace", type=Path, metavar="FILE[.gz]", help="in the Mooncake format; default: synthetic"
-    )
-    add(
-        "--requests",
-        type=config.int_up_to(_MOST_REQUESTS),
-        metavar="N",
-        help="stop after the first N requests of the trace",
-    )
-    add("--seed", type=_seed, metavar="N", help="of the synthetic trace (default: 0)")
-    add(
-        "--conversations",
-        type=config.int_up_to(_MOST_CONVERSATIONS),
-        metavar="N",
-        help=f"in the synthetic trace (default: {_CONVERSATIONS}, or more where --requests needs more)",
-    )
+    add = add_trace_arguments(parser, most_requests=_MOST_REQUESTS).add_argument
     add(
         "--speed",
-        type=_speed,
+        type=positive_number,
         metavar="X",
         help="X times real time, e.g. 10 or 0.5 (default: as fast as possible)",
     )
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("cache")
-    shapes = group.add_mutually_exclusive_group()
-    shapes.add_argument(
-        "--model",
-        choices=PRESETS,
-        default="llama-3.1-8b",
-        help="KV shape of a known model and a draft of one layer (default: %(default)s)",
-    )
-    shapes.add_argument(
-        "--pool",
-        action="append",
-        metavar="NAME:SHAPE",
-        help="instead of --model, once a pool: kv:mha,layers=32,heads=8,dim=128,dtype=bfloat16"
-        " draft:mla,layers=1,dim=576",
-    )
-    add = group.add_argument
-    add(
-        "--scale-bytes",
-        type=_scale,
-        default="1/64",
-        metavar="FACTOR",
-        help="make pages smaller, at most 16,384 times: 1/64, 0.015625 and 64 mean the same; 1 is real"
-        " size (default: 1/64)",
-    )
+    add = add_shape_arguments(
+        parser,
+        scale="1/64",
+        scale_help="make pages smaller, at most 16,384 times: 1/64, 0.015625 and 64 mean the same; 1 is"
+        " real size (default: 1/64)",
+    ).add_argument
     add(
         "--host-size",
-        type=_nbytes,
+        type=size_from_zero,
         default="128MiB",
         metavar="BYTES",
         help='L2, e.g. "2GiB", shared by all pools (default: %(default)s)',
@@ -156,13 +115,13 @@ def _add_admission_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--write-rate",
-        type=_nbytes,
+        type=size_from_zero,
         metavar="BYTES",
         help='most bytes a second of the trace\'s own time, on each rank, e.g. "200MiB"',
     )
     add(
         "--write-burst",
-        type=_nbytes,
+        type=size_from_zero,
         metavar="BYTES",
         help="most bytes at once after a pause (default: ten seconds of --write-rate)",
     )
@@ -188,8 +147,8 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and return 0, 1 for corrupt pages, or 128 plus the number of the signal that ended it."""
     choice = config.StorageChoice.from_arguments(arguments)
-    _check_output(arguments.json)
-    requests = _requests(arguments)
+    check_output("json", arguments.json)
+    requests = read_requests(arguments)
     settings = _settings(arguments, choice)
     disruptions = Disruptions.from_arguments(arguments, len(requests))
     for storage in filter(None, (choice, disruptions.swap)):
@@ -200,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = ReplayJob(
         choice, settings, disruptions, requests, arguments.metrics_port, keep=arguments.keep
     )
-    with warnings_to(_StderrHandler()), _SignalStop() as stop, _progress() as progress:
+    with warnings_to(StderrHandler()), SignalStop() as stop, _progress() as progress:
         task = progress.add_task("replaying", total=len(requests))
         figures = (run_job if arguments.ranks == 1 else run_ranks)(
             job,
@@ -224,25 +183,6 @@ def run(arguments: argparse.Namespace) -> int:
 # --- flags to objects ------------------------------------------------------------------------------
 
 
-def _requests(arguments: argparse.Namespace) -> Sequence[Request]:
-    from hicache_storage.replay.trace import read_trace, synthetic_trace  # noqa: PLC0415
-
-    if arguments.trace is not None:
-        for name in ("seed", "conversations"):
-            if getattr(arguments, name) is not None:
-                raise ConfigError(f"--{name} is for the synthetic trace: leave it or --trace out")
-        return read_trace(arguments.trace, arguments.requests)
-    seed, limit = arguments.seed or 0, arguments.requests
-    if arguments.conversations is not None:
-        return synthetic_trace(seed, conversations=arguments.conversations, limit=limit)
-    conversations = _CONVERSATIONS
-    while len(requests := synthetic_trace(seed, conversations=conversations, limit=limit)) < (
-        limit or 0
-    ):
-        conversations *= 2
-    return requests
-
-
 def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> ReplaySettings:
     from hicache_storage.controller import (  # noqa: PLC0415
         ControllerSettings,
@@ -253,13 +193,9 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
     from hicache_storage.request_log import ExplainLogSettings  # noqa: PLC0415
     from hicache_storage.topology import Grid, Topology  # noqa: PLC0415
 
-    preset = PRESETS[arguments.model]
-    pools = check_pools([parse_pool(text) for text in arguments.pool or ()] or preset.pools)
     return ReplaySettings(
-        model=choice.served_model_name or ("custom" if arguments.pool else preset.model),
-        pools=tuple(
-            PoolShape(pool.name, pool.shape.scaled(arguments.scale_bytes)) for pool in pools
-        ),
+        model=choice.served_model_name or model_of(arguments),
+        pools=pools_of(arguments),
         page_tokens=choice.page_tokens or _PAGE_TOKENS,
         layout=choice.mem_layout,
         host_nbytes=arguments.host_size,
@@ -296,79 +232,7 @@ def _admission(arguments: argparse.Namespace) -> AdmissionSettings:
     return AdmissionSettings.parse("replay", given)
 
 
-def _check_output(path: Path | None) -> None:
-    """Refuse an unwritable report file before the run rather than after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ConfigError(f"--json {path}: is a directory, not a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--json {path}: there is no directory {path.parent}")
-
-
-def _speed(text: str) -> float:
-    value = parse_number(text)
-    if not value:
-        raise argparse.ArgumentTypeError(
-            f"must be a number greater than 0, such as 10 or 0.5, not {text!r}"
-        )
-    return value
-
-
-def _seed(text: str) -> int:
-    if _SEED.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
-    return int(text)
-
-
-def _scale(text: str) -> float:
-    try:
-        return parse_scale(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _nbytes(text: str) -> int:
-    try:
-        return parse_nbytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be a size like 512MiB or 2GiB, not {text!r}: {error}"
-        ) from None
-
-
 # --- terminal output -------------------------------------------------------------------------------
-
-
-class _SignalStop:
-    """Turns the first SIGINT or SIGTERM into an event. A second one has its previous effect."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.signal: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, _frame: object) -> None:
-        self.signal = number
-        self.event.set()
-        self.__exit__()
-
-
-class _StderrHandler(logging.Handler):
-    """Prints each record on stderr as one line, without a traceback."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = " ".join(record.getMessage().split())
-        sys.stderr.write(f"hicache: {record.levelname.lower()}: {text}\n")
 
 
 @contextmanager
@@ -387,9 +251,5 @@ def _publish(report: dict[str, Any], path: Path | None) -> None:
     from hicache_storage.replay.tables import tables  # noqa: PLC0415
 
     print_lines(output_console(), tables(report))
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from None
+    if path is not None:
+        write_json(path, report)

@@ -21,23 +21,34 @@ def format_nbytes(nbytes: float) -> str:
 
 def size(text: str) -> int:
     """Return the bytes of a size from 1 on. The function serves as an argparse type."""
-    try:
-        nbytes = parse_nbytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be a size like 512MiB or 2GB, not {text!r}: {error}"
-        ) from None
+    nbytes = size_from_zero(text)
     if nbytes < 1:
         raise argparse.ArgumentTypeError(f"must be at least one byte, not {text!r}")
     return nbytes
 
 
+def size_from_zero(text: str) -> int:
+    """Return the bytes of a size, which may be 0. The function serves as an argparse type."""
+    try:
+        return parse_nbytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a size like 512MiB or 2GB, not {text!r}: {error}"
+        ) from None
+
+
 def share(text: str) -> float:
     """Return the share that `1%` or `0.01` is, above 0 and at most 1. Serves as an argparse type."""
+    value = parse_share(text)
+    if value is None or not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, not {text!r}")
+    return value
+
+
+def parse_share(text: str) -> float | None:
+    """Return the share that `30%` or `0.3` is, from 0 on; None for any other text."""
     try:
         value = parse_float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a share such as 1% or 0.01, not {text!r}")
-    return value
+        return None
+    return value if value >= 0 else None

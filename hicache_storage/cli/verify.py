@@ -11,7 +11,7 @@ from hicache_storage.cli.selection_flags import add_selection_arguments, selecti
 from hicache_storage.cli.sizes import format_nbytes, share
 from hicache_storage.cli.stores import (
     add_store_arguments,
-    open_store,
+    open_existing_store,
     require_listing,
     store_choice,
 )
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--delete-wrong asks on a terminal: give --yes where there is none")
     from hicache_storage.cli.operations.verification import verify  # noqa: PLC0415 - wrong flags fail fast
 
-    with open_store(choice) as storage:
+    with open_existing_store(choice) as storage:
         require_listing(storage, choice.backend, "verify")
         spaces = selection_of(arguments).of(storage.spaces())
         with meter("verifying") as shown:

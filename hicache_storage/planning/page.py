@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-from importlib import resources
 from pathlib import PurePath
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from hicache_storage.markup import element, link, table, text_of
 from hicache_storage.planning.charts import Line, line_chart, linear_axis, size_axis
 from hicache_storage.planning.tables import (
     BANDWIDTH_TITLES,
@@ -20,47 +16,26 @@ from hicache_storage.planning.tables import (
     money_row,
 )
 from hicache_storage.planning.wording import amount, bandwidth, option_name, percent, size
+from hicache_storage.report_page import fact_list, figures, hero, report_page, section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from xml.etree.ElementTree import Element
 
-    from hicache_storage.markup import Child
-
 
 def html_page(report: Mapping[str, Any]) -> str:
     """Return the whole page. It loads nothing, and its policy forbids a browser to load anything."""
-    sections = [section for section in _sections(report) if section is not None]
     name = PurePath(report["trace"]).name
-    contents = element(
-        "nav",
-        element(
-            "ul",
-            *(
-                element("li", link(section[0].text or "", f"#{section.get('id')}"))
-                for section in sections
-            ),
+    return report_page(
+        title=f"Capacity plan for {name}",
+        hero=hero(
+            eyebrow="Capacity plan · HiCache storage",
+            title=f"{name}, {report['model']}",
+            lead=_lead(report),
+            notes=report["notes"],
         ),
-        aria_label="Contents",
-    )
-    template = resources.files("hicache_storage.planning").joinpath("page.html.in")
-    return Template(template.read_text(encoding="utf-8")).substitute(
-        title=escape(f"Capacity plan for {name}"),
-        hero=text_of([_hero(report, name)]),
-        contents=text_of([contents]),
-        sections=text_of(sections),
-        footer=text_of([element("p", _footer(report))]),
-    )
-
-
-def _hero(report: Mapping[str, Any], name: str) -> Element:
-    return element(
-        "div",
-        element("p", "Capacity plan · HiCache storage", class_="eyebrow"),
-        element("h1", f"{name}, {report['model']}"),
-        element("p", _lead(report), class_="lead"),
-        *(element("p", note, class_="note") for note in report["notes"]),
-        class_="wrap",
+        sections=[one for one in _sections(report) if one is not None],
+        footer=_footer(report),
     )
 
 
@@ -82,19 +57,19 @@ def _sections(report: Mapping[str, Any]) -> list[Element | None]:
     options: Sequence[Mapping[str, Any]] = report["options"]
     stored = [option for option in options if option["storage_nbytes"]]
     return [
-        _section(
+        section(
             "hits",
             "Hits of the sizes compared",
             "Shares of the prompts' blocks. The last column is for the same bytes without a draft.",
-            _figures(HIT_TITLES, [hit_row(option) for option in options], report["best"]),
+            figures(HIT_TITLES, [hit_row(option) for option in options], best=report["best"]),
         ),
-        _section(
+        section(
             "l2",
             "Hits of every L2 without L3",
             "Exact LRU stack distances, all capacities at once.",
             _size_chart("Hit rate by size of L2", "L2", [Line("L2 alone", report["l2_curve"])]),
         ),
-        _section(
+        section(
             "l3",
             "Hits of every L3",
             "L2 and L3 together. L3 sees only what L2 lacks, so each L2 has a line of its own.",
@@ -108,15 +83,20 @@ def _sections(report: Mapping[str, Any]) -> list[Element | None]:
             ),
         ),
         _bandwidth_section(report, stored) if stored else None,
-        _section(
+        section(
             "money",
             "Money",
             "GPU time is that of the saved prompt tokens. A month has the busy hours that were given.",
-            _figures(MONEY_TITLES, [money_row(option) for option in options], report["best"]),
+            figures(MONEY_TITLES, [money_row(option) for option in options], best=report["best"]),
         )
         if options[0]["gpu_seconds"] is not None
         else None,
-        _section("trace", "The trace", None, _fact_list(report)),
+        section(
+            "trace",
+            "The trace",
+            None,
+            fact_list([one for one in facts(report) if one[0] != "note"]),
+        ),
     ]
 
 
@@ -124,25 +104,14 @@ def _bandwidth_section(report: Mapping[str, Any], stored: Sequence[Mapping[str, 
     best = report["best"]
     shown = report["options"][best] if best is not None else stored[-1]
     shown = shown if shown["storage_nbytes"] else stored[-1]
-    return _section(
+    return section(
         "bandwidth",
         "Bandwidth of L3",
         "GB/s by the arrival of the requests, all pools together: the mean, then the 99th percentile of"
         " all windows of 60 s and of 1 s. Unread is the share of written pages that are not read later."
         f" The plot shows windows of 60 s of an {option_name(shown)}.",
         _series_chart(shown),
-        _figures(BANDWIDTH_TITLES, [bandwidth_row(option) for option in stored], None),
-    )
-
-
-def _section(name: str, title: str, intro: str | None, *children: Child) -> Element:
-    return element(
-        "section",
-        element("h2", title, id=f"{name}-title"),
-        element("p", intro, class_="intro") if intro else None,
-        *children,
-        id=name,
-        aria_labelledby=f"{name}-title",
+        figures(BANDWIDTH_TITLES, [bandwidth_row(option) for option in stored]),
     )
 
 
@@ -165,23 +134,6 @@ def _series_chart(option: Mapping[str, Any]) -> Element:
     ]
     y = linear_axis("bandwidth", max(point[1] for point in points), bandwidth)
     return line_chart("Bandwidth over time", scaled, x, y)
-
-
-def _figures(titles: Sequence[str], rows: Sequence[Sequence[str]], best: int | None) -> Element:
-    made = table(titles, [tuple(row) for row in rows], "figures")
-    for number, row in enumerate(made[1]):
-        if number == best:
-            row.set("class", "best")
-    return element("div", made, class_="scroll")
-
-
-def _fact_list(report: Mapping[str, Any]) -> Element:
-    items = (
-        element("div", element("dt", name), element("dd", text))
-        for name, text in facts(report)
-        if name != "note"
-    )
-    return element("dl", *items, class_="facts")
 
 
 def _footer(report: Mapping[str, Any]) -> str:

@@ -181,6 +181,8 @@ def test_only_the_selected_key_spaces_are_copied() -> None:
 def test_a_wrong_target_is_wrong_use(
     flags: list[str], reason: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    file_store.open().close()
+
     assert main(["copy", *file_store.flags, *flags]) == 2
     assert reason in capsys.readouterr().err
 

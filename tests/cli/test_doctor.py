@@ -9,7 +9,7 @@ import pytest
 from cli_stores import CliStore, run_json
 from s3_kit import config_of
 from servers import RedisServer, S3Server, free_port
-from stores import HookedStorage, failing
+from stores import Gate, HookedStorage, failing
 from verb_processes import interrupted, slow_store
 
 from hicache_storage import StorageUnavailable
@@ -156,6 +156,26 @@ def test_the_words_of_the_store_are_part_of_a_failure() -> None:
     ((step, reason),) = measured.failures
     assert step == "write"
     assert "this user may not write" in reason
+
+
+@pytest.mark.parametrize(
+    ("step", "call", "reason"),
+    [
+        ("write", "batch_set", "2 of 2 pages failed: timeout"),
+        ("look-up", "batch_exists", "there was no answer: timeout"),
+        ("read", "batch_get", "2 of 2 pages failed: timeout"),
+    ],
+)
+def test_a_store_that_hangs_is_asked_once(step: str, call: str, reason: str) -> None:
+    storage = HookedStorage()
+    gate = storage.hooks[call] = Gate()
+
+    measured = probe(storage, pages=2, page_nbytes=512, page_tokens=16, timeout_s=0.2)
+    asked = storage.calls[call]
+    gate.open()
+
+    assert (step, reason) == measured.failures[0]
+    assert asked == (2 if step == "look-up" else 1)  # the probe looks whether a page is left
 
 
 def test_pages_that_stay_are_a_failure() -> None:

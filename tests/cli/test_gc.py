@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_stores import CliStore, run_json
-from pages import space
+from pages import hash_of, page, space
 
 from hicache_storage.cli import main
 
@@ -106,6 +106,33 @@ def test_an_unused_key_space_goes(
     assert store.numbers(target) == []
 
 
+def test_a_key_space_that_was_used_meanwhile_is_kept(
+    file_store: CliStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = _bounded(file_store)
+    used, unused = store.fill(range(3)), store.fill(range(2), OLD)
+    files = [*Path(store.config["path"]).glob("spaces/*/??/*")]
+    for path in files:
+        os.utime(path, (0, 0))
+
+    def use_and_print(found: Any) -> None:
+        with store.open() as storage:
+            assert storage.batch_get(used, [hash_of(1)], [page(used.stored_nbytes)]) == [True]
+
+    monkeypatch.setattr("hicache_storage.cli.gc._print", use_and_print)
+
+    code = main(["gc", "--unused-for", "1d", "--yes", *store.flags])
+
+    assert code == 0
+    assert len(store.numbers(used)) == 3
+    assert store.numbers(unused) == []
+    assert capsys.readouterr().out == (
+        f"2 pages were removed.\nKey space {used.id[:8]} was kept: it was used meanwhile.\n"
+    )
+
+
 def test_one_used_page_keeps_its_key_space(
     file_store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +170,8 @@ def test_a_selection_is_required(file_store: CliStore, capsys: pytest.CaptureFix
 def test_an_empty_store_has_nothing_to_remove(
     store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    store.open().close()
+
     assert main(["gc", "--model", "any", *store.flags]) == 0
     assert capsys.readouterr().out == "0 key spaces, 0 pages, 0 B\n"
 

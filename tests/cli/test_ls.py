@@ -65,6 +65,8 @@ def test_pages_are_listed_as_json(file_store: CliStore, capsys: pytest.CaptureFi
 def test_an_empty_store_has_no_key_spaces(
     store: CliStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    store.open().close()
+
     assert main(["ls", *store.flags]) == 0
     assert capsys.readouterr().out == "0 key spaces, 0 pages, 0 B\n"
 

@@ -17,6 +17,7 @@ import pytest
 from replays import replay_args, reported
 
 from hicache_storage.cli import main, replay
+from hicache_storage.cli.traces import read_requests
 from hicache_storage.registry import open_storage
 
 if TYPE_CHECKING:
@@ -231,11 +232,11 @@ def test_another_seed_is_another_trace(tmp_path: Path) -> None:
 def test_a_limit_cuts_the_trace_and_changes_no_request_before(tmp_path: Path) -> None:
     report = _report(tmp_path, "--requests", "100", "--scale-bytes", "1/8192")
     assert report["requests"] == 100
-    longer = replay._requests(_arguments("--requests", "300"))
+    longer = read_requests(_arguments("--requests", "300"))
 
-    assert list(longer[:100]) == list(replay._requests(_arguments("--requests", "100")))
-    assert list(longer[:250]) == list(replay._requests(_arguments())[:250])
-    assert len(replay._requests(_arguments("--requests", "1500"))) == 1500
+    assert list(longer[:100]) == list(read_requests(_arguments("--requests", "100")))
+    assert list(longer[:250]) == list(read_requests(_arguments())[:250])
+    assert len(read_requests(_arguments("--requests", "1500"))) == 1500
 
 
 def _arguments(*argv: str) -> argparse.Namespace:

@@ -34,6 +34,22 @@ def _config_file(path: Path, store: CliStore) -> Path:
     return path
 
 
+@pytest.mark.parametrize("backend", ["file", "hf3fs"])
+@pytest.mark.parametrize("verb", _VERBS, ids=lambda verb: verb[0])
+def test_a_verb_that_looks_makes_no_store(
+    verb: list[str], backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistyped, empty = tmp_path / "mistyped", tmp_path / "empty"
+    empty.mkdir()
+    for path in (mistyped, empty):
+        assert main([*verb, *CliStore(backend, {"path": str(path)}).flags]) == 2
+        message = capsys.readouterr().err
+        assert f"there is no store at {path}" in message
+        assert message.count("\n") == 1
+    assert not mistyped.exists()
+    assert [] == [*empty.iterdir()]
+
+
 def test_a_config_file_holds_backend_and_config(
     file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +70,8 @@ def test_the_config_may_be_text_as_in_a_flag(
         'hicache-storage-backend = "file"\n'
         f"hicache-storage-backend-extra-config = '{json.dumps(file_store.config)}'\n"
     )
+
+    file_store.open().close()
 
     assert main(["ls", "--config", str(config)]) == 0
     assert "0 key spaces" in capsys.readouterr().out

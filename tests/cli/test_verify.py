@@ -131,6 +131,8 @@ def test_only_the_selected_key_spaces_are_read(
 
 
 def test_an_empty_store_is_fine(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.open().close()
+
     assert main(["verify", *store.flags]) == 0
     assert capsys.readouterr().out.startswith("0 pages, 0 B in ")
 

@@ -146,6 +146,20 @@ class PageFiles:
 
         return self._each(hashes, read_files)
 
+    def modified_ns(
+        self, hashes: Sequence[str], deadline: Deadline
+    ) -> tuple[list[int], dict[str, int]]:
+        """Return the verdict on each page's file, and by hash the modification time of each HIT."""
+        times: dict[str, int] = {}
+
+        def stat_pages(part: Sequence[str], _: Sequence[int]) -> list[int]:
+            verdicts, modified, _sizes = native.stat_files(self.files(part)[0], deadline.end_s)
+            found = zip(part, verdicts, modified, strict=True)
+            times.update({one: at for one, verdict, at in found if verdict == native.HIT})
+            return verdicts
+
+        return self._each(hashes, stat_pages), times
+
     def check(self, hashes: Sequence[str], touched_ns: int | None, deadline: Deadline) -> list[int]:
         """Read the trailers of pages, which are HIT, UNSYNCED, MISS or WRONG."""
         return self._each(

@@ -86,6 +86,10 @@ class FileStorage(HiCacheStorage):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(FileSettings.parse("file", config))
 
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        return Layout.missing_root(FileSettings.parse("file", config).path)
+
     def open_space(self, space: KeySpace) -> None:
         self.ensure_open()
         self._check_capacity(space)
@@ -174,8 +178,16 @@ class FileStorage(HiCacheStorage):
     def page_times(self, space: KeySpace, hashes: Sequence[str]) -> list[PageTimes]:
         """Return the times of the files. With a capacity they are those of the last use."""
         self.ensure_open()
-        files = self._files_of(space)
-        return [self._times(files, page_hash) for page_hash in hashes]
+        deadline = Deadline(self._settings.timeout_s)
+        verdicts, modified_ns = self._files_of(space).modified_ns(hashes, deadline)
+        if native.LATE in verdicts:
+            deadline.check(f"file: looking at the times of {len(hashes)} pages")
+        self._note_errors(verdicts)
+        field = "used_at_s" if self._limits.evict else "written_at_s"
+        return [
+            PageTimes(**{field: modified_ns[one] / 1e9}) if one in modified_ns else PageTimes()
+            for one in hashes
+        ]
 
     def clear(self, space: KeySpace) -> int:
         """Remove all pages of `space`, and return the number of the whole pages among them.
@@ -225,15 +237,6 @@ class FileStorage(HiCacheStorage):
         (verdict,) = files.exists([page_hash], Deadline(self._settings.timeout_s))
         self._note_errors([verdict])
         return verdict == native.HIT
-
-    def _times(self, files: PageFiles, page_hash: str) -> PageTimes:
-        try:
-            modified_s = os.lstat(files.path(page_hash)).st_mtime
-        except OSError:
-            return PageTimes()
-        if self._limits.evict:
-            return PageTimes(used_at_s=modified_s)
-        return PageTimes(written_at_s=modified_s)
 
     def _heal(self, files: PageFiles, page_hash: str, deadline: Deadline) -> None:
         try:

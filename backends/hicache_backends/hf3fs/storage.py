@@ -75,6 +75,10 @@ class Hf3fsStorage(HiCacheStorage):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(Hf3fsSettings.parse("hf3fs", config))
 
+    @classmethod
+    def would_create(cls, config: Mapping[str, Any]) -> str | None:
+        return Layout.missing_root(Hf3fsSettings.parse("hf3fs", config).path)
+
     def open_space(self, space: KeySpace) -> None:
         super().open_space(space)
         with self._call():

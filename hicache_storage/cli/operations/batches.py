@@ -61,6 +61,10 @@ class PageMemory:
         starts = (number * self._stride for number in range(count))
         return [whole[start : start + self._nbytes] for start in starts]
 
+    def replace(self) -> None:
+        """Let this thread get new memory from now on. Views of the old memory stay valid."""
+        self._local.buffer = None
+
 
 def run_batches(
     work: Callable[[list[T]], R],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.ages import format_time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.cli.progress import Meter
     from hicache_storage.keys import KeySpace
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.storage import HiCacheStorage, PageInfo
 
 _PAGES_AT_ONCE = 256
 
@@ -34,6 +34,16 @@ class Candidate:
         return {**self.usage.as_json(), "used_at": used}
 
 
+@dataclass(slots=True)
+class Removal:
+    """The result of a removal."""
+
+    pages: int = 0
+    """The pages that were removed."""
+    kept: list[KeySpace] = field(default_factory=list["KeySpace"])
+    """The key spaces that were used after they had been chosen."""
+
+
 def candidates(
     storage: HiCacheStorage,
     spaces: Sequence[KeySpace],
@@ -49,7 +59,7 @@ def candidates(
     for space in spaces:
         pages = nbytes = 0
         last_s: float | None = None
-        for batch in batches(storage.scan(space), min(_PAGES_AT_ONCE, _max_batch(storage))):
+        for batch in _batches(storage, space):
             pages += len(batch)
             nbytes += sum(info.nbytes for info in batch)
             meter.advance(len(batch), 0)
@@ -62,13 +72,40 @@ def candidates(
             yield Candidate(SpaceUsage(space, pages, nbytes), last_s)
 
 
-def remove(storage: HiCacheStorage, chosen: Sequence[Candidate]) -> int:
-    """Remove the pages of the chosen key spaces, and return their number."""
-    removed = 0
+def remove(
+    storage: HiCacheStorage,
+    chosen: Sequence[Candidate],
+    meter: Meter,
+    *,
+    used_before_s: float | None,
+) -> Removal:
+    """Remove the pages of the chosen key spaces.
+
+    With `used_before_s` each key space is looked at again just before. One that was used meanwhile
+    is kept.
+    """
+    removal = Removal()
     for candidate in chosen:
-        storage.open_space(candidate.usage.space)
-        removed += storage.clear(candidate.usage.space)
-    return removed
+        space = candidate.usage.space
+        if used_before_s is not None and _was_used(storage, space, meter, used_before_s):
+            removal.kept.append(space)
+            continue
+        storage.open_space(space)
+        removal.pages += storage.clear(space)
+    return removal
+
+
+def _was_used(storage: HiCacheStorage, space: KeySpace, meter: Meter, after_s: float) -> bool:
+    for batch in _batches(storage, space):
+        meter.advance(len(batch), 0)
+        if _last_use_s(storage, space, [info.page_hash for info in batch]) >= after_s:
+            return True
+    return False
+
+
+def _batches(storage: HiCacheStorage, space: KeySpace) -> Iterator[list[PageInfo]]:
+    most = storage.capabilities.max_batch or _PAGES_AT_ONCE
+    return batches(storage.scan(space), min(_PAGES_AT_ONCE, most))
 
 
 def _last_use_s(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str]) -> float:
@@ -85,7 +122,3 @@ def _last_use_s(storage: HiCacheStorage, space: KeySpace, hashes: Sequence[str])
             " or pool instead of --unused-for"
         )
     return last_s
-
-
-def _max_batch(storage: HiCacheStorage) -> int:
-    return storage.capabilities.max_batch or _PAGES_AT_ONCE

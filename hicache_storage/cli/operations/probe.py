@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,18 @@ from hicache_storage.cli.operations.batches import PageMemory
 from hicache_storage.cli.operations.proofs import framed_page
 from hicache_storage.errors import HiCacheError
 from hicache_storage.keys import KeySpace, Shard
-from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer, Verdict
+from hicache_storage.page_store import PageStore, PageStoreSettings, PoolSpec, Transfer, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache_storage.storage import HiCacheStorage
 
 _LOOKUPS = 16
 _TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 10.0
+_UNANSWERED = frozenset({Verdict.TIMEOUT, Verdict.BREAKER_OPEN})
+"""The verdicts after which a call to the storage itself may never end."""
 
 
 @dataclass(slots=True)
@@ -49,12 +55,24 @@ def probe_space(page_nbytes: int, page_tokens: int) -> KeySpace:
     )
 
 
-def probe(storage: HiCacheStorage, *, pages: int, page_nbytes: int, page_tokens: int) -> Measured:
-    """Write, read, prove and delete pages with random hashes. No page is left behind."""
+def probe(
+    storage: HiCacheStorage,
+    *,
+    pages: int,
+    page_nbytes: int,
+    page_tokens: int,
+    timeout_s: float = _TIMEOUT_S,
+) -> Measured:
+    """Write, read, prove and delete pages with random hashes. No page is left behind.
+
+    Each step ends after `timeout_s`, also where the store hangs.
+    """
     measured = Measured(pages, page_nbytes, page_tokens)
     space = probe_space(page_nbytes, page_tokens)
     hashes = [os.urandom(32).hex() for _ in range(pages)]
-    with PageStore(storage, PageStoreSettings(timeout_s=_TIMEOUT_S)) as store:
+    with ExitStack() as stack:
+        store = PageStore(storage, PageStoreSettings(timeout_s=timeout_s))
+        stack.callback(store.close, min(timeout_s, _CLOSE_TIMEOUT_S))
         try:
             store.open_space(space)
         except HiCacheError as error:
@@ -93,7 +111,8 @@ class _Probe:
         self._measured.write_nbytes_s = self._moved("write")
         if self._measured.write_nbytes_s is None:
             return
-        self._look_up()
+        if not self._look_up():
+            return
         self._compare_clocks()
         self._measured.read_nbytes_s = self._moved("read")
         read = [page.payload.tobytes() for page in self._pages]
@@ -107,44 +126,52 @@ class _Probe:
         outcome = self._store.save([transfer]) if step == "write" else self._store.load([transfer])
         elapsed_s = time.monotonic() - began_s
         (verdicts,) = outcome.verdicts
-        wrong = [verdict.value for verdict in verdicts if verdict is not Verdict.OK]
+        wrong = {*verdicts} - {Verdict.OK}
         if wrong:
-            reasons = ", ".join(sorted(set(wrong)))
-            count = f"{len(wrong)} of {len(verdicts)} pages failed: {reasons}"
-            self._measured.failures.append((step, f"{count}{self._error(step)}"))
+            reasons = ", ".join(sorted(verdict.value for verdict in wrong))
+            count = len(verdicts) - verdicts.count(Verdict.OK)
+            self._fail(step, f"{count} of {len(verdicts)} pages failed: {reasons}", wrong)
             return None
         return len(verdicts) * self._space.page_nbytes / max(elapsed_s, 1e-9)
 
-    def _error(self, step: str) -> str:
-        """Return the storage's own words about a step that failed, after a colon, if it has any."""
-        storage, framed = self._store.storage, self._store.framed(self._space)
-        stored = [self._pages[0].stored]
-        if not storage.capabilities.scatter_gather:
-            return ""
-        try:
-            if step == "write":
-                storage.batch_set(framed, self._hashes[:1], stored)
-            else:
-                storage.batch_get(framed, self._hashes[:1], stored)
-        except HiCacheError as error:
-            return f"; {error}"
-        return ""
-
-    def _look_up(self) -> None:
-        framed = self._store.framed(self._space)
+    def _look_up(self) -> bool:
+        """Measure look-ups of one page. Return False if one failed."""
         times: list[float] = []
         for _ in range(_LOOKUPS):
             began_s = time.monotonic()
-            try:
-                there = self._store.storage.batch_exists(framed, self._hashes[:1])
-            except HiCacheError as error:
-                self._measured.failures.append(("look-up", str(error)))
-                return
+            match = self._store.match(self._hashes[:1], [PoolSpec(space=self._space)])
             times.append(time.monotonic() - began_s)
-            if there != [True]:
+            (failure,) = match.failures
+            if failure is not None:
+                self._fail("look-up", f"there was no answer: {failure.value}", {failure})
+                return False
+            if not match.pages:
                 self._measured.failures.append(("look-up", "a page that was written is not there"))
-                return
+                return False
         self._measured.round_trip_s = statistics.median(times)
+        return True
+
+    def _fail(self, step: str, reason: str, verdicts: set[Verdict]) -> None:
+        """Note the failure of a step, with the storage's own words if it has any."""
+        words = "" if verdicts & _UNANSWERED else self._words(step)
+        self._measured.failures.append((step, f"{reason}; {words}" if words else reason))
+
+    def _words(self, step: str) -> str:
+        """Return the error that the storage itself raises in a step, or nothing."""
+        storage, framed = self._store.storage, self._store.framed(self._space)
+        if not storage.capabilities.scatter_gather:
+            return ""
+        hashes, stored = self._hashes[:1], [self._pages[0].stored]
+        calls: dict[str, Callable[[], object]] = {
+            "write": lambda: storage.batch_set(framed, hashes, stored),
+            "look-up": lambda: storage.batch_exists(framed, hashes),
+            "read": lambda: storage.batch_get(framed, hashes, stored),
+        }
+        try:
+            calls[step]()
+        except HiCacheError as error:
+            return str(error)
+        return ""
 
     def _compare_clocks(self) -> None:
         framed = self._store.framed(self._space)

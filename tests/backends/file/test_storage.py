@@ -13,8 +13,15 @@ from hicache_backends.file.page_file import TRAILER_NBYTES
 from pages import blank, hash_of, page, space
 from servers import wait_until
 
-from hicache_storage import ConfigError, Durability, Retention, StorageUnavailable
+from hicache_storage import (
+    ConfigError,
+    Durability,
+    Retention,
+    StorageTimeout,
+    StorageUnavailable,
+)
 from hicache_storage.keys import KeySpace
+from hicache_storage.storage import PageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -247,6 +254,34 @@ class TestScope:
         found = sorted(info.page_hash for info in storage.scan(SPACE))
         assert sorted([HASHES[0], HASHES[2]]) == found
         assert {4096} == {info.nbytes for info in storage.scan(SPACE)}
+
+
+class TestPageTimes:
+    def test_a_page_has_the_time_of_its_file(self, storage: FileStorage, root: Path) -> None:
+        stored(storage, range(2))
+        os.utime(file_of(root, SPACE, HASHES[1]), ns=(5, 1_700_000_000_500_000_000))
+
+        absent, found = storage.page_times(SPACE, [HASHES[5], HASHES[1]])
+
+        assert PageTimes() == absent
+        assert PageTimes(written_at_s=1_700_000_000.5) == found
+
+    def test_a_directory_that_is_a_link_has_no_times(
+        self, storage: FileStorage, root: Path
+    ) -> None:
+        stored(storage, range(1))
+        directory = file_of(root, SPACE, HASHES[0]).parent
+        directory.rename(root / "elsewhere")
+        directory.symlink_to(root / "elsewhere")
+        with opened(root) as again:
+            assert [PageTimes()] == again.page_times(SPACE, HASHES[:1])
+
+    def test_times_that_are_not_there_in_time_are_a_time_out(self, root: Path) -> None:
+        with (
+            opened(root, timeout_s=1e-9) as storage,
+            pytest.raises(StorageTimeout, match="looking at the times of 2 pages"),
+        ):
+            storage.page_times(SPACE, HASHES[:2])
 
 
 class TestLifecycle:

@@ -1,0 +1,239 @@
+"""`hicache bench`: put a load on a store, and measure it. No page stays."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage import config
+from hicache_storage.cli.ages import age
+from hicache_storage.cli.output_files import check_output, write_json, write_text
+from hicache_storage.cli.page_sizes import (
+    DEFAULT_PAGE_TOKENS,
+    add_model_argument,
+    model_page_nbytes,
+)
+from hicache_storage.cli.progress import meter
+from hicache_storage.cli.signal_stop import SignalStop
+from hicache_storage.cli.sizes import parse_share, size
+from hicache_storage.cli.stderr_log import StderrHandler
+from hicache_storage.cli.stores import add_store_arguments, open_store, store_choice
+from hicache_storage.replay.warning_log import warnings_to
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache_storage.cli.operations.bench.comparison import Cell
+    from hicache_storage.cli.operations.bench.run import BenchSettings
+
+SUMMARY = "Put a load on a store, and measure latencies, bandwidth and processor time."
+
+_FOUND = 1
+_MOST_THREADS = 256
+_MOST_BATCH = 1024
+_MOST_PAGES = 10_000_000_000
+_OPERATIONS = ("read", "write", "look-up")
+_MIX = "read=70,write=20,look-up=10"
+_DURATION_S = 10.0
+_METRICS = ("throughput", "p50", "p99", "p99.9", "cpu")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    add_store_arguments(parser)
+    _add_page_arguments(parser)
+    _add_load_arguments(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
+    add("--html", type=Path, metavar="FILE", help="write a page with plots to a file, too")
+    add(
+        "--compare",
+        type=Path,
+        metavar="BEFORE.json",
+        help="show ratios to an earlier run; exit code 1 where a figure is worse than tolerated",
+    )
+    add(
+        "--tolerance",
+        type=_tolerance,
+        action="append",
+        metavar="[NAME=]SHARE",
+        help=f"by how much a figure may be worse: 20%%, or for one of {', '.join(_METRICS)}: p99=30%%;"
+        " may be given several times (default: 25%%, p99=50%%, p99.9=100%%)",
+    )
+
+
+def _add_page_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pages")
+    add = group.add_argument
+    add_model_argument(group)
+    add(
+        "--page-bytes",
+        type=size,
+        action="append",
+        metavar="BYTES",
+        help="the size of a page, instead of --model; may be given several times",
+    )
+    add(
+        "--working-set",
+        type=size,
+        default="256MiB",
+        metavar="BYTES",
+        help="pages that are written before the load, of each size (default: %(default)s); the store"
+        " holds up to twice as much",
+    )
+
+
+def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("load")
+    add = group.add_argument
+    add(
+        "--threads",
+        type=config.int_up_to(_MOST_THREADS),
+        action="append",
+        metavar="N",
+        help="threads that make calls; may be given several times (default: 4)",
+    )
+    add(
+        "--batch-pages",
+        type=config.int_up_to(_MOST_BATCH),
+        default=16,
+        metavar="N",
+        help="pages of one call (default: %(default)s)",
+    )
+    add(
+        "--mix",
+        type=_mix,
+        default=_MIX,
+        metavar="MIX",
+        help="weights of the calls (default: %(default)s)",
+    )
+    length = group.add_mutually_exclusive_group()
+    length.add_argument(
+        "--duration",
+        type=age,
+        metavar="TIME",
+        help="of the load, for each page size and number of threads, such as 30s (default: 10s)",
+    )
+    length.add_argument(
+        "--pages",
+        type=config.int_up_to(_MOST_PAGES),
+        metavar="N",
+        help="end after calls of so many pages together, instead",
+    )
+    add(
+        "--timeout",
+        type=age,
+        default="10s",
+        metavar="TIME",
+        help="the deadline of a call (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the figures.
+
+    Return 0; 1 if calls failed, pages may be left, or a figure is worse than tolerated; or 128 plus
+    the number of the signal that ended the run.
+    """
+    for flag in ("json", "html"):
+        check_output(flag, getattr(arguments, flag))
+    choice = store_choice(arguments)
+    from hicache_storage.cli.operations.bench import comparison  # noqa: PLC0415 - wrong flags fail fast
+    from hicache_storage.cli.operations.bench.run import run_bench  # noqa: PLC0415
+
+    settings = _settings(arguments, choice)
+    before = None
+    if arguments.compare is not None:
+        before = comparison.read_before(arguments.compare)
+        comparison.check_comparable(before, settings.as_json())
+    with (
+        open_store(choice) as storage,
+        warnings_to(StderrHandler()),
+        SignalStop() as stop,
+    ):
+        report: dict[str, Any] = {
+            "backend": choice.backend,
+            **run_bench(storage, settings, stop.event, meter),
+            "interrupted": stop.signal is not None,
+        }
+    cells: Sequence[Cell] = ()
+    if before is not None:
+        cells = comparison.compare(before, report, _tolerances(arguments))
+        report["problems"] += comparison.worse_problems(cells)
+        report["comparison"] = [cell.as_json() for cell in cells]
+    _publish(report, cells, arguments)
+    if stop.signal is not None:
+        return 128 + stop.signal
+    return _FOUND if report["problems"] else 0
+
+
+def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> BenchSettings:
+    from hicache_storage.cli.operations.bench.load import Operation  # noqa: PLC0415
+    from hicache_storage.cli.operations.bench.run import BenchSettings  # noqa: PLC0415
+
+    page_tokens = choice.page_tokens or DEFAULT_PAGE_TOKENS
+    duration_s: float | None = arguments.duration
+    if duration_s is None and arguments.pages is None:
+        duration_s = _DURATION_S
+    sizes = arguments.page_bytes or [model_page_nbytes(arguments.model, page_tokens)]
+    return BenchSettings(
+        page_sizes=tuple(dict.fromkeys(sizes)),
+        page_tokens=page_tokens,
+        threads=tuple(dict.fromkeys(arguments.threads or [4])),
+        batch_pages=arguments.batch_pages,
+        mix={Operation(name): weight for name, weight in arguments.mix.items()},
+        duration_s=duration_s,
+        pages=arguments.pages,
+        working_set_nbytes=arguments.working_set,
+        timeout_s=arguments.timeout,
+    )
+
+
+def _mix(text: str) -> dict[str, float]:
+    """Return the weight of each operation. The function serves as an argparse type."""
+    mix: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.partition("=")
+        is_number = weight.isascii() and weight.isdecimal() and len(weight) < 10
+        if name not in _OPERATIONS or name in mix or not is_number:
+            raise argparse.ArgumentTypeError(
+                f"must be weights like {_MIX}, each at most once, not {text!r}"
+            )
+        mix[name] = float(weight)
+    if not any(mix.values()):
+        raise argparse.ArgumentTypeError(f"must have a weight above 0, not {text!r}")
+    return {name: weight for name, weight in mix.items() if weight}
+
+
+def _tolerance(text: str) -> tuple[str | None, float]:
+    """Return the name of a figure, or None for all, and the share. Serves as an argparse type."""
+    before, equals, after = text.partition("=")
+    name, value = (before, parse_share(after)) if equals else (None, parse_share(before))
+    if value is None or (name is not None and name not in _METRICS):
+        raise argparse.ArgumentTypeError(
+            f"must be a share such as 20%, or one of {', '.join(_METRICS)} with a share such as"
+            f" p99=30%, not {text!r}"
+        )
+    return name, value
+
+
+def _tolerances(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the tolerance of each figure: its own, else the one for all, else the default."""
+    from hicache_storage.cli.operations.bench.comparison import TOLERANCES  # noqa: PLC0415
+
+    given: dict[str | None, float] = dict(arguments.tolerance or ())
+    return {name: given.get(name, given.get(None, default)) for name, default in TOLERANCES.items()}
+
+
+def _publish(report: dict[str, Any], cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
+    from hicache_storage.cli.operations.bench.tables import tables  # noqa: PLC0415
+    from hicache_storage.cli.printing import output_console, print_lines  # noqa: PLC0415
+
+    print_lines(output_console(), tables(report, cells))
+    if arguments.json is not None:
+        write_json(arguments.json, report)
+    if arguments.html is not None:
+        from hicache_storage.cli.operations.bench.page import html_page  # noqa: PLC0415
+
+        write_text("html", arguments.html, html_page(report, cells))

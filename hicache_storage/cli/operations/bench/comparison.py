@@ -1,0 +1,142 @@
+"""Two runs of `hicache bench` side by side: the ratio of each figure, and those that are worse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from hicache_storage.cli.operations.bench.run import FORMAT
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+METRICS = {
+    "throughput": ("pages_per_s", True),
+    "p50": ("p50_s", False),
+    "p99": ("p99_s", False),
+    "p99.9": ("p999_s", False),
+}
+"""The figures of an operation by name: the field in a report, and True if more is better."""
+CPU = "cpu"
+"""The processor time for a GB of a load, where less is better."""
+TOLERANCES = {"throughput": 0.25, "p50": 0.25, "p99": 0.5, "p99.9": 1.0, CPU: 0.25}
+"""The share by which a figure may become worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure of two runs."""
+
+    page_nbytes: int
+    threads: int
+    operation: str
+    """Empty for a figure of the whole load."""
+    metric: str
+    ratio: float | None
+    """After / before. None: the run before has the figure, and this one has not."""
+    worse: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {
+            "page_nbytes": self.page_nbytes,
+            "threads": self.threads,
+            "operation": self.operation or None,
+            "metric": self.metric,
+            "ratio": self.ratio,
+            "worse": self.worse,
+        }
+
+
+def read_before(path: Path) -> dict[str, Any]:
+    """Return the report that `--json` of an earlier run wrote.
+
+    Raises:
+        ConfigError: The file cannot be read, or is no such report.
+    """
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--compare {path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"--compare {path}: is not JSON") from None
+    if not isinstance(found, dict) or {"settings", "loads"} - {*cast("dict[str, Any]", found)}:
+        raise ConfigError(f"--compare {path}: is no report of hicache bench --json")
+    report = cast("dict[str, Any]", found)
+    if report.get("format") != FORMAT:
+        raise ConfigError(f"--compare {path}: is of another version of hicache bench")
+    return report
+
+
+def check_comparable(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse runs of different loads.
+
+    Raises:
+        ConfigError: The message names the first setting that differs.
+    """
+    for name, value in settings.items():
+        if (old := before["settings"].get(name)) != value:
+            raise ConfigError(f"--compare: {name} was {old} before, and is {value} now")
+
+
+def compare(
+    before: Mapping[str, Any], after: Mapping[str, Any], tolerances: Mapping[str, float]
+) -> list[Cell]:
+    """Return the figures of the loads that both runs have.
+
+    Raises:
+        ConfigError: There is no such load.
+    """
+    old = {_key(load): load for load in before["loads"]}
+    cells = [
+        cell
+        for load in after["loads"]
+        if _key(load) in old
+        for cell in _load_cells(old[_key(load)], load, tolerances)
+    ]
+    if after["loads"] and not cells:
+        raise ConfigError("--compare: the runs share no page size with the same number of threads")
+    return cells
+
+
+def worse_problems(cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence about the figures that are worse, or nothing."""
+    worse = sum(cell.worse for cell in cells)
+    return [f"{worse} of {len(cells)} figures are worse than tolerated"] if worse else []
+
+
+def _load_cells(
+    old: Mapping[str, Any], new: Mapping[str, Any], tolerances: Mapping[str, float]
+) -> Iterator[Cell]:
+    for operation, figures in old["operations"].items():
+        found = new["operations"].get(operation, {})
+        for metric, (field, more_is_better) in METRICS.items():
+            values = figures[field], found.get(field)
+            yield from _cell(new, operation, metric, values, tolerances, better=more_is_better)
+    values = old["cpu_s_per_gb"], new["cpu_s_per_gb"]
+    yield from _cell(new, "", CPU, values, tolerances, better=False)
+
+
+def _cell(
+    load: Mapping[str, Any],
+    operation: str,
+    metric: str,
+    values: tuple[float | None, float | None],
+    tolerances: Mapping[str, float],
+    *,
+    better: bool,
+) -> Iterator[Cell]:
+    before, after = values
+    if not before:  # there is nothing to compare with
+        return
+    ratio = after / before if after else None
+    factor = 1 / ratio if ratio and better else ratio
+    worse = factor is None or factor > 1 + tolerances[metric]
+    yield Cell(load["page_nbytes"], load["threads"], operation, metric, ratio, worse)
+
+
+def _key(load: Mapping[str, Any]) -> tuple[int, int]:
+    return load["page_nbytes"], load["threads"]

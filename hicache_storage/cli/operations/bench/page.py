@@ -1,0 +1,128 @@
+"""A run of `hicache bench` as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hicache_storage.cli.operations.bench.tables import (
+    RATIO_TITLES,
+    TITLES,
+    format_seconds,
+    operation_rows,
+    page_name,
+    ratio_rows,
+    thread_name,
+    title_of,
+)
+from hicache_storage.planning.charts import Axis, Line, line_chart, linear_axis
+from hicache_storage.planning.wording import bandwidth
+from hicache_storage.report_page import fact_list, figures, hero, report_page, section
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from xml.etree.ElementTree import Element
+
+    from hicache_storage.cli.operations.bench.comparison import Cell
+
+_LEAST_POINTS = 2
+
+
+def html_page(report: Mapping[str, Any], cells: Sequence[Cell]) -> str:
+    """Return the whole page. It loads nothing."""
+    return report_page(
+        title=f"Load on {report['backend']}",
+        hero=hero(
+            eyebrow="Load · HiCache storage",
+            title=f"Load on {report['backend']}",
+            lead=_lead(report),
+            notes=report["problems"],
+        ),
+        sections=[
+            *(_load_section(number, load) for number, load in enumerate(report["loads"])),
+            *([_ratio_section(cells)] if cells else []),
+            section("settings", "The load", None, fact_list(_facts(report))),
+        ],
+        footer="Made by hicache bench. Latencies are those of calls, from this machine.",
+    )
+
+
+def _lead(report: Mapping[str, Any]) -> str:
+    if not report["loads"]:
+        return "Nothing was measured."
+    best = max(report["loads"], key=lambda load: load["bytes_per_s"])
+    found = len(report["problems"])
+    problems = "No problem was found." if not found else f"{found} problems were found."
+    return (
+        f"At most {bandwidth(best['bytes_per_s'])}, with {page_name(best['page_nbytes'])} pages and"
+        f" {thread_name(best['threads'])}. {problems}"
+    )
+
+
+def _load_section(number: int, load: Mapping[str, Any]) -> Element:
+    return section(
+        f"load-{number}",
+        f"{page_name(load['page_nbytes'])} pages, {thread_name(load['threads'])}",
+        title_of(load),
+        figures(TITLES, operation_rows(load)),
+        _latency_chart(load),
+        _bandwidth_chart(load),
+    )
+
+
+def _latency_chart(load: Mapping[str, Any]) -> Element | None:
+    """Return the latencies by percentile, which are spread out towards the slowest calls."""
+    lines = [
+        Line(operation, [(one_in, seconds * 1000) for one_in, seconds in figures["curve"]])
+        for operation, figures in load["operations"].items()
+        if len(figures["curve"]) >= _LEAST_POINTS
+    ]
+    if not lines:
+        return None
+    x = Axis(
+        title="percentile of calls",
+        ticks=[1, 2, 10, 100, 1000],
+        text=lambda one_in: f"{100 - 100 / one_in:g}",
+        low=1,
+        high=1000,
+        logarithmic=True,
+    )
+    most = max(point[1] for line in lines for point in line.points)
+    y = linear_axis("latency", most, lambda value: format_seconds(value / 1000))
+    return line_chart("Latency by percentile", lines, x, y)
+
+
+def _bandwidth_chart(load: Mapping[str, Any]) -> Element | None:
+    """Return the bytes of each second of the load."""
+    lines = [
+        Line(operation, figures["series"])
+        for operation, figures in load["operations"].items()
+        if figures["bytes_per_s"] and len(figures["series"]) >= _LEAST_POINTS
+    ]
+    if not lines:
+        return None
+    points = [point for line in lines for point in line.points]
+    x = linear_axis("seconds", max(point[0] for point in points), lambda value: f"{value:g}")
+    y = linear_axis("bandwidth", max(point[1] for point in points), bandwidth)
+    return line_chart("Bandwidth over time", lines, x, y)
+
+
+def _ratio_section(cells: Sequence[Cell]) -> Element:
+    return section(
+        "ratios",
+        "Ratios to the run before",
+        "This run by the run before. A figure with ! is worse than tolerated.",
+        figures(RATIO_TITLES, ratio_rows(cells)),
+    )
+
+
+def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    settings = report["settings"]
+    weights = ", ".join(f"{name} {weight:g}" for name, weight in settings["mix"].items())
+    return [
+        ("mix", weights),
+        ("pages of a call", str(settings["batch_pages"])),
+        ("working set", page_name(settings["working_set_nbytes"])),
+        ("deadline of a call", f"{settings['timeout_s']:g} s"),
+        ("data plane", report["data_plane"]),
+        ("interrupted", "yes" if report["interrupted"] else "no"),
+    ]

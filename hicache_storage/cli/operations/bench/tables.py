@@ -1,0 +1,111 @@
+"""The figures of a run as tables and lines of 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from hicache_storage.cli.operations.bench.comparison import CPU, METRICS
+from hicache_storage.cli.sizes import format_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hicache_storage.cli.operations.bench.comparison import Cell
+
+TITLES = ("operation", "calls", "p50", "p99", "p99.9", "GB/s", "pages/s", "missed", "failed")
+_SUCCESSES = ("ok", "miss")
+
+
+def tables(report: Mapping[str, Any], cells: Sequence[Cell]) -> Iterator[Table | str]:
+    """Yield the figures of each load, the ratios to an earlier run, and the problems."""
+    for load in report["loads"]:
+        yield title_of(load)
+        yield _table(TITLES, operation_rows(load))
+    if cells:
+        yield "Ratios to the run before (! is worse than tolerated):"
+        yield _table(RATIO_TITLES, ratio_rows(cells))
+    if report["interrupted"]:
+        yield "Interrupted: the figures are those until then."
+    yield from (f"! {problem}" for problem in report["problems"])
+
+
+def title_of(load: Mapping[str, Any]) -> str:
+    """Return the load and its whole figures: `1.05 MB pages, 4 threads: 1.20 GB/s, ...`."""
+    cpu = load["cpu_s_per_gb"]
+    pages, threads = page_name(load["page_nbytes"]), thread_name(load["threads"])
+    return (
+        f"{pages} pages, {threads}, {load['elapsed_s']:.1f} s:"
+        f" {format_nbytes(load['bytes_per_s'])}/s"
+        f"{'' if cpu is None else f', {cpu:.2f} CPU s/GB'}"
+    )
+
+
+def page_name(nbytes: int) -> str:
+    """Return the size of a page, in powers of 1024 where it is a whole number of them."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return format_nbytes(nbytes)
+
+
+def thread_name(threads: int) -> str:
+    """Return a number of threads in words."""
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
+def operation_rows(load: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the cells of each operation for `TITLES`."""
+    return [
+        (
+            operation,
+            f"{figures['calls']:,}",
+            *(format_seconds(figures[name]) for name in ("p50_s", "p99_s", "p999_s")),
+            f"{figures['bytes_per_s'] / 1e9:.2f}" if figures["bytes_per_s"] else "",
+            f"{figures['pages_per_s']:,.0f}",
+            f"{figures['verdicts'].get('miss', 0):,}",
+            f"{sum(n for name, n in figures['verdicts'].items() if name not in _SUCCESSES):,}",
+        )
+        for operation, figures in load["operations"].items()
+    ]
+
+
+RATIO_TITLES = ("pages", "threads", "operation", *METRICS, CPU)
+
+
+def ratio_rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """Return the cells of each operation for `RATIO_TITLES`. The whole load is the operation `all`."""
+    rows: dict[tuple[int, int, str], dict[str, str]] = {}
+    for cell in cells:
+        key = cell.page_nbytes, cell.threads, cell.operation or "all"
+        ratio = "none" if cell.ratio is None else f"{cell.ratio:.2f}"
+        rows.setdefault(key, {})[cell.metric] = f"{'!' if cell.worse else ''}{ratio}"
+    return [
+        (
+            page_name(nbytes),
+            str(threads),
+            operation,
+            *(row.get(name, "") for name in (*METRICS, CPU)),
+        )
+        for (nbytes, threads, operation), row in rows.items()
+    ]
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a latency with three digits: `0.21 ms`, `1.20 s`."""
+    if seconds is None:
+        return ""
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,24 @@
+"""The size of the pages that a verb makes: that of a known model's pages, or a given one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hicache_storage.replay.models import PRESETS
+
+DEFAULT_PAGE_TOKENS = 64
+
+
+def add_model_argument(parser: Any) -> None:
+    """Add `--model` to a parser or a group, whose pages `model_page_nbytes` measures."""
+    parser.add_argument(
+        "--model",
+        choices=PRESETS,
+        default="llama-3.1-8b",
+        help="whose pages they are as large as (default: %(default)s)",
+    )
+
+
+def model_page_nbytes(model: str, page_tokens: int) -> int:
+    """Return the bytes of a page of a known model's target."""
+    return PRESETS[model].target.page(page_tokens).nbytes

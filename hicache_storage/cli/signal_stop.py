@@ -1,0 +1,30 @@
+"""The first SIGINT or SIGTERM as an event, for verbs that end their work in order."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any, Self
+
+
+class SignalStop:
+    """Turns the first SIGINT or SIGTERM into an event. A second one has its previous effect."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.signal: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.signal = number
+        self.event.set()
+        self.__exit__()

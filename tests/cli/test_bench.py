@@ -1,0 +1,393 @@
+"""`hicache bench`: a load on a store, its figures, and no page that stays."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_stores import CliStore, run_json
+from s3_kit import config_of
+from servers import RedisServer, S3Server, free_port, wait_until
+from stores import HookedStorage
+from verb_processes import interrupted, on_terminal, slow_store, verb
+
+from hicache_storage.cli import main
+from hicache_storage.cli.operations.bench.load import Operation
+from hicache_storage.cli.operations.bench.pages import PageBuffers, bench_space
+from hicache_storage.cli.operations.bench.run import BenchSettings, run_bench
+from hicache_storage.cli.progress import NoMeter
+from hicache_storage.page_store import PageStore, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+_SMALL = ("--page-bytes", "4KiB", "--working-set", "64KiB", "--batch-pages", "4", "--threads", "2")
+_SHORT = (*_SMALL, "--pages", "200")
+
+
+def _report(tmp_path: Path, *argv: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the report of a run."""
+    path = tmp_path / "report.json"
+    code = main(["bench", *argv, "--json", str(path)])
+    return code, json.loads(path.read_text())
+
+
+def _settings(**changes: Any) -> BenchSettings:
+    fields: dict[str, Any] = {
+        "page_sizes": (512,),
+        "page_tokens": 16,
+        "threads": (2,),
+        "batch_pages": 4,
+        "mix": {Operation.READ: 1.0, Operation.WRITE: 1.0, Operation.LOOK_UP: 1.0},
+        "duration_s": None,
+        "pages": 200,
+        "working_set_nbytes": 16 * 512,
+        "timeout_s": 10.0,
+    }
+    return BenchSettings(**{**fields, **changes})
+
+
+@contextmanager
+def _no_meter(title: str, duration_s: float | None) -> Generator[NoMeter, None, None]:
+    yield NoMeter()
+
+
+def _pages(storage: HookedStorage) -> int:
+    return sum(len(pages) for pages in storage.inner._spaces.values())
+
+
+def test_each_operation_has_figures(store: CliStore, tmp_path: Path) -> None:
+    code, report = _report(tmp_path, *_SHORT, *store.flags)
+
+    (load,) = report["loads"]
+    assert (0, []) == (code, report["problems"])
+    assert {"read", "write", "look-up", "delete"} == {*load["operations"]}
+    assert 200 == sum(
+        figures["verdicts"]["ok"]
+        for operation, figures in load["operations"].items()
+        if operation != "delete"
+    )
+    for figures in load["operations"].values():
+        assert {"ok": figures["verdicts"]["ok"]} == figures["verdicts"]
+        assert 0 < figures["p50_s"] <= figures["p99_s"] <= figures["p999_s"]
+    assert load["cpu_s_per_gb"] > 0
+
+
+def test_no_page_is_left_behind(store: CliStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.fill(range(3))
+
+    assert main(["bench", *_SHORT, *store.flags]) == 0
+    capsys.readouterr()
+
+    _, found = run_json(capsys, "ls", *store.flags)
+    assert 3 == sum(one["pages"] for one in found["spaces"])
+
+
+def test_each_page_size_and_number_of_threads_is_a_load(
+    file_store: CliStore, tmp_path: Path
+) -> None:
+    more = ("--page-bytes", "512", "--threads", "3", "--mix", "read=1")
+
+    code, report = _report(tmp_path, *_SHORT, *more, *file_store.flags)
+
+    assert code == 0
+    assert [(4096, 2), (4096, 3), (512, 2), (512, 3)] == [
+        (load["page_nbytes"], load["threads"]) for load in report["loads"]
+    ]
+    assert all(["read"] == [*load["operations"]] for load in report["loads"])
+
+
+def test_a_load_lasts_as_long_as_it_is_told(file_store: CliStore, tmp_path: Path) -> None:
+    _, report = _report(tmp_path, *_SMALL, "--duration", "1.2s", *file_store.flags)
+
+    (load,) = report["loads"]
+    assert 1.2 <= load["elapsed_s"] < 60
+    assert load["operations"]["read"]["series"][0][1] > 0
+
+
+def test_pages_are_those_of_the_model(file_store: CliStore, tmp_path: Path) -> None:
+    flags = ("--model", "deepseek-v3", "--page-size", "1", "--working-set", "1", "--pages", "20")
+
+    _, report = _report(tmp_path, *flags, *file_store.flags)
+
+    assert [61 * 576 * 2] == [load["page_nbytes"] for load in report["loads"]]
+
+
+@pytest.mark.parametrize("backend", ["redis", "s3"])
+def test_a_store_that_is_down_is_one_line_without_a_secret(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    config = (
+        {"url": url, "password": "open-sesame", "timeout_s": 2}
+        if backend == "redis"
+        else config_of(S3Server(tmp_path, free_port()), timeout_s=2)
+    )
+
+    assert main(["bench", *_SHORT, *CliStore(backend, config).flags]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "open-sesame" not in printed.out + printed.err
+    assert S3Server.secret_key not in printed.out + printed.err
+
+
+def test_reports_hold_no_secret(
+    store_of: Callable[[str], CliStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "load.html"
+
+    _, report = _report(tmp_path, *_SHORT, "--html", str(page), *store_of("s3").flags)
+
+    for text in (json.dumps(report), page.read_text(), capsys.readouterr().out):
+        assert S3Server.secret_key not in text
+
+
+def test_a_store_that_is_full_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisServer(tmp_path, "--maxmemory", "1") as server:
+        code = main(["bench", *_SHORT, *CliStore("redis", {"url": server.url}).flags])
+
+    assert code == 1
+    assert "! filling: 16 of 16 pages: refused" in capsys.readouterr().out
+
+
+def test_a_store_that_dies_under_load_is_a_finding(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = CliStore("redis", {"url": server.url, "timeout_s": 1, "prefix": "kv:"})
+        flags = (*_SMALL, "--duration", "3s", "--timeout", "1s", *store.flags)
+        with verb(tmp_path, "bench", *flags) as process:
+            with store.open() as storage:
+                wait_until(lambda: any(next(storage.scan(s), None) for s in storage.spaces()))
+            server.stop()
+            output, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert all(line.startswith("hicache: warning: ") for line in errors.splitlines())
+    assert "unavailable" in output
+    assert "pages may be left" in output
+
+
+def test_a_slow_store_has_slow_reads(file_store: CliStore, tmp_path: Path) -> None:
+    slow = slow_store(file_store, tmp_path)
+    flags = ("bench", *_SMALL, "--pages", "40", "--mix", "read=1", "--json", "slow.json")
+
+    with verb(tmp_path, *flags, *slow.flags) as process:
+        _, errors = process.communicate(timeout=60)
+
+    assert (0, "") == (process.returncode, errors)
+    report = json.loads((tmp_path / "slow.json").read_text())
+    assert report["loads"][0]["operations"]["read"]["p50_s"] >= 0.29
+
+
+def test_calls_that_hang_time_out_and_are_counted() -> None:
+    storage = HookedStorage()
+    measured = threading.Event()
+
+    def hang(answer: Callable[[], Any]) -> Any:
+        assert measured.wait(60)
+        return answer()
+
+    @contextmanager
+    def meter(title: str, duration_s: float | None) -> Generator[NoMeter, None, None]:
+        yield NoMeter()
+        if "threads" in title:
+            measured.set()
+
+    storage.hooks["batch_get"] = hang
+    settings = _settings(timeout_s=0.2, pages=None, duration_s=1.0, mix={Operation.READ: 1.0})
+
+    report = run_bench(storage, settings, threading.Event(), meter)
+
+    figures = report["loads"][0]["operations"]["read"]
+    assert figures["verdicts"]["timeout"] >= 4
+    assert figures["p50_s"] >= 0.19
+    assert any(problem.startswith("read: ") for problem in report["problems"])
+    assert 0 == _pages(storage)
+
+
+def test_a_page_that_comes_back_wrong_is_a_finding() -> None:
+    storage = HookedStorage()
+
+    def flip(answer: Callable[[], Any]) -> Any:
+        for pages in storage.inner._spaces.values():
+            for data in pages.values():
+                data[-1] ^= 1
+        return answer()
+
+    storage.hooks["batch_get"] = flip
+    settings = _settings(threads=(1,), pages=4, mix={Operation.READ: 1.0})
+
+    report = run_bench(storage, settings, threading.Event(), _no_meter)
+
+    assert ["read: 4 pages: corrupt"] == report["problems"]
+
+
+def test_a_page_with_the_bytes_of_another_one_is_wrong() -> None:
+    space = bench_space(512, 16)
+    first, second = (digit * 64 for digit in "ab")
+    with PageStore(HookedStorage()) as store:
+        store.open_space(space)
+        buffers = PageBuffers(store, space, 1)
+        buffers.to_write([first])
+
+        assert [Verdict.OK] == buffers.proved([first], [Verdict.OK])
+        assert [Verdict.CORRUPT] == buffers.proved([second], [Verdict.OK])
+
+
+def test_a_store_holds_at_most_twice_the_working_set() -> None:
+    storage = HookedStorage()
+    held: list[int] = []
+
+    def count(answer: Callable[[], Any]) -> Any:
+        done = answer()
+        held.append(_pages(storage))
+        return done
+
+    storage.hooks["batch_set"] = count
+    settings = _settings(threads=(2, 1), pages=400, mix={Operation.WRITE: 1.0})
+
+    run_bench(storage, settings, threading.Event(), _no_meter)
+
+    assert 16 < max(held) <= 32
+    assert 0 == _pages(storage)
+
+
+def test_pages_that_stay_are_a_finding() -> None:
+    storage = HookedStorage()
+    storage.hooks["batch_delete"] = lambda _: [False] * 16
+
+    report = run_bench(storage, _settings(mix={Operation.READ: 1.0}), threading.Event(), _no_meter)
+
+    (problem,) = report["problems"]
+    assert problem.startswith("16 pages may be left")
+
+
+def test_ctrl_c_prints_the_figures_and_leaves_no_page(file_store: CliStore, tmp_path: Path) -> None:
+    slow = slow_store(file_store, tmp_path)
+    flags = (*_SMALL, "--duration", "60s", "--mix", "read=1,write=1", "--json", "report.json")
+
+    code, errors = interrupted(tmp_path, "bench", *flags, *slow.flags)
+
+    assert (130, "") == (code, errors)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["interrupted"]
+    assert report["loads"][0]["elapsed_s"] < 50
+    with file_store.open() as storage:
+        assert [] == [info for space in storage.spaces() for info in storage.scan(space)]
+
+
+def test_the_tables_fit_80_columns(
+    file_store: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tmp_path / "before.json"
+    main(["bench", *_SHORT, "--json", str(before), *file_store.flags])
+    main(["bench", *_SHORT, "--compare", str(before), *file_store.flags])
+
+    output = capsys.readouterr().out
+    assert "4 KiB pages, 2 threads" in output
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_a_terminal_shows_progress(file_store: CliStore, tmp_path: Path) -> None:
+    code, output = on_terminal(tmp_path, "", "bench", *_SHORT, *file_store.flags)
+
+    assert code == 0
+    assert "filling" in output
+
+
+class TestCompare:
+    """Runs against an earlier one."""
+
+    @pytest.fixture
+    def before(self, file_store: CliStore, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+        path = tmp_path / "before.json"
+        assert main(["bench", *_SHORT, "--json", str(path), *file_store.flags]) == 0
+        return path, json.loads(path.read_text())
+
+    def test_a_slower_run_is_a_finding(
+        self,
+        before: tuple[Path, dict[str, Any]],
+        file_store: CliStore,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        path, report = before
+        for figures in report["loads"][0]["operations"].values():
+            figures["p99_s"] = 1e-7
+        path.write_text(json.dumps(report))
+
+        code = main(
+            [
+                *("bench", *_SHORT, "--compare", str(path), *file_store.flags),
+                *("--tolerance", "100000%", "--tolerance", "p99=50%"),
+            ]
+        )
+
+        assert code == 1
+        assert "4 of 17 figures are worse than tolerated" in capsys.readouterr().out
+
+    def test_a_run_within_the_tolerance_is_fine(
+        self, before: tuple[Path, dict[str, Any]], file_store: CliStore
+    ) -> None:
+        flags = ("--compare", str(before[0]), "--tolerance", "100000%")
+
+        assert main(["bench", *_SHORT, *flags, *file_store.flags]) == 0
+
+    def test_another_mix_is_refused_before_the_run(
+        self,
+        before: tuple[Path, dict[str, Any]],
+        file_store: CliStore,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        capsys.readouterr()
+        flags = ("--compare", str(before[0]), "--mix", "read=1")
+
+        assert main(["bench", *_SHORT, *flags, *file_store.flags]) == 2
+
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "--compare: mix was" in printed.err
+
+
+def test_the_page_is_self_contained(file_store: CliStore, tmp_path: Path) -> None:
+    path = tmp_path / "load.html"
+    flags = (*_SMALL, "--duration", "2.1s", "--html", str(path))
+
+    main(["bench", *flags, *file_store.flags])
+
+    page = path.read_text()
+    assert page.count("<svg ") == 2
+    assert "default-src 'none'" in page
+    assert not re.search(r"<script|https?://|\bsrc=|url\(", page)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--mix", "70:20:10"], "must be weights like read=70,write=20,look-up=10"),
+        (["--mix", "read=1,read=2"], "each at most once"),
+        (["--mix", "read=0"], "must have a weight above 0"),
+        (["--tolerance", "p98=5%"], "--tolerance: must be a share such as 20%"),
+        (["--threads", "0"], "--threads: must be a whole number"),
+        (["--duration", "0s"], "--duration: must be a time"),
+        (["--duration", "1s", "--pages", "5"], "not allowed with"),
+        (["--page-bytes", "0"], "--page-bytes: must be at least one byte"),
+        (["--json", "/no/such/file.json"], "there is no directory /no/such"),
+        (["--compare", "/no/such.json"], "--compare /no/such.json: cannot be read"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    flags: list[str], reason: str, file_store: CliStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *file_store.flags, *flags]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert reason in printed.err

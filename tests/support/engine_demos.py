@@ -1,0 +1,45 @@
+"""A demo of an engine: one process computes a prompt's KV, and a second one gets it out of Redis."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FROM_REDIS = "out of Redis"
+"""The words of a process that did not compute the KV."""
+
+
+def demo(script: str, serve: Callable[[str], None], where: str) -> int:
+    """Serve with the Redis of the command line, or run `script` twice with a Redis of its own.
+
+    Return 0 if the second process got from Redis what the first one had computed: `where` names the
+    memories that hold it.
+    """
+    if len(sys.argv) > 1:
+        serve(sys.argv[1])
+        return 0
+    outputs: list[str] = []
+    with tempfile.TemporaryDirectory() as scratch, RedisServer(Path(scratch)) as redis:
+        for _ in range(2):
+            command = [sys.executable, "-W", "ignore", script, redis.url]
+            sys.stdout.write(f"$ python tests/{Path(script).name} {redis.url}\n")
+            sys.stdout.flush()
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            sys.stdout.write(done.stdout)
+            sys.stdout.flush()
+            outputs.append(done.stdout)
+    first, second = (re.findall(r"sha256 (\w+)", output) for output in outputs)
+    if not first or first != second or FROM_REDIS not in outputs[1]:
+        sys.stdout.write("the second process did not get what the first one had computed\n")
+        return 1
+    sys.stdout.write(f"the same bytes {where}\n")
+    return 0
