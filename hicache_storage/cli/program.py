@@ -63,6 +63,7 @@ class Program:
         if self.default is not None and (not argv or argv[0] not in names):
             return self._checked(self._default_parser(self.default), argv, self.name)
         parser = Parser(prog=self.name, description=self.description, allow_abbrev=False)
+        _add_version(parser)
         choices = parser.add_subparsers(metavar="VERB", required=True)
         for verb in self.verbs:
             subparser = choices.add_parser(
@@ -81,6 +82,7 @@ class Program:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        _add_version(parser)
         default.add_arguments(parser)
         parser.set_defaults(run=default.run, parser=parser)
         return parser
@@ -107,6 +109,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+class _PrintVersion(argparse.Action):
+    """A flag that prints the version of the installed distribution, which is looked up then only."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from hicache_storage import __version__  # noqa: PLC0415 - keeps other commands fast
+
+        sys.stdout.write(f"{parser.prog} {__version__}\n")
+        parser.exit()
+
+
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
 
 
 def _name(verb: Verb) -> str:
