@@ -38,7 +38,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   test-sdk test-sdk-core test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
   test-s3fs test-rgw test-mooncake test-sanitized gpu fuzz wheel \
   quick check lint verify-types \
-  format selftest kill-matrix rules-page identity-page clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
+  format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-lmcache bench-vllm \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
   field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
@@ -163,7 +163,7 @@ verify-types: $(VENV)/.all ## check that every public name of the SDK has a decl
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes hicache_storage --ignoreexternal | \
 	  { grep -E "error:|completeness score" || true; }
 
-check: lint test ## everything that a change must pass
+check: lint docs test ## everything that a change must pass
 
 format: $(VENV)/.all ## let ruff format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
@@ -177,8 +177,22 @@ kill-matrix: $(VENV)/.all ## every wrong store against every check of its rules:
 identity-page: $(VENV)/.base ## write docs/sglang-identity.md from the table of SGLang's arguments
 	@$(BIN)/python tests/support/identity_page.py > docs/sglang-identity.md
 
+cli-page: $(VENV)/.all ## write docs/cli-reference.md from the parsers of both commands
+	@$(BIN)/python tests/support/cli_page.py > docs/cli-reference.md
+
 rules-page: $(VENV)/.all ## write docs/rules.md from the rules, the checks and the controls
 	@$(BIN)/hicache-conformance rules > docs/rules.md
+
+# The site needs nothing of the SDK: its pages are Markdown, and tests hold them to the code.
+$(VENV)-docs/.done: pyproject.toml constraints.txt
+	@echo "setting up $(VENV)-docs"
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip -q --disable-pip-version-check install 'pip>=25.1'
+	@$(VENV)-docs/bin/python -m pip -q install -c constraints.txt --group docs
+	@touch $@
+
+docs: $(VENV)-docs/.done ## the site in artifacts/site; a broken link or anchor, or a request to another host, fails
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs --quiet build && echo "artifacts/site/index.html"
 
 conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake ## the whole kit on all of these
 
@@ -430,5 +444,5 @@ field-vllm-known: $(VLLM)/.done ## that the kit finds what is known to be wrong 
 	  conformance/field/tests/vllm/adapters.py conformance/field/tests/vllm/known.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) .servers .pytest_cache .mypy_cache \
-	  .ruff_cache .hypothesis dist artifacts/sanitized
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-sglang $(VENV)-s3fs $(LMCACHE) $(SGLANG) $(VLLM) .servers .pytest_cache .mypy_cache \
+	  .ruff_cache .hypothesis dist artifacts/sanitized artifacts/site

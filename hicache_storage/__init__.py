@@ -33,6 +33,9 @@ if TYPE_CHECKING:
         StorageStats,
     )
 
+    __version__: str
+    """The version of the installed distribution."""
+
 _MODULES = {
     "errors": (
         "BackendNotInstalled",
@@ -85,6 +88,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("hicache-storage")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

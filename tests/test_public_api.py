@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
+from servers import ROOT
 
 import hicache_storage
 
@@ -32,6 +34,12 @@ def test_a_star_import_brings_all_of_them() -> None:
     exec("from hicache_storage import *", namespace)  # noqa: S102 - the test is of a star import
 
     assert set(hicache_storage.__all__) <= set(namespace)
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["version"] == hicache_storage.__version__
 
 
 def test_another_name_is_an_attribute_error() -> None:

@@ -108,9 +108,9 @@ class Program:
         )
 
     def _version(self, _: object) -> str:
-        from importlib import metadata  # noqa: PLC0415 - `--help` stays fast
+        from hicache_storage import __version__  # noqa: PLC0415 - `--help` stays fast
 
-        return f"{self.name} {metadata.version(_DISTRIBUTION)}"
+        return f"{self.name} {__version__}"
 
     def _completion(self, shell: object) -> str:
         """Return a script for a shell.

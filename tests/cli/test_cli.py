@@ -7,10 +7,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hicache_conformance import cli as conformance
 
+import hicache_storage
 from hicache_storage.cli import main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _REPLAY = ["replay", "--hicache-storage-backend", "memory"]
@@ -39,6 +42,19 @@ def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     loaded = {name.partition(".")[0] for name in ran.stdout.splitlines()[-1].split()}
     assert "hicache_storage" in loaded
     assert not _HEAVY & loaded
+
+
+@pytest.mark.parametrize("program", [main, conformance.main])
+def test_the_version_is_printed(
+    program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        program(["--version"])
+
+    name, version = capsys.readouterr().out.split()
+    assert name in {"hicache", "hicache-conformance"}
+    assert hicache_storage.__version__ == version
+    assert end.value.code == 0
 
 
 def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -64,17 +63,6 @@ def test_other_shells_have_a_script(
 
     assert ended.value.code == 0
     assert program in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_version_is_that_of_the_distribution(
-    program: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        PROGRAMS[program](["--version"])
-
-    assert ended.value.code == 0
-    assert f"{program} {metadata.version('hicache-storage')}\n" == capsys.readouterr().out
 
 
 def test_a_missing_library_is_named(

@@ -1,0 +1,58 @@
+"""Hooks of MkDocs: pages for files outside `docs/`, links to them, figures, and no foreign requests."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from figures import with_figures
+from mkdocs.structure.files import File, InclusionLevel
+from repository_pages import content, linked_files, site_page, with_site_links
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+_LOG = logging.getLogger("mkdocs.hooks.site")  # `strict` counts the warnings of MkDocs' loggers
+_REQUEST = re.compile(
+    r"<(?:script|link|img|iframe|source|object)\b[^>]*\b(?:src|srcset|href|data)=[\"']?"
+    r"((?:https?:)?//[^\"'\s>]+)"
+)
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add a page for each file outside `docs/` that a page links to."""
+    root = Path(config.config_file_path).parent
+    pages = [f"docs/{page.src_uri}" for page in files.documentation_pages()]
+    for path in linked_files(root, pages):
+        files.append(
+            File.generated(
+                config,
+                site_page(path),
+                content=content(root, path),
+                inclusion=InclusionLevel.INCLUDED
+                if path.endswith(".md")
+                else InclusionLevel.NOT_IN_NAV,
+            )
+        )
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - the signature is MkDocs'
+    """Draw the figures of a page, and lead its links to pages of the site."""
+    return with_site_links(with_figures(markdown), page.file.src_uri)
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001 - as above
+    """Warn of everything that a browser would fetch from another host to show the page."""
+    for request in foreign_requests(output):
+        _LOG.warning("%s would fetch %s", page.file.src_uri, request)
+    return output
+
+
+def foreign_requests(output: str) -> list[str]:
+    """Return the addresses on other hosts that a browser fetches to show a page."""
+    return _REQUEST.findall(output)

@@ -1,0 +1,92 @@
+"""The page docs/cli-reference.md, made of the parsers of both commands.
+
+make cli-page
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+import hicache_conformance.cli
+
+import hicache_storage.cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hicache_storage.cli.program import Program, Verb
+
+PROGRAMS = (hicache_storage.cli._HICACHE, hicache_conformance.cli._HICACHE_CONFORMANCE)
+
+
+def page() -> str:
+    """Return docs/cli-reference.md."""
+    lines = [
+        "# Command-line reference",
+        "",
+        "Written by `make cli-page` from the parsers; `--help` shows the same, `--version` the version.",
+        "[Commands for operators](cli.md) says what the verbs are for.",
+        "",
+        "A verb with `--hicache-storage-backend` accepts the other flags of an engine, too, so that the",
+        "engine's command line can be pasted.",
+        "",
+    ]
+    for program in PROGRAMS:
+        lines += _program(program)
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _program(program: Program) -> Iterator[str]:
+    yield from (f"## `{program.name}`", "", program.description, "")
+    for verb in program.verbs:
+        yield from _verb(program, verb)
+
+
+def _verb(program: Program, verb: Verb) -> Iterator[str]:
+    name = f"{program.name} {verb.__name__.rpartition('.')[2]}"
+    parser = argparse.ArgumentParser(prog=name, add_help=False)
+    verb.add_arguments(parser)
+    yield from (f"### `{name}`", "", verb.SUMMARY, "")
+    for group in parser._action_groups:
+        shown = [one for one in group._group_actions if one.help is not argparse.SUPPRESS]
+        if shown:
+            title = "" if group.title in {"options", "positional arguments"} else group.title
+            yield from (f"| {title or 'argument'} | |", "|---|---|")
+            yield from (f"| {_call(parser, one)} | {_help(parser, one)} |" for one in shown)
+            yield ""
+
+
+def _call(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return an argument as it is typed. A choice of words is in the text beside it."""
+    value = "" if action.nargs == 0 else _value(parser, action)
+    names = action.option_strings or [""]
+    return ", ".join(_code(f"{name} {value}".strip()) for name in names)
+
+
+def _value(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    formatter = parser._get_formatter()
+    if action.choices is not None and action.metavar is None:
+        return "WORD"
+    return formatter._format_args(action, action.dest.upper())
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    choices = action.choices if action.choices is not None and action.metavar is None else ()
+    words = ", ".join(_code(str(choice)) for choice in choices)
+    required = "required" if action.required and action.option_strings else ""
+    return "; ".join(filter(None, (_cell(text), words, required)))
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
