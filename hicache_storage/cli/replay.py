@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rank_arguments(parser)
     Disruptions.add_arguments(parser)
     parser.add_argument(
+        "--tracing",
+        action="store_true",
+        help="make OpenTelemetry spans, for the tracer provider that opentelemetry-instrument sets up",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures to a file, too"
     )
 
@@ -254,6 +259,7 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         speed=arguments.speed,
         topology=Topology(tp_size=arguments.ranks),
         grid=Grid(head_group=arguments.head_group),
+        tracing=arguments.tracing,
     )
 
 

@@ -69,7 +69,9 @@ class Prefetch:
             RuntimeError: The prefetch was taken or cancelled before.
         """
         _, agreed = self._take(self._context.consensus.local_pages)
-        return self._lease(agreed)
+        lease = self._lease(agreed)
+        self._job.activity.end({"pages.usable": lease.pages})
+        return lease
 
     def cancel(self) -> None:
         """End the prefetch and unpin its pages. Idempotent; does nothing after `result`."""
@@ -79,7 +81,7 @@ class Prefetch:
         self._job.take_prefix(0)
         self._count_unused(0)
         nothing = self._explanation(0, 0)
-        self._context.explanations.add(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
+        self._record_end(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
 
     def _take(
         self, agree: Callable[[Topic, RankPages], AgreedPages]
@@ -149,7 +151,19 @@ class Prefetch:
                 rank=diagnostics.rank if on_other_rank else None,
                 reason=reason,
             )
-        self._context.explanations.add(result)
+        self._record_end(result)
+
+    def _record_end(self, explanation: Explanation) -> None:
+        self._context.explanations.add(explanation)
+        reason = explanation.reason
+        self._job.activity.end(
+            {
+                "pages.usable": explanation.usable_pages,
+                "pages.l2": explanation.l2_pages,
+                "pages.l3": explanation.l3_pages,
+                **({} if reason is None else {"reason": reason.name.lower()}),
+            }
+        )
 
     def _first_gap(self, filled: Sequence[PoolBits], usable_pages: int) -> tuple[int, int] | None:
         """Return the (page, pool) that ends the prefix: a page to be loaded, else one not available."""

@@ -11,6 +11,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.explain import Reason
 from hicache_storage.controller.ranks import Topic
 from hicache_storage.durations import MAX_DURATION_S
+from hicache_storage.page_store.observer import NO_ACTIVITY, Activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 # The timeout of a call that is made when the request's deadline has just passed.
 _LEAST_TIMEOUT_S = 0.001
+
+# A request id is its client's choice. A span keeps so much of it.
+_MAX_ID_CHARACTERS = 128
 
 _GONE = frozenset({Reason.VANISHED, Reason.CORRUPT})
 
@@ -111,6 +115,7 @@ class PrefetchJob:
         self.diagnostics: PrefetchDiagnostics = PrefetchDiagnostics()
         self.loaded: set[int] = set()
         """Pages that were loaded in time, in any pool."""
+        self.activity: Activity = _begin_activity(context, request_id, len(hashes))
         self._cache = context.cache
         self._quota = context.quota
         self._deadline = None if deadline_s is None else Deadline(deadline_s)
@@ -246,3 +251,12 @@ class PrefetchJob:
         """Return the pinned entries of the first `pages` pages; unpin the others."""
         self._cache.unpin([entry for entry in self._entries[pages:] if entry is not None])
         return [entry for entry in self._entries[:pages] if entry is not None]
+
+
+def _begin_activity(context: PrefetchContext, request_id: str, pages: int) -> Activity:
+    attached = context.attached()
+    if attached is None:
+        return NO_ACTIVITY
+    return attached.store.begin_activity(
+        "prefetch", {"request": request_id[:_MAX_ID_CHARACTERS], "pages": pages}
+    )

@@ -193,7 +193,8 @@ class Writeback:
         wanted = cache.pools_to_write(batch)
         for entry, bits in zip(batch, wanted, strict=True):
             transfers.add(entry.page_hash, entry.slots, bits)
-        with self._in_use():
+        activity = self._store.begin_activity("writeback", {"pages": len(batch)})
+        with self._in_use(), activity.resume():
             outcome = self._store.save(transfers.transfers())
             self._track_call(outcome.settled)
         taken = transfers.succeeded(outcome)
@@ -204,6 +205,7 @@ class Writeback:
         for entry, bits, ok, more in zip(batch, wanted, taken, left, strict=True):
             (partly_written if more and bits == ok else ended).append(entry)
         written = sum(not more for more in left)
+        activity.end({"pages.written": written, "pages.partly_written": len(partly_written)})
         self._counters.add("written_pages", written)
         self._counters.add("unwritten_pages", len(ended) - written)
         self._count_lost(len(ended) - written)

@@ -14,6 +14,7 @@ from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import KeySpace, page_hashes
+from hicache_storage.observers import open_observers
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.page_store.admission import Admission, AdmissionSettings
 from hicache_storage.replay.content import PageContent
@@ -77,6 +78,8 @@ class ReplaySettings:
     """Rules for the pages that are written to L3. Their rate is one of the trace's own time."""
     grid: Grid = field(default_factory=Grid)
     """Grid by which pages are cut into tiles for the storage."""
+    tracing: bool = False
+    """Whether the page stores make OpenTelemetry spans."""
 
     def __post_init__(self) -> None:
         if BLOCK_TOKENS % self.page_tokens:
@@ -310,8 +313,11 @@ def _page_stores(
     opened: ExitStack,
 ) -> list[TimedPageStore]:
     """Return a page store for each storage. Their frame headers must have one size: that of L2."""
+    observers = open_observers(
+        tracing=settings.tracing, attributes={"engine": "replay", "rank": settings.rank}
+    )
     stores = [
-        TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
+        TimedPageStore(each, PageStoreSettings(checksum=settings.checksum), observers=observers)
         for each in (storage, next_storage)
         if each is not None
     ]

@@ -11,6 +11,7 @@ from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.integrations._jobs import JobRunner
 from hicache_storage.integrations.lmcache._identity import Identity
 from hicache_storage.integrations.lmcache._layouts import Layouts
+from hicache_storage.observers import open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage, resolve
 from hicache_storage.scalars import parse_float
@@ -53,6 +54,10 @@ class Session:
         self._sizes = sizes
         self._buffer: Any = None
         try:
+            observers = open_observers(
+                tracing=settings.tracing,
+                attributes={"engine": "lmcache", "backend": settings.backend},
+            )
             self.storage = open_storage(settings.backend, fields)
         except BaseException:
             self._close_serde()
@@ -64,6 +69,7 @@ class Session:
                 timeout_s=settings.store_timeout_s,
                 parallelism=settings.parallelism,
             ),
+            observers=observers,
         )
         lends_memory = (
             self.storage.capabilities.bounded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from hicache_storage.integrations._write_admission import WriteAdmission
@@ -15,6 +14,7 @@ from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
 from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
 from hicache_storage.integrations.sglang._transport import TransferResult, Transport
+from hicache_storage.observers import open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
@@ -68,6 +68,10 @@ class Adapter:
         self._config = storage_config
         self._outdated = False
         self._closed = False
+        observers = open_observers(
+            tracing=settings.tracing,
+            attributes={"engine": "sglang", "backend": name, "rank": storage_config.tp_rank},
+        )
         self._storage = open_storage(name, fields)
         self._store = PageStore(
             self._storage,
@@ -76,6 +80,7 @@ class Adapter:
                 timeout_s=settings.timeout_s,
                 parallelism=settings.parallelism,
             ),
+            observers=observers,
         )
         metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
         self._admission = WriteAdmission(self._store, settings.admission)
@@ -214,7 +219,12 @@ class Adapter:
                     return
 
         if hashes:
-            self._call(run, None)
+            activity = self._store.begin_activity(
+                "transfer", {"pool": _text(name), "pages": len(hashes)}
+            )
+            with activity.resume():
+                self._call(run, None)
+            activity.end({"pages.moved": verdicts.count(True)})
         return TransferResult(verdicts + [False] * (len(hashes) - len(verdicts)), answered)
 
     # --- by copy: flat pages -------------------------------------------------------------------------
@@ -278,7 +288,7 @@ class Adapter:
         def run() -> bool:
             for pool in self._pools.all():
                 for space in pool.spaces:
-                    self._storage.clear(replace(space, frame_nbytes=self._store.frame_nbytes))
+                    self._store.clear(space)
             return True
 
         return self._catch(run, otherwise=False)

@@ -53,6 +53,8 @@ class AdapterSettings(Settings):
     """Concurrent calls to the store in each direction; none: the backend's own number."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """The pages that are written to the store. SGLang is told that the others were written, too."""
+    tracing: bool = False
+    """Whether the page store makes OpenTelemetry spans. Needs the extra `otel`."""
     switch_interval_s: PositiveSeconds | None = None
     """The time for which a storage thread waits until SGLang's scheduler lets it go on, of the whole
     process (`sys.setswitchinterval`). None: as it is."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import BackendNotInstalled, ConfigError, UnknownBackend
 from hicache_storage.integrations._jobs import JobRunner
+from hicache_storage.observers import open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import resolve
 from hicache_storage.scalars import parse_float
@@ -45,6 +46,9 @@ class StoreConnection:
         self._memory = memory
         self._owner = owner
         self._class, self._fields = resolve(settings.backend, settings.backend_fields())
+        self._observers = open_observers(
+            tracing=settings.tracing, attributes={"engine": "vllm", "backend": settings.backend}
+        )
         self._lends = _lends_memory(self._class, self._fields, settings)
         self._storage: HiCacheStorage | None = None
         self._registered = False
@@ -120,6 +124,7 @@ class StoreConnection:
                 timeout_s=settings.load_timeout_s,
                 parallelism=settings.parallelism,
             ),
+            observers=self._observers,
         )
         if lends:
             try:
