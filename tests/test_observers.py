@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from servers import free_port
 
 from hicache_storage.errors import ConfigError
-from hicache_storage.observers import open_observers
+from hicache_storage.events.settings import EventSettings
+from hicache_storage.observers import EventSource, open_observers
 
 MODULES = (
     "hicache_storage.observers",
@@ -31,18 +33,18 @@ with open_storage("memory") as storage:
 
 
 @pytest.mark.parametrize("tracing", [False, True])
-def test_opentelemetry_is_imported_only_for_tracing(*, tracing: bool) -> None:
+def test_the_extras_are_imported_only_where_they_are_wanted(*, tracing: bool) -> None:
     program = (
         "".join(f"import {module}\n" for module in MODULES)
         + USE.format(tracing=tracing)
-        + "import sys\nprint('opentelemetry' in sys.modules)"
+        + "import sys\nprint({'opentelemetry', 'zmq', 'msgspec'} & set(sys.modules) or False)"
     )
 
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True
     )
 
-    assert f"{tracing}\n" == done.stdout
+    assert ("{'opentelemetry'}\n" if tracing else "False\n") == done.stdout
 
 
 def test_tracing_is_one_observer() -> None:
@@ -52,9 +54,41 @@ def test_tracing_is_one_observer() -> None:
     ]
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hicache_storage.tracing", raising=False)
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+def test_events_are_another_one() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    source = EventSource(
+        settings=EventSettings(endpoint=endpoint, bind=True),
+        announces=lambda space: True,
+        hash_format="int64",
+    )
 
-    with pytest.raises(ConfigError, match=r"tracing: .*hicache-storage\[otel\]"):
-        open_observers(tracing=True, attributes={})
+    observers = open_observers(tracing=True, attributes={}, events=source)
+    for observer in observers:
+        observer.close()
+
+    assert ["SpanTracer", "EventObserver"] == [type(each).__name__ for each in observers]
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "message"),
+    [
+        ("opentelemetry", "hicache_storage.tracing", r"tracing: .*hicache-storage\[otel\]"),
+        ("zmq", "hicache_storage.events.publisher", r"events: .*hicache-storage\[events\]"),
+        ("msgspec", "hicache_storage.events.messages", r"events: .*hicache-storage\[events\]"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, module: str, message: str
+) -> None:
+    for name in (module, "hicache_storage.events.observer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    tracing = package == "opentelemetry"
+    source = EventSource(
+        settings=EventSettings(endpoint="tcp://127.0.0.1:1"),
+        announces=lambda space: True,
+        hash_format="int64",
+    )
+
+    with pytest.raises(ConfigError, match=message):
+        open_observers(tracing=tracing, attributes={}, events=None if tracing else source)

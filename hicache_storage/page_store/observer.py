@@ -101,6 +101,13 @@ class Observer:
     def cleared(self, clearance: Clearance, began_ns: int) -> None:
         """Note that a key space was emptied."""
 
+    def stats(self) -> dict[str, int]:
+        """Return the observer's own counters, which those of the page store include."""
+        return {}
+
+    def close(self) -> None:
+        """Release the observer's resources. The caller who made it closes it. Idempotent."""
+
 
 class Observers:
     """The observers of one page store; false without one."""
@@ -126,6 +133,10 @@ class Observers:
             if activity is not NO_ACTIVITY:
                 return activity
         return NO_ACTIVITY
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters of all observers."""
+        return {name: n for observer in self._observers for name, n in observer.stats().items()}
 
     def notify(self, report: Callable[[Observer], None]) -> None:
         """Report a call to every observer. Log their exceptions: the call itself has its result."""

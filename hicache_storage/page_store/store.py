@@ -286,6 +286,7 @@ class PageStore:
         """
         scheduler = self._scheduler.get()
         return {
+            **self._observers.stats(),
             **scheduler.counters.snapshot(),
             BREAKER_OPENED: scheduler.breakers.times_opened,
             READ_BREAKER_OPENED: scheduler.breakers.reads.times_opened,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.integrations._jobs import JobRunner
-from hicache_storage.integrations.lmcache._identity import Identity
+from hicache_storage.integrations.lmcache._identity import Identity, is_of_first_rank
 from hicache_storage.integrations.lmcache._layouts import Layouts
-from hicache_storage.observers import open_observers
+from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.registry import open_storage, resolve
 from hicache_storage.scalars import parse_float
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations._jobs import JobKind
     from hicache_storage.integrations.lmcache._engine import EngineTypes, MemoryDesc, Serde
     from hicache_storage.integrations.lmcache._settings import AdapterSettings
+    from hicache_storage.page_store import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,14 @@ class Session:
         self._sizes = sizes
         self._buffer: Any = None
         try:
-            observers = open_observers(
-                tracing=settings.tracing,
-                attributes={"engine": "lmcache", "backend": settings.backend},
-            )
             self.storage = open_storage(settings.backend, fields)
         except BaseException:
+            self._close_serde()
+            raise
+        try:
+            self._observers = _observers(settings)
+        except BaseException:
+            self.storage.close()
             self._close_serde()
             raise
         self.store = PageStore(
@@ -69,7 +72,7 @@ class Session:
                 timeout_s=settings.store_timeout_s,
                 parallelism=settings.parallelism,
             ),
-            observers=observers,
+            observers=self._observers,
         )
         lends_memory = (
             self.storage.capabilities.bounded
@@ -93,6 +96,8 @@ class Session:
         if self._buffer is not None:
             self.store.unregister_buffer(self._buffer)
         self.store.close()
+        for observer in self._observers:
+            observer.close()
         self.storage.close()
         self._close_serde()
 
@@ -189,6 +194,21 @@ class Attachment:
                     logger.info("the store is open")
                     return
             session.close()
+
+
+def _observers(settings: AdapterSettings) -> list[Observer]:
+    """Return the observers of a session. The objects of the first rank and the first group have events.
+
+    Raises:
+        ConfigError: An extra is missing, or an address of the events cannot be used.
+    """
+    events = None
+    if settings.events is not None:
+        events = EventSource(
+            settings=settings.events, announces=is_of_first_rank, hash_format="uint64"
+        )
+    attributes = {"engine": "lmcache", "backend": settings.backend}
+    return open_observers(tracing=settings.tracing, attributes=attributes, events=events)
 
 
 def _bounded_fields(settings: AdapterSettings) -> tuple[dict[str, Any], float | None]:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator
 
 from hicache_storage.config import load_extra_config
 from hicache_storage.errors import ConfigError
+from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.settings import Field, PositiveSeconds
 
@@ -46,6 +47,8 @@ class AdapterSettings(JobSettings):
     checksum: Literal["xxh3", "none"] = "xxh3"
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: the backend's own number."""
+    events: EventSettings | None = None
+    """The publisher of KV events. None: there are no events. Needs the extra `events`."""
     shared: bool = True
     """False if the store is of this host alone. LMCache shows it, and 0.5.7 can filter by it."""
     l1_read_ttl_s: PositiveSeconds = 300.0

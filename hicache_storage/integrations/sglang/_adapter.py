@@ -14,7 +14,7 @@ from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
 from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
 from hicache_storage.integrations.sglang._transport import TransferResult, Transport
-from hicache_storage.observers import open_observers
+from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PoolTransfer,
         StorageConfig,
     )
+    from hicache_storage.integrations.sglang._settings import AdapterSettings
     from hicache_storage.integrations.sglang._stored_pool import StoredPool
 
 logger = logging.getLogger(__name__)
@@ -68,11 +69,16 @@ class Adapter:
         self._config = storage_config
         self._outdated = False
         self._closed = False
-        observers = open_observers(
-            tracing=settings.tracing,
-            attributes={"engine": "sglang", "backend": name, "rank": storage_config.tp_rank},
-        )
         self._storage = open_storage(name, fields)
+        try:
+            self._observers = open_observers(
+                tracing=settings.tracing,
+                attributes={"engine": "sglang", "backend": name, "rank": storage_config.tp_rank},
+                events=_event_source(storage_config, settings),
+            )
+        except BaseException:
+            self._storage.close()
+            raise
         self._store = PageStore(
             self._storage,
             PageStoreSettings(
@@ -80,7 +86,7 @@ class Adapter:
                 timeout_s=settings.timeout_s,
                 parallelism=settings.parallelism,
             ),
-            observers=observers,
+            observers=self._observers,
         )
         metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
         self._admission = WriteAdmission(self._store, settings.admission)
@@ -312,6 +318,8 @@ class Adapter:
         self._admission.close(self._timeout_s)
         self._pools.close()
         self._store.close()
+        for observer in self._observers:
+            observer.close()
         self._storage.close()
 
     def _call(self, function: Callable[[], T], otherwise: T) -> T:
@@ -350,6 +358,18 @@ class Adapter:
             if not self._closed:
                 logger.exception("a storage call of SGLang failed, and the result is a miss")
             return otherwise
+
+
+def _event_source(config: StorageConfig, settings: AdapterSettings) -> EventSource | None:
+    """Return the KV events of this rank, or None. The first rank of each replica has them, of its KV."""
+    if settings.events is None or config.tp_rank or config.pp_rank or config.attn_cp_rank:
+        return None
+    return EventSource(
+        settings=settings.events,
+        announces=lambda space: space.pool == ANCHOR,
+        hash_format="int64",
+        rank=getattr(config, "dp_rank", 0),
+    )
 
 
 def _batches(pages: int, step: int) -> Iterator[slice]:
