@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
+    from hicache_storage.events.settings import EventSettings
     from hicache_storage.page_store.admission import AdmissionSettings
     from hicache_storage.replay.driver import ReplaySettings
 
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_admission_arguments(parser)
     _add_rank_arguments(parser)
     Disruptions.add_arguments(parser)
+    _add_observer_arguments(parser)
     parser.add_argument(
         "--metrics-port",
         type=config.int_up_to(_LAST_PORT),
@@ -144,6 +146,25 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_observer_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("traces and events").add_argument
+    add(
+        "--tracing",
+        action="store_true",
+        help="make OpenTelemetry spans, for the tracer provider that opentelemetry-instrument sets up",
+    )
+    add(
+        "--events-endpoint",
+        metavar="ADDRESS",
+        help='publish KV events over ZeroMQ: bind "tcp://*:5557", or connect to "tcp://router:5557"',
+    )
+    add(
+        "--events-replay-endpoint",
+        metavar="ADDRESS",
+        help='send past events again: bind "tcp://*:5558"',
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Replay, and return 0, 1 for corrupt pages, or 128 plus the number of the signal that ended it."""
     choice = config.StorageChoice.from_arguments(arguments)
@@ -212,6 +233,8 @@ def _settings(arguments: argparse.Namespace, choice: config.StorageChoice) -> Re
         topology=Topology(tp_size=arguments.ranks),
         grid=Grid(head_group=arguments.head_group),
         request_log=ExplainLogSettings(explain_log=arguments.explain_log or ""),
+        events=_events(arguments),
+        tracing=arguments.tracing,
     )
 
 
@@ -230,6 +253,21 @@ def _admission(arguments: argparse.Namespace) -> AdmissionSettings:
     }
     given = {name: value for name, value in fields.items() if value is not None}
     return AdmissionSettings.parse("replay", given)
+
+
+def _events(arguments: argparse.Namespace) -> EventSettings | None:
+    from hicache_storage.events.settings import EventSettings  # noqa: PLC0415
+
+    fields = {
+        "endpoint": arguments.events_endpoint,
+        "replay_endpoint": arguments.events_replay_endpoint,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    if not given:
+        return None
+    if "endpoint" not in given:
+        raise ConfigError("--events-replay-endpoint needs --events-endpoint")
+    return EventSettings.parse("replay", given)
 
 
 # --- terminal output -------------------------------------------------------------------------------

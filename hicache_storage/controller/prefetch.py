@@ -71,7 +71,9 @@ class Prefetch:
             RuntimeError: The prefetch was taken or cancelled before.
         """
         _, agreed = self._take(self._context.consensus.local_pages)
-        return self._lease(agreed)
+        lease = self._lease(agreed)
+        self._job.activity.end({"pages.usable": lease.pages})
+        return lease
 
     def cancel(self) -> None:
         """End the prefetch and unpin its pages. Idempotent; does nothing after `result`."""
@@ -81,7 +83,7 @@ class Prefetch:
         self._job.take_prefix(0)
         self._count_unused(0)
         nothing = self._explanation(0, 0)
-        self._explain(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
+        self._record_end(replace(nothing, first_missing=0, reason=Reason.CANCELLED))
 
     def _take(
         self, agree: Callable[[Topic, RankPages], AgreedPages]
@@ -151,11 +153,23 @@ class Prefetch:
                 rank=diagnostics.rank if on_other_rank else None,
                 reason=reason,
             )
-        self._explain(result)
+        self._record_end(result)
 
-    def _explain(self, result: Explanation) -> None:
-        """Keep an explanation, and add it to the log."""
+    def _record_end(self, result: Explanation) -> None:
+        """Keep an explanation, add it to the log, and end the span."""
         self._context.explanations.add(result)
+        self._log(result)
+        reason = result.reason
+        self._job.activity.end(
+            {
+                "pages.usable": result.usable_pages,
+                "pages.l2": result.l2_pages,
+                "pages.l3": result.l3_pages,
+                **({} if reason is None else {"reason": reason.name.lower()}),
+            }
+        )
+
+    def _log(self, result: Explanation) -> None:
         log = self._context.explain_log
         if log is None:
             return

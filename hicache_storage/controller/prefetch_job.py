@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.controller.ranks import Topic
 from hicache_storage.durations import MAX_DURATION_S
+from hicache_storage.page_store.observer import NO_ACTIVITY, Activity
 from hicache_storage.request_log.reasons import Reason
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 # The timeout of a call that is made when the request's deadline has just passed.
 _LEAST_TIMEOUT_S = 0.001
+
+# A request id is its client's choice. A span keeps so much of it.
+_MAX_ID_CHARACTERS = 128
 
 _GONE = frozenset({Reason.VANISHED, Reason.CORRUPT, Reason.WRONG_KEY, Reason.WRONG_SIZE})
 
@@ -116,6 +120,7 @@ class PrefetchJob:
         self.began_s: float = time.monotonic()
         self.loaded: set[int] = set()
         """Pages that were loaded in time, in any pool."""
+        self.activity: Activity = _begin_activity(context, request_id, len(hashes))
         self._cache = context.cache
         self._quota = context.quota
         self._deadline = None if deadline_s is None else Deadline(deadline_s)
@@ -251,3 +256,12 @@ class PrefetchJob:
         """Return the pinned entries of the first `pages` pages; unpin the others."""
         self._cache.unpin([entry for entry in self._entries[pages:] if entry is not None])
         return [entry for entry in self._entries[:pages] if entry is not None]
+
+
+def _begin_activity(context: PrefetchContext, request_id: str, pages: int) -> Activity:
+    attached = context.attached()
+    if attached is None:
+        return NO_ACTIVITY
+    return attached.store.begin_activity(
+        "prefetch", {"request": request_id[:_MAX_ID_CHARACTERS], "pages": pages}
+    )

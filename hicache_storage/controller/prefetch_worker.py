@@ -92,7 +92,8 @@ class PrefetchWorker:
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
-                self._serve(job)
+                with job.activity.resume():
+                    self._serve(job)
             except Exception:
                 logger.exception("the prefetch of %s failed", job.topic.label)
                 self._record_error(job)

@@ -202,7 +202,8 @@ class Writeback:
         for entry, bits in zip(batch, wanted, strict=True):
             transfers.add(entry.page_hash, entry.slots, bits)
         began_s = time.monotonic()
-        with self._in_use():
+        activity = self._store.begin_activity("writeback", {"pages": len(batch)})
+        with self._in_use(), activity.resume():
             outcome = self._store.save(transfers.transfers())
             self._track_call(outcome.settled)
         taken = transfers.succeeded(outcome)
@@ -215,6 +216,7 @@ class Writeback:
         for entry, bits, ok, more in zip(batch, wanted, taken, left, strict=True):
             (partly_written if more and bits == ok else ended).append(entry)
         written = sum(not more for more in left)
+        activity.end({"pages.written": written, "pages.partly_written": len(partly_written)})
         self._counters.add("written_pages", written)
         self._counters.add("unwritten_pages", len(ended) - written)
         self._count_lost(len(ended) - written)

@@ -63,6 +63,8 @@ class JobSettings(Settings):
     private memory of loads, and that of stores, has this size at most."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """The pages that are written. The verdict of the others is NOT_ADMITTED."""
+    tracing: bool = False
+    """Whether the page store makes OpenTelemetry spans. Needs the extra `otel`."""
 
 
 class JobRunner:
@@ -127,12 +129,14 @@ class JobRunner:
             mover(JobKind.LOAD),
             self._spaces,
             TransferLimits(_LOAD_THREADS, load_s, load_s / 2 if lends_memory else load_s),
+            store.begin_activity,
         )
         self._stores = TransferQueue(
             self._store_results,
             mover(JobKind.STORE),
             self._spaces,
             TransferLimits(_STORE_THREADS, store_s, store_s, settings.queued_nbytes),
+            store.begin_activity,
             before=self._loads,
             admission=self._admission,
         )

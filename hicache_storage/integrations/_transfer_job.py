@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.integrations._job_results import JobResult, PageBatch
+from hicache_storage.page_store.observer import NO_ACTIVITY, Activity
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -23,8 +24,15 @@ _UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_O
 class TransferJob:
     """A load or a store under way. Thread-safe."""
 
-    def __init__(self, job_id: int, batches: Sequence[PageBatch], timeout_s: float) -> None:
+    def __init__(
+        self,
+        job_id: int,
+        batches: Sequence[PageBatch],
+        timeout_s: float,
+        activity: Activity = NO_ACTIVITY,
+    ) -> None:
         self.job_id = job_id
+        self.activity = activity
         self.batches = batches
         self.deadline = Deadline(timeout_s)
         self.nbytes = 0

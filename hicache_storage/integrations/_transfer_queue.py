@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.integrations._transfer_job import Piece, TransferJob
+from hicache_storage.page_store.observer import NO_ACTIVITY
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations._piece_mover import PieceMover
     from hicache_storage.integrations._spaces import SpaceOpener
     from hicache_storage.integrations._write_admission import WriteAdmission
+    from hicache_storage.page_store.observer import Activity, Attributes
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class TransferQueue:
         mover: PieceMover,
         spaces: SpaceOpener,
         limits: TransferLimits,
+        begin_activity: Callable[[str, Attributes], Activity],
         *,
         before: TransferQueue | None = None,
         admission: WriteAdmission | None = None,
@@ -62,6 +65,7 @@ class TransferQueue:
         self._mover = mover
         self._spaces = spaces
         self._limits = limits
+        self._begin_activity = begin_activity
         self._before = before
         self._admission = admission
         self._when_empty: Callable[[], None] | None = None
@@ -90,7 +94,8 @@ class TransferQueue:
 
         The pages of a job that finds no room are REFUSED at once.
         """
-        job = TransferJob(job_id, batches, self._limits.timeout_s)
+        activity = self._begin_activity(f"{self._name}_job", {})
+        job = TransferJob(job_id, batches, self._limits.timeout_s, activity)
         if self._limits.queued_nbytes is not None:
             job.nbytes = _payload_nbytes(batches)
         self._results.begin()
@@ -193,7 +198,8 @@ class TransferQueue:
         try:
             refusal = self._refusal(piece)
             if refusal is None:
-                self._mover.move(piece, partial(self._end, piece))
+                with piece.job.activity.resume():
+                    self._mover.move(piece, partial(self._end, piece))
                 return
         except BaseException:
             logger.exception("a %s failed", self._name)
@@ -235,7 +241,19 @@ class TransferQueue:
 
     def _report(self, job: TransferJob) -> None:
         self.counters.add(f"{self._name}_jobs")
-        self._results.finish(job.result())
+        result = job.result()
+        if job.activity is not NO_ACTIVITY:
+            job.activity.end(_attributes(result))
+        self._results.finish(result)
+
+
+def _attributes(result: JobResult) -> Attributes:
+    tally = Counter(verdict for verdicts in result.verdicts for verdict in verdicts)
+    return {
+        "pages": sum(tally.values()),
+        "nbytes": result.nbytes,
+        **{f"pages.{verdict.value}": pages for verdict, pages in tally.items()},
+    }
 
 
 def _payload_nbytes(batches: Sequence[PageBatch]) -> int:

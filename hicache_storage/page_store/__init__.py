@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hicache_storage.page_store.frame import FramedPage
 from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
+from hicache_storage.page_store.observer import Observer
 from hicache_storage.page_store.results import Match, Outcome, Transfer, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
 from hicache_storage.page_store.store import PageStore
@@ -12,6 +13,7 @@ __all__ = [
     "FramedPage",
     "HitPolicy",
     "Match",
+    "Observer",
     "Outcome",
     "PageStore",
     "PageStoreSettings",

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from functools import partial
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache_storage.backend_support.counters import Counters
@@ -170,8 +170,8 @@ class CallScheduler:
         """Frame and store pages."""
         return self._run(self._save, transfers, deadline)
 
-    def delete(self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline) -> int:
-        """Remove pages of framed key spaces. Return the number of pages that are certainly gone."""
+    def delete(self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline) -> list[str]:
+        """Remove pages of framed key spaces. Return the pages that are certainly gone."""
         executor = self.writes
         began_s = time.monotonic()
         parts = [
@@ -180,12 +180,12 @@ class CallScheduler:
             for part in self._delete_batches(len(hashes))
         ]
         if not parts:
-            return 0
+            return []
         permit = executor.admit()
         if permit is None:
             pages = sum(len(hashes) for _, hashes in parts)
             executor.state.note({Verdict.BREAKER_OPEN: pages}, began_s)
-            return 0
+            return []
         with permit:
             futures: list[Future[list[bool] | Verdict]] = [
                 executor.submit(partial(self._io.delete, framed, hashes), permit)
@@ -198,7 +198,12 @@ class CallScheduler:
         for (_, hashes), result in zip(parts, results, strict=True):
             tally[result if isinstance(result, Verdict) else Verdict.OK] += len(hashes)
         executor.state.note(tally, began_s)
-        return sum(result.count(True) for result in results if not isinstance(result, Verdict))
+        return [
+            page_hash
+            for (_, hashes), result in zip(parts, results, strict=True)
+            if not isinstance(result, Verdict)
+            for page_hash in compress(hashes, result)
+        ]
 
     def max_pages(self, most: int) -> int:
         """Return the most pages of one storage call: `most`, or fewer where the storage needs that."""

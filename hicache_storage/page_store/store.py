@@ -32,17 +32,19 @@ from hicache_storage.page_store.lookup import (
     narrow_usable,
     query_groups,
 )
+from hicache_storage.page_store.observer import Clearance, Deletion, Lookup, Move, Observers
 from hicache_storage.page_store.results import Match, Outcome, Verdict
 from hicache_storage.page_store.scheduling import CallScheduler
 from hicache_storage.page_store.settings import PageStoreSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
     from hicache_storage.page_store.breaker import Breakers
     from hicache_storage.page_store.call_durations import Histogram, Operation
+    from hicache_storage.page_store.observer import Activity, Attributes, Observer
     from hicache_storage.page_store.results import Transfer
     from hicache_storage.page_store.scheduling import FramedTransfer
     from hicache_storage.storage import HiCacheStorage
@@ -59,11 +61,19 @@ class PageStore:
     under way stay the parent's.
     """
 
-    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings | None = None) -> None:
+    def __init__(
+        self,
+        storage: HiCacheStorage,
+        settings: PageStoreSettings | None = None,
+        *,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        """Make a page store over an open storage. The caller owns the storage and the observers."""
         self.storage = storage
         self.settings: PageStoreSettings = settings or PageStoreSettings()
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
         self._framed: dict[KeySpace, KeySpace] = {}
+        self._observers = Observers(observers)
         self._closed = False
         self._close_timeout_s = 0.0
         self._scheduler = ForkLocal(
@@ -148,9 +158,9 @@ class PageStore:
         if not pools:
             raise ValueError("a prefix needs at least one pool")
         framed = [self.framed(pool.space) for pool in pools]
+        began_ns = self._observers.now_ns()
         usable = [True] * (len(hashes) + 1)
-        present: list[list[bool]] = []
-        failures: list[Verdict | None] = []
+        asked: list[ExistsQuery] = []
         with self._lookup(timeout_s) as lookup:
             for group in query_groups(pools):
                 queries = [
@@ -165,10 +175,17 @@ class PageStore:
                 ]
                 lookup.run(queries)
                 for number, query in zip(group, queries, strict=True):
-                    present.append(query.present)
-                    failures.append(query.failure)
                     usable = narrow_usable(usable, pools[number], query.present)
-        return Match(longest(usable), usable, present, failures)
+                asked += queries
+        if self._observers:
+            spaces = [pool.space for pool in pools]
+            self._report_lookup(spaces, hashes, asked, longest(usable), began_ns)
+        return Match(
+            longest(usable),
+            usable,
+            [query.present for query in asked],
+            [query.failure for query in asked],
+        )
 
     def present(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
@@ -199,8 +216,12 @@ class PageStore:
             ValueError: A transfer does not fit its key space, or a hash is malformed.
         """
         deadline = self._deadline(timeout_s)
+        began_ns = self._observers.now_ns()
         outcome = self._scheduler.get().load(self._framed_transfers(transfers), deadline)
         self._delete_wrong_pages(transfers, outcome, deadline)
+        if self._observers:
+            move = Move("load", transfers, outcome)
+            self._observers.notify(lambda observer: observer.moved(move, began_ns))
         return outcome
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
@@ -210,7 +231,12 @@ class PageStore:
             ValueError: A transfer does not fit its key space, or a hash is malformed.
         """
         deadline = self._deadline(timeout_s)
-        return self._scheduler.get().save(self._framed_transfers(transfers), deadline)
+        began_ns = self._observers.now_ns()
+        outcome = self._scheduler.get().save(self._framed_transfers(transfers), deadline)
+        if self._observers:
+            move = Move("save", transfers, outcome)
+            self._observers.notify(lambda observer: observer.moved(move, began_ns))
+        return outcome
 
     def delete(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
@@ -222,9 +248,36 @@ class PageStore:
         """
         check_page_hashes(hashes)
         scheduler = self._scheduler.get()
-        deleted = scheduler.delete({self.framed(space): hashes}, self._deadline(timeout_s))
-        scheduler.counters.add(DELETED_PAGES, deleted)
-        return deleted
+        began_ns = self._observers.now_ns()
+        gone = scheduler.delete({self.framed(space): hashes}, self._deadline(timeout_s))
+        scheduler.counters.add(DELETED_PAGES, len(gone))
+        if self._observers:
+            deletion = Deletion(space, hashes, gone)
+            self._observers.notify(lambda observer: observer.deleted(deletion, began_ns))
+        return len(gone)
+
+    def clear(self, space: KeySpace) -> int:
+        """Remove all pages of a key space, and nothing else. Return the number of the pages.
+
+        The caller needs the store's own answer, so neither a deadline nor the breakers apply.
+
+        Raises:
+            ValueError: The key space is not open.
+            UnsupportedOperation: The storage cannot list its pages.
+            StorageUnavailable, StorageTimeout: The store does not answer; pages may be left.
+        """
+        began_ns = self._observers.now_ns()
+        pages = self.storage.clear(self.framed(space))
+        if self._observers:
+            clearance = Clearance(space, pages)
+            self._observers.notify(lambda observer: observer.cleared(clearance, began_ns))
+        return pages
+
+    def begin_activity(self, name: str, attributes: Attributes) -> Activity:
+        """Begin a task of the caller, to which calls of this page store belong. Without an observer
+        that traces calls, the result does nothing.
+        """
+        return self._observers.begin(name, attributes)
 
     def register_buffer(self, buffer: HostBuffer) -> None:
         """Register host memory that holds pages and headers."""
@@ -241,6 +294,7 @@ class PageStore:
         """
         scheduler = self._scheduler.get()
         return {
+            **self._observers.stats(),
             **scheduler.counters.snapshot(),
             BREAKER_OPENED: scheduler.breakers.times_opened,
             READ_BREAKER_OPENED: scheduler.breakers.reads.times_opened,
@@ -276,12 +330,32 @@ class PageStore:
     def _ask(self, space: KeySpace, hashes: Sequence[str], timeout_s: float | None) -> ExistsQuery:
         check_page_hashes(hashes)
         query = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
+        began_ns = self._observers.now_ns()
         with self._lookup(timeout_s) as lookup:
             lookup.run([query])
+        if self._observers:
+            self._report_lookup([space], hashes, [query], None, began_ns)
         return query
 
     def _lookup(self, timeout_s: float | None) -> PrefixLookup:
         return PrefixLookup(self.storage, self._scheduler.get(), self._deadline(timeout_s))
+
+    def _report_lookup(
+        self,
+        spaces: Sequence[KeySpace],
+        hashes: Sequence[str],
+        queries: Sequence[ExistsQuery],
+        prefix_pages: int | None,
+        began_ns: int,
+    ) -> None:
+        lookup = Lookup(
+            spaces,
+            hashes,
+            [query.answers for query in queries],
+            [query.failure for query in queries],
+            prefix_pages,
+        )
+        self._observers.notify(lambda observer: observer.looked_up(lookup, began_ns))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.settings.timeout_s if timeout_s is None else timeout_s)
@@ -310,7 +384,7 @@ class PageStore:
         left_s = deadline.remaining_s()
         # A deadline of the remaining time: the time that the reads took is no failure of the
         # writes.
-        deleted = scheduler.delete(wrong, Deadline(left_s)) if left_s else 0
+        deleted = len(scheduler.delete(wrong, Deadline(left_s))) if left_s else 0
         scheduler.counters.add(WRONG_PAGES_DELETED, deleted)
         left = sum(map(len, wrong.values())) - deleted
         if left:

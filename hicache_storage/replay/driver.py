@@ -14,6 +14,7 @@ from hicache_storage.durations import MAX_DURATION_S
 from hicache_storage.errors import ConfigError
 from hicache_storage.host_pool import HostPool
 from hicache_storage.keys import KeySpace, page_hashes
+from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStoreSettings
 from hicache_storage.page_store.admission import Admission, AdmissionSettings
 from hicache_storage.replay.content import PageContent
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hicache_storage.controller import Lease, Ranks, Reservation
+    from hicache_storage.events.settings import EventSettings
     from hicache_storage.page import Page
     from hicache_storage.page_store import PageStore
     from hicache_storage.replay.models import KVShape, PoolShape
@@ -81,6 +83,10 @@ class ReplaySettings:
     """Grid by which pages are cut into tiles for the storage."""
     request_log: ExplainLogSettings = field(default_factory=ExplainLogSettings)
     """The log of the reasons for each request's missing pages."""
+    events: EventSettings | None = None
+    """The publisher of KV events, of rank 0. None: there are no events."""
+    tracing: bool = False
+    """Whether the page stores make OpenTelemetry spans."""
 
     def __post_init__(self) -> None:
         if BLOCK_TOKENS % self.page_tokens:
@@ -348,8 +354,25 @@ def _page_stores(
     opened: ExitStack,
 ) -> list[TimedPageStore]:
     """Return a page store for each storage. Their frame headers must have one size: that of L2."""
+    pools = {pool.name for pool in settings.pools}
+    events = (
+        EventSource(
+            settings=settings.events,
+            announces=lambda space: space.pool in pools,
+            hash_format="int64",
+        )
+        if settings.events is not None and settings.rank == 0
+        else None
+    )
+    observers = open_observers(
+        tracing=settings.tracing,
+        attributes={"engine": "replay", "rank": settings.rank},
+        events=events,
+    )
+    for observer in observers:
+        opened.callback(observer.close)
     stores = [
-        TimedPageStore(each, PageStoreSettings(checksum=settings.checksum))
+        TimedPageStore(each, PageStoreSettings(checksum=settings.checksum), observers=observers)
         for each in (storage, next_storage)
         if each is not None
     ]

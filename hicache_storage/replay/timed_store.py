@@ -12,9 +12,9 @@ from hicache_storage.page_store import PageStore
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
-    from hicache_storage.page_store import PageStoreSettings
+    from hicache_storage.page_store import Observer, PageStoreSettings
     from hicache_storage.page_store.results import Outcome, Transfer
     from hicache_storage.storage import HiCacheStorage
 
@@ -54,8 +54,14 @@ class BusyTime:
 class TimedPageStore(PageStore):
     """A page store that counts the time of its calls, and every page that it failed to store."""
 
-    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
-        super().__init__(storage, settings)
+    def __init__(
+        self,
+        storage: HiCacheStorage,
+        settings: PageStoreSettings,
+        *,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        super().__init__(storage, settings, observers=observers)
         self.busy: dict[str, BusyTime] = {"load": BusyTime(), "save": BusyTime()}
         self._unsaved_lock = threading.Lock()
         self._unsaved_pages: Counter[str] = Counter()

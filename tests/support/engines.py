@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.controller import Channel, Lease
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store import Observer
     from hicache_storage.page_store.admission import Admission
     from hicache_storage.request_log import ExplainLog
     from hicache_storage.storage import HiCacheStorage
@@ -91,11 +92,16 @@ def engine_on(
     ranks: Any = None,
     admission: Admission | None = None,
     explain_log: ExplainLog | None = None,
+    observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> Generator[CacheController]:
     """Yield an engine with its own L2. It waits for all pages unless `settings` change that."""
     with ExitStack() as stack:
-        store = None if storage is None else stack.enter_context(page_store(storage, timeout_s))
+        store = (
+            None
+            if storage is None
+            else stack.enter_context(page_store(storage, timeout_s, observers))
+        )
         chosen: dict[str, Any] = {
             "prefetch_policy": PrefetchPolicy.WAIT_COMPLETE,
             "prefetch_threshold_tokens": 0,
@@ -113,9 +119,12 @@ def engine_on(
         yield stack.enter_context(controller)
 
 
-def page_store(storage: HiCacheStorage, timeout_s: float = 20) -> PageStore:
+def page_store(
+    storage: HiCacheStorage, timeout_s: float = 20, observers: Sequence[Observer] = ()
+) -> PageStore:
     """Return a page store whose breaker never opens in a test."""
-    return PageStore(storage, PageStoreSettings(timeout_s=timeout_s, breaker_failures=1000))
+    settings = PageStoreSettings(timeout_s=timeout_s, breaker_failures=1000)
+    return PageStore(storage, settings, observers=observers)
 
 
 def content_in(key_space: KeySpace, page_hash: str) -> bytes:

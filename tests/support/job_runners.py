@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from hicache_storage.integrations._jobs import JobKind, JobResult
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store import Observer
     from hicache_storage.storage import HiCacheStorage
     from hicache_storage.testing import Odds, Strike
 
@@ -36,12 +37,15 @@ class Engine:
         *,
         lends_memory: bool,
         owner: KeySpace | None = None,
+        observers: Sequence[Observer] = (),
         **settings: Any,
     ) -> None:
         self.storage = storage
         self.notified: list[JobKind] = []
         self._changed = threading.Condition()
-        self.store = PageStore(storage, PageStoreSettings(timeout_s=5, parallelism=4))
+        self.store = PageStore(
+            storage, PageStoreSettings(timeout_s=5, parallelism=4), observers=observers
+        )
         self.runner = JobRunner(
             self.store,
             JobSettings(**settings),

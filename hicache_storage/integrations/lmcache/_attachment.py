@@ -15,8 +15,9 @@ from hicache_storage.integrations._backend_choice import (
     register_memory,
 )
 from hicache_storage.integrations._jobs import JobRunner
-from hicache_storage.integrations.lmcache._identity import Identity
+from hicache_storage.integrations.lmcache._identity import Identity, is_of_first_rank
 from hicache_storage.integrations.lmcache._layouts import Layouts
+from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.request_log import open_explain_log
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations._jobs import JobKind
     from hicache_storage.integrations.lmcache._engine import EngineTypes, MemoryDesc, Serde
     from hicache_storage.integrations.lmcache._settings import AdapterSettings
+    from hicache_storage.page_store import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,9 @@ class Session:
         self._sizes = sizes
         self._buffer: Any = None
         self.explain_log = open_explain_log(settings, engine="lmcache")
+        self._observers: list[Observer] = []
         try:
+            self._observers = _observers(settings)
             self.store = PageStore(
                 choice.open(),
                 PageStoreSettings(
@@ -66,6 +70,7 @@ class Session:
                     timeout_s=settings.store_timeout_s,
                     parallelism=settings.parallelism,
                 ),
+                observers=self._observers,
             )
             with closed_on_failure(self.store):
                 lends = choice.lends_memory(self.store.storage, settings.load_timeout_s)
@@ -79,7 +84,7 @@ class Session:
                     owner=self.identity.owner(),
                 )
         except BaseException:
-            self._close_log()
+            self._close_records()
             self._close_serde()
             raise
 
@@ -90,7 +95,7 @@ class Session:
         if self._buffer is not None:
             self.store.unregister_buffer(self._buffer)
         close_store(self.store)
-        self._close_log()
+        self._close_records()
         self._close_serde()
 
     def _register(self, memory: MemoryDesc) -> None:
@@ -101,7 +106,9 @@ class Session:
         if register_memory(self.store, buffer):
             self._buffer = buffer
 
-    def _close_log(self) -> None:
+    def _close_records(self) -> None:
+        for observer in self._observers:
+            observer.close()
         if self.explain_log is not None:
             self.explain_log.close()
 
@@ -195,3 +202,18 @@ class Attachment:
 
 def _choice(settings: AdapterSettings) -> BackendChoice:
     return BackendChoice.of(settings.backend, settings.backend_fields(), settings.load_timeout_s)
+
+
+def _observers(settings: AdapterSettings) -> list[Observer]:
+    """Return the observers of a session. The objects of the first rank and the first group have events.
+
+    Raises:
+        ConfigError: An extra is missing, or an address of the events cannot be used.
+    """
+    events = None
+    if settings.events is not None:
+        events = EventSource(
+            settings=settings.events, announces=is_of_first_rank, hash_format="uint64"
+        )
+    attributes = {"engine": "lmcache", "backend": settings.backend}
+    return open_observers(tracing=settings.tracing, attributes=attributes, events=events)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hicache_storage.integrations.lmcache._layouts import Layout
 
 _FORMAT = "lmcache-1"
+_GROUP = "object_group_"
 _MIN_HASH_NBYTES = 16
 _MAX_HASH_NBYTES = 64
 _MAX_SPACES = 65_536
@@ -83,11 +84,16 @@ class Identity:
                 layers=(0, max(1, layout.layers)),
                 heads=None if layout.is_latent else (rank, rank + 1),
             ),
-            pool=f"object_group_{key.object_group_id}",
+            pool=f"{_GROUP}{key.object_group_id}",
             revision=self.revision,
             # A salt has no "@", so no two pairs of tenant and salt have one text.
             tenant=f"{self.tenant}@{key.cache_salt}" if self.tenant or key.cache_salt else "",
         )
+
+
+def is_of_first_rank(space: KeySpace) -> bool:
+    """Return whether a key space is of the first rank's objects, in the first object group."""
+    return space.pool == f"{_GROUP}0" and space.shard.heads in (None, (0, 1))
 
 
 def page_hash(key: ObjectKey) -> str:

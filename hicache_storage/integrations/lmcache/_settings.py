@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._backend_choice import backend_fields
 from hicache_storage.integrations._jobs import JobSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
@@ -48,6 +49,8 @@ class AdapterSettings(JobSettings, MetricsSettings, ExplainLogSettings):
     checksum: Literal["xxh3", "none"] = "xxh3"
     parallelism: int | None = Field(default=None, ge=1)
     """Concurrent calls to the store in each direction; none: the backend's own number."""
+    events: EventSettings | None = None
+    """The publisher of KV events. None: there are no events. Needs the extra `events`."""
     shared: bool = True
     """False if the store is of this host alone. LMCache shows it, and 0.5.7 can filter by it."""
     l1_read_ttl_s: PositiveSeconds = 300.0

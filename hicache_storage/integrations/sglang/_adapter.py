@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
@@ -17,6 +16,7 @@ from hicache_storage.integrations.sglang._pool_table import ANCHOR, PoolTable
 from hicache_storage.integrations.sglang._settings import split_config
 from hicache_storage.integrations.sglang._transfer_metrics import TransferMetrics
 from hicache_storage.integrations.sglang._transport import TransferResult, Transport
+from hicache_storage.observers import EventSource, open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 from hicache_storage.page_store.lookup import HitPolicy, usable_prefix
 from hicache_storage.registry import open_storage
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
         PoolTransfer,
         StorageConfig,
     )
+    from hicache_storage.integrations.sglang._settings import AdapterSettings
     from hicache_storage.integrations.sglang._stored_pool import StoredPool
     from hicache_storage.metrics import CacheView
+    from hicache_storage.page_store import Observer
     from hicache_storage.page_store.lookup import PoolSpec
     from hicache_storage.page_store.results import Match
 
@@ -76,10 +78,16 @@ class Adapter:
         self._closed = False
         rank = storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank
         self._explain_log = open_explain_log(settings, engine="sglang", rank=rank)
+        self._observers: list[Observer] = []
         try:
+            self._observers = open_observers(
+                tracing=settings.tracing,
+                attributes={"engine": "sglang", "backend": name, "rank": storage_config.tp_rank},
+                events=_event_source(storage_config, settings),
+            )
             self._storage = open_storage(name, fields)
         except BaseException:
-            self._close_log()
+            self._close_records()
             raise
         self._store = PageStore(
             self._storage,
@@ -88,6 +96,7 @@ class Adapter:
                 timeout_s=settings.timeout_s,
                 parallelism=settings.parallelism,
             ),
+            observers=self._observers,
         )
         metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
         self._admission = WriteAdmission(self._store, settings.admission)
@@ -252,7 +261,12 @@ class Adapter:
                     return
 
         if hashes:
-            self._call(run, None)
+            activity = self._store.begin_activity(
+                "transfer", {"pool": _text(name), "pages": len(hashes)}
+            )
+            with activity.resume():
+                self._call(run, None)
+            activity.end({"pages.moved": verdicts.count(True)})
         return TransferResult(verdicts + [False] * (len(hashes) - len(verdicts)), answered)
 
     # --- by copy: flat pages -------------------------------------------------------------------------
@@ -316,7 +330,7 @@ class Adapter:
         def run() -> bool:
             for pool in self._pools.all():
                 for space in pool.spaces:
-                    self._storage.clear(replace(space, frame_nbytes=self._store.frame_nbytes))
+                    self._store.clear(space)
             return True
 
         return self._catch(run, otherwise=False)
@@ -352,9 +366,11 @@ class Adapter:
         self._pools.close()
         self._store.close()
         self._storage.close()
-        self._close_log()
+        self._close_records()
 
-    def _close_log(self) -> None:
+    def _close_records(self) -> None:
+        for observer in self._observers:
+            observer.close()
         if self._explain_log is not None:
             self._explain_log.close()
 
@@ -407,6 +423,18 @@ def rank_number(config: StorageConfig, replica: int) -> int:
     ):
         number = number * size + rank
     return number
+
+
+def _event_source(config: StorageConfig, settings: AdapterSettings) -> EventSource | None:
+    """Return the KV events of this rank, or None. The first rank of each replica has them, of its KV."""
+    if settings.events is None or config.tp_rank or config.pp_rank or config.attn_cp_rank:
+        return None
+    return EventSource(
+        settings=settings.events,
+        announces=lambda space: space.pool == ANCHOR,
+        hash_format="int64",
+        rank=getattr(config, "dp_rank", 0),
+    )
 
 
 def _batches(pages: int, step: int) -> Iterator[slice]:

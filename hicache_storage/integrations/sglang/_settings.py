@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hicache_storage.errors import ConfigError
+from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
 from hicache_storage.page_store.admission import AdmissionSettings
 from hicache_storage.request_log import ExplainLogSettings
@@ -55,6 +56,10 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings):
     """Concurrent calls to the store in each direction; none: the backend's own number."""
     admission: AdmissionSettings = Field(default_factory=AdmissionSettings)
     """The pages that are written to the store. SGLang is told that the others were written, too."""
+    events: EventSettings | None = None
+    """The publisher of KV events, of rank 0. None: there are no events. Needs the extra `events`."""
+    tracing: bool = False
+    """Whether the page store makes OpenTelemetry spans. Needs the extra `otel`."""
     switch_interval_s: PositiveSeconds | None = None
     """The time for which a storage thread waits until SGLang's scheduler lets it go on, of the whole
     process (`sys.setswitchinterval`). None: as it is."""

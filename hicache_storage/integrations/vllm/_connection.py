@@ -14,6 +14,7 @@ from hicache_storage.integrations._backend_choice import (
     register_memory,
 )
 from hicache_storage.integrations._jobs import JobRunner
+from hicache_storage.observers import open_observers
 from hicache_storage.page_store import PageStore, PageStoreSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class StoreConnection:
         self._owner = owner
         self._choice = BackendChoice.of(
             settings.backend, settings.backend_fields(), settings.load_timeout_s
+        )
+        self._observers = open_observers(
+            tracing=settings.tracing, attributes={"engine": "vllm", "backend": settings.backend}
         )
         self._registered = False
         self._mistake: Exception | None = None
@@ -121,6 +125,7 @@ class StoreConnection:
                 timeout_s=settings.load_timeout_s,
                 parallelism=settings.parallelism,
             ),
+            observers=self._observers,
         )
         with closed_on_failure(store):
             lends = self._choice.lends_memory(storage, settings.load_timeout_s)

@@ -1,0 +1,65 @@
+"""The observers that a configuration asks for. Each is imported only where it is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hicache_storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache_storage.events.settings import EventSettings, HashFormat
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.observer import Attributes, Observer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    """KV events of one process of an engine."""
+
+    settings: EventSettings
+    announces: Callable[[KeySpace], bool]
+    """Function that is True for a key space whose pages have events."""
+    hash_format: HashFormat
+    """The form of block hashes in the engine's own events."""
+    rank: int | None = None
+    """The data parallel rank."""
+
+
+def open_observers(
+    *, tracing: bool, attributes: Attributes, events: EventSource | None = None
+) -> list[Observer]:
+    """Return the observers of a page store, which the caller closes. Spans have the `attributes`.
+
+    Raises:
+        ConfigError: An extra is missing, or an address of the events cannot be used.
+    """
+    observers = [_span_tracer(attributes)] if tracing else []
+    return observers if events is None else [*observers, _event_observer(events)]
+
+
+def _span_tracer(attributes: Attributes) -> Observer:
+    try:
+        from hicache_storage.tracing import SpanTracer  # noqa: PLC0415 - the extra is optional
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'tracing: needs the extra "otel": pip install "hicache-storage[otel]"'
+        ) from error
+    return SpanTracer(attributes)
+
+
+def _event_observer(source: EventSource) -> Observer:
+    try:
+        from hicache_storage.events.observer import EventObserver  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'events: need the extra "events": pip install "hicache-storage[events]"'
+        ) from error
+    return EventObserver(
+        source.settings,
+        announces=source.announces,
+        hash_format=source.hash_format,
+        rank=source.rank,
+    )

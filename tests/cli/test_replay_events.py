@@ -1,0 +1,49 @@
+"""`hicache replay --events-endpoint`."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from event_streams import Subscriber
+from replays import COMPLETE_PREFETCH, replay_args, reported
+from servers import free_port
+
+from hicache_storage.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+_REPLAY = replay_args(
+    "memory",
+    {"prefetch_threshold": 0},
+    *COMPLETE_PREFETCH,
+    *("--scale-bytes", "1/1024", "--host-size", "1MiB", "--conversations", "5"),
+)
+
+
+def test_pages_that_are_written_are_announced(tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    batches: list[tuple[int, Any]] = []
+    with Subscriber(endpoint, binds=True) as subscriber, ThreadPoolExecutor(1) as reader:
+        first = reader.submit(subscriber.receive)
+        report = reported(tmp_path / "report.json", [*_REPLAY, "--events-endpoint", endpoint])
+        batches.append(first.result(20))
+        while batches[-1][0] < report["store"]["event_batches_sent"] - 1:
+            batches.append(subscriber.receive())
+
+    assert list(range(batches[0][0], batches[-1][0] + 1)) == [number for number, _ in batches]
+    events = [event for _, (_, events, _) in batches for event in events]
+    announced = {block for event in events for block in event["block_hashes"]}
+    assert {("BlockStored", "STORAGE", 64)} == {
+        (event["type"], event["medium"], event["block_size"]) for event in events
+    }
+    assert 0 < len(announced) <= report["controller"]["written_pages"]
+
+
+def test_a_replay_address_needs_an_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_REPLAY, "--events-replay-endpoint", "tcp://*:5558"]) == 2
+
+    assert "needs --events-endpoint" in capsys.readouterr().err

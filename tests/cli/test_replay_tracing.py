@@ -1,0 +1,45 @@
+"""`hicache replay --tracing`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replays import COMPLETE_PREFETCH, replay_args, reported
+from spans import Spans, is_child
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+_REPLAY = replay_args(
+    "memory",
+    {"prefetch_threshold": 0},
+    *COMPLETE_PREFETCH,
+    *("--scale-bytes", "1/1024", "--host-size", "1MiB", "--conversations", "5"),
+)
+
+
+def test_each_request_is_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    report = reported(tmp_path / "report.json", [*_REPLAY, "--tracing"])
+
+    prefetches = spans.named("hicache.prefetch")
+    loads = spans.named("hicache.load")
+    assert report["requests"] == len(prefetches)
+    assert loads
+    assert all(any(is_child(load, of) for of in prefetches) for load in loads)
+    assert report["store"]["load_nbytes"] == sum(
+        int(str((load.attributes or {})["hicache.nbytes"])) for load in loads
+    )
+
+
+def test_there_are_no_spans_without_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    reported(tmp_path / "report.json", _REPLAY)
+
+    assert [] == spans.named("hicache.prefetch")

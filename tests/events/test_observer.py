@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from framed import DRAFT, HASHES, TARGET, empty, filled, framed, transfer
+from stores import HookedStorage, failing
+
+from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
+from hicache_storage.events.observer import AnnouncedPages, EventObserver
+from hicache_storage.events.settings import EventSettings
+from hicache_storage.page_store import PageStore, PoolSpec
+from hicache_storage.page_store.results import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hicache_storage.keys import KeySpace
+
+SETTINGS = {"endpoint": "tcp://127.0.0.1:1"}
+
+
+class Publisher:
+    """A publisher that keeps its events."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def publish(self, events: list[Any]) -> bool:
+        self.events += events
+        return True
+
+    def stats(self) -> dict[str, int]:
+        return {"event_batches_sent": len(self.events)}
+
+    def take(self) -> list[Any]:
+        taken, self.events = self.events, []
+        return taken
+
+
+@pytest.fixture
+def publisher(monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    kept = Publisher()
+    monkeypatch.setattr("hicache_storage.events.observer.acquire_publisher", lambda *_: kept)
+    monkeypatch.setattr("hicache_storage.events.observer.release_publisher", lambda *_: None)
+    return kept
+
+
+@pytest.fixture
+def storage() -> HookedStorage:
+    return HookedStorage()
+
+
+def everything(space: KeySpace) -> bool:
+    return True
+
+
+def targets(space: KeySpace) -> bool:
+    return space.pool == TARGET.pool
+
+
+@pytest.fixture
+def open_store(storage: HookedStorage, publisher: Publisher) -> Iterator[Callable[..., PageStore]]:
+    opened: list[PageStore] = []
+
+    def open_it(announces: Callable[[KeySpace], bool] = everything, **fields: Any) -> PageStore:
+        settings = EventSettings(**{**SETTINGS, **fields})
+        observer = EventObserver(settings, announces=announces, hash_format="int64")
+        store = PageStore(storage, observers=[observer])
+        opened.append(store)
+        for space in (TARGET, DRAFT):
+            store.open_space(space)
+        return store
+
+    yield open_it
+    for store in opened:
+        store.close()
+
+
+def blocks(*pages: int) -> list[Any]:
+    return [block_hash(HASHES[page], "int64") for page in pages]
+
+
+def stored(*pages: int) -> BlockStored:
+    return BlockStored(blocks(*pages), TARGET.page_tokens, "STORAGE")
+
+
+def removed(*pages: int) -> BlockRemoved:
+    return BlockRemoved(blocks(*pages), "STORAGE")
+
+
+class TestGains:
+    def test_only_pages_whose_save_is_ok_are_stored(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        storage.hooks["batch_set"] = lambda answer: [True, False, True]
+
+        open_store().save([transfer(filled(3))])
+
+        assert [stored(0, 2)] == publisher.events
+
+    def test_a_save_without_an_answer_says_nothing(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        storage.hooks["batch_set"] = failing(StorageTimeout("no answer"))
+
+        open_store().save([transfer(filled(3))])
+
+        assert [] == publisher.events
+
+    def test_a_page_is_stored_when_all_its_pools_are(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        store = open_store()
+        answers = iter([[True, True], [True, False]])
+        storage.hooks["batch_set"] = lambda answer: next(answers)
+
+        store.save([transfer(filled(2)), Transfer(DRAFT, HASHES[:2], [framed(3), framed(4)])])
+
+        assert [stored(0)] == publisher.events or [stored(1)] == publisher.events
+
+    def test_pools_that_are_not_announced_have_no_events(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store(targets)
+
+        store.save([Transfer(DRAFT, HASHES[:1], [framed(1)])])
+        store.present(DRAFT, HASHES[:1])
+        store.delete(DRAFT, HASHES[:1])
+        store.clear(DRAFT)
+
+        assert [] == publisher.events
+
+    def test_medium_and_form_of_hashes_are_settings(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        open_store(medium="DISK", block_hashes="bytes").save([transfer(filled(1))])
+
+        assert [
+            BlockStored([bytes.fromhex(HASHES[0])], TARGET.page_tokens, "DISK")
+        ] == publisher.events
+
+
+class TestLosses:
+    def test_an_announced_page_that_a_load_misses_is_removed_once(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        storage.inner.batch_delete(store.framed(TARGET), HASHES[:1])
+        publisher.take()
+
+        for _ in range(2):
+            store.load([transfer(empty(3))])
+
+        assert [removed(0)] == publisher.events
+
+    def test_a_corrupt_page_is_removed(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1))])
+        publisher.take()
+        storage.hooks["batch_get"] = lambda answer: [True]
+
+        store.load([transfer(empty(1))])
+
+        assert [removed(0)] == publisher.events
+
+    def test_a_load_without_an_answer_says_nothing(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1))])
+        publisher.take()
+        storage.hooks["batch_get"] = failing(StorageUnavailable("no one is there"))
+        storage.hooks["batch_exists"] = failing(StorageUnavailable("no one is there"))
+
+        store.load([transfer(empty(1))])
+        store.present(TARGET, HASHES[:1])
+
+        assert [] == publisher.events
+
+    @pytest.mark.parametrize("lookup", ["match", "present"])
+    def test_an_announced_page_that_a_lookup_misses_is_removed(
+        self,
+        open_store: Callable[..., PageStore],
+        storage: HookedStorage,
+        publisher: Publisher,
+        lookup: str,
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(3))])
+        storage.inner.batch_delete(store.framed(TARGET), HASHES[1:2])
+        publisher.take()
+
+        if lookup == "match":
+            store.match(HASHES, [PoolSpec(space=TARGET)])
+        else:
+            store.present(TARGET, HASHES)
+
+        assert [removed(1)] == publisher.events
+
+    def test_pages_that_were_never_announced_are_not_removed(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+
+        store.match(HASHES, [PoolSpec(space=TARGET)])
+        store.delete(TARGET, HASHES)
+
+        assert [] == publisher.events
+
+    def test_a_delete_removes_the_pages_that_are_gone(
+        self, open_store: Callable[..., PageStore], storage: HookedStorage, publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(2))])
+        publisher.take()
+        storage.hooks["batch_delete"] = lambda answer: [False, True]
+
+        store.delete(TARGET, HASHES[:2])
+
+        assert [removed(1)] == publisher.events
+
+    def test_a_page_that_is_stored_again_is_announced_again(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+
+        for _ in range(2):
+            store.save([transfer(filled(1))])
+            store.delete(TARGET, HASHES[:1])
+
+        assert [stored(0), removed(0)] * 2 == publisher.events
+
+
+class TestClears:
+    def test_all_blocks_are_cleared_when_every_key_space_of_an_announced_page_is(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1)), Transfer(DRAFT, HASHES[:1], [framed(1)])])
+        publisher.take()
+
+        store.clear(TARGET)
+        assert [] == publisher.take()
+        store.clear(DRAFT)
+
+        assert [AllBlocksCleared()] == publisher.events
+
+    def test_a_page_that_is_saved_between_two_clears_is_not_cleared(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        store = open_store()
+        store.save([transfer(filled(1)), Transfer(DRAFT, HASHES[:1], [framed(1)])])
+
+        store.clear(TARGET)
+        store.save([transfer(filled(1))])
+        store.clear(DRAFT)
+
+        assert AllBlocksCleared() not in publisher.events
+
+    def test_a_clear_of_a_space_without_announced_pages_says_nothing(
+        self, open_store: Callable[..., PageStore], publisher: Publisher
+    ) -> None:
+        open_store().clear(TARGET)
+
+        assert [] == publisher.events
+
+
+def test_the_publishers_counters_are_the_page_stores(
+    open_store: Callable[..., PageStore], publisher: Publisher
+) -> None:
+    store = open_store()
+
+    store.save([transfer(filled(1))])
+
+    assert 1 == store.stats()["event_batches_sent"]
+
+
+def test_the_pages_announced_first_are_forgotten_first() -> None:
+    pages = AnnouncedPages(2)
+
+    pages.add([1, 2], [TARGET])
+    pages.add([1, 3], [TARGET])
+
+    assert [1, 3] == pages.remove([1, 2, 3])

@@ -1,0 +1,77 @@
+"""The adapter, without SGLang."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from pages import hash_of, space
+from spans import Spans
+
+from hicache_storage.integrations.sglang._adapter import Adapter
+from hicache_storage.integrations.sglang._engine import EngineTypes
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import pytest
+
+    from hicache_storage.page_store import PageStore
+
+SPACE = space()
+
+
+def _unused(*_: object, **__: object) -> None:
+    """Stand for a class of SGLang that these tests do not need."""
+
+
+class LoneAdapter(Adapter):
+    """The adapter without its base class."""
+
+    engine = EngineTypes(
+        pool_transfer_result=_unused,
+        storage_metrics=_unused,
+        launch_arguments=dict,
+        launch_defaults=dict,
+        argument_overrides=list,
+        replica=int,
+    )
+
+
+@contextmanager
+def attached(**adapter: Any) -> Generator[PageStore]:
+    """Yield the page store of an adapter over a storage in memory."""
+    config = SimpleNamespace(
+        extra_config={"backend_name": "memory", "adapter": adapter},
+        enable_storage_metrics=False,
+        is_mla_model=False,
+        tp_rank=3,
+    )
+    opened = LoneAdapter(cast("Any", config))
+    try:
+        opened._store.open_space(SPACE)
+        yield opened._store
+    finally:
+        opened.close()
+
+
+def test_tracing_makes_spans_of_the_adapters_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    with attached(tracing=True) as store:
+        store.present(SPACE, [hash_of(1)])
+
+    attributes = spans.only("hicache.present").attributes or {}
+    assert ("sglang", "memory", 3) == tuple(
+        attributes[f"hicache.{name}"] for name in ("engine", "backend", "rank")
+    )
+
+
+def test_there_are_no_spans_without_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = Spans.of_process(monkeypatch)
+
+    with attached() as store:
+        store.present(SPACE, [hash_of(1)])
+
+    assert [] == spans.named("hicache.present")
