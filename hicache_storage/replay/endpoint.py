@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from hicache_storage.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hicache_storage.metrics import CacheView, MetricsServer
     from hicache_storage.replay.driver import Replay
-    from hicache_storage.replay.job import ReplayJob
 
 
-def serve_metrics(job: ReplayJob, replay: Replay, port: int) -> MetricsServer:
+def serve_metrics(replay: Replay, backends: Sequence[str], port: int) -> MetricsServer:
     """Serve the metrics of this rank at `port` plus its number.
 
-    The controller's counters are shown beside the first storage.
+    `backends` names the first storage, and the one that replaces it. The controller's counters are
+    shown beside the first.
 
     Raises:
         ConfigError: The extra is missing, or the port cannot be used.
@@ -28,15 +28,12 @@ def serve_metrics(job: ReplayJob, replay: Replay, port: int) -> MetricsServer:
         raise ConfigError(
             '--metrics-port needs the extra "metrics": pip install "hicache-storage[metrics]"'
         ) from error
-    rank = job.settings.rank
+    rank = replay.settings.rank
     collector = ViewCollector(["backend", "engine", "rank"])
     common = {"engine": "replay", "rank": str(rank)}
-    names = [job.choice.backend]
-    if job.disruptions.swap is not None:
-        other = job.disruptions.swap.backend
-        names.append(f"{other}-2" if other in names else other)
-    for name, view in zip(names, _views(replay), strict=False):
-        collector.watch(view, {**common, "backend": name})
+    for number, (name, view) in enumerate(zip(backends, _views(replay), strict=False)):
+        label = f"{name}-2" if name in backends[:number] else name
+        collector.watch(view, {**common, "backend": label})
     try:
         return serve(collector, port=port + rank)
     except ConfigError as error:

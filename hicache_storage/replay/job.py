@@ -54,7 +54,9 @@ def run_job(
             Replay(storage, job.settings, next_storage=next_storage, ranks=ranks)
         )
         if job.metrics_port is not None:
-            opened.enter_context(serve_metrics(job, replay, job.metrics_port))
+            choices = filter(None, (job.choice, job.disruptions.swap))
+            backends = [choice.backend for choice in choices]
+            opened.enter_context(serve_metrics(replay, backends, job.metrics_port))
         began_s = time.monotonic()
         replay.run(
             job.requests,
