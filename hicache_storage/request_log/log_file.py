@@ -30,7 +30,7 @@ class LogFile:
 
     def __init__(self, path: Path, max_nbytes: int, *, alone: bool) -> None:
         """Do nothing yet. With `alone` this process locks the file as long as it is open."""
-        self.path = path
+        self.path: Path = path
         self._max_nbytes = max_nbytes
         self._alone = alone
         self._descriptor: int | None = None

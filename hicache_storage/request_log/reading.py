@@ -91,9 +91,9 @@ class LogReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.dropped_records = 0
+        self.dropped_records: int = 0
         """Records that the writers have dropped, of the part that was read."""
-        self.unreadable_lines = 0
+        self.unreadable_lines: int = 0
         """Lines that are no records."""
 
     def records(self, selection: Selection) -> Iterator[RequestRecord]:
