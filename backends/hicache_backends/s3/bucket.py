@@ -73,6 +73,13 @@ class Bucket:
                     ) from None
                 self._create()
 
+    def server_name(self, deadline: Deadline) -> str:
+        """Return the store's name for itself, the header `Server`; empty where it gives none."""
+        with self._boto_call(deadline):
+            answer = self._boto.head_bucket(Bucket=self._name)
+            name: str = answer["ResponseMetadata"]["HTTPHeaders"].get("server", "")
+        return name if name.isprintable() else ""
+
     def list_page(
         self, prefix: str, position: str, deadline: Deadline
     ) -> tuple[list[ListedObject], str | None]:

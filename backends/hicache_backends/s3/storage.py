@@ -23,6 +23,7 @@ from hicache_storage.backend_support.manifest import decode_manifest, encode_man
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.storage import (
     Capabilities,
+    Diagnosis,
     Durability,
     HiCacheStorage,
     PageInfo,
@@ -166,6 +167,12 @@ class S3Storage(HiCacheStorage):
                 f"s3: {len(kept)} pages were not deleted ({reasons}); {removed} were"
             )
         return removed
+
+    def diagnose(self) -> list[Diagnosis]:
+        """Return the name that the server gives itself."""
+        self.ensure_open()
+        name = self._bucket.server_name(self._deadline())
+        return [Diagnosis("server", name)] if name else []
 
     def stats(self) -> StorageStats:
         self.ensure_open()

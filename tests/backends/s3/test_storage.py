@@ -22,6 +22,7 @@ from servers import Ministack, Rclone, TlsRclone, wait_until
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import ConfigError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.page import Page
+from hicache_storage.storage import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,13 @@ class TestBucket:
         for _ in range(2):
             with S3Storage.from_config(config_of(ministack, bucket="made-on-demand")) as storage:
                 assert round_trip(storage)
+
+    def test_the_server_is_named(self, ministack: Ministack) -> None:
+        with plain_client(ministack) as client:
+            headers = client.list_buckets()["ResponseMetadata"]["HTTPHeaders"]
+
+        with S3Storage.from_config(config_of(ministack)) as storage:
+            assert [Diagnosis("server", headers["server"])] == storage.diagnose()
 
     def test_a_wrong_key_is_a_config_error(self, rclone: Rclone) -> None:
         wrong = "wrong-secret"
