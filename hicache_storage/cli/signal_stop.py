@@ -11,7 +11,7 @@ class SignalStop:
     """Turns the first SIGINT or SIGTERM into an event. A second one has its previous effect."""
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.event: threading.Event = threading.Event()
         self.signal: int | None = None
         self._previous: dict[int, Any] = {}
 
