@@ -7,6 +7,7 @@ from framed import DRAFT, HASHES, TARGET, empty, filled, framed, transfer
 from stores import HookedStorage, failing
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.events import observer
 from hicache_storage.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, block_hash
 from hicache_storage.events.observer import AnnouncedPages, EventObserver
 from hicache_storage.events.settings import EventSettings
@@ -42,8 +43,11 @@ class Publisher:
 @pytest.fixture
 def publisher(monkeypatch: pytest.MonkeyPatch) -> Publisher:
     kept = Publisher()
-    monkeypatch.setattr("hicache_storage.events.observer.acquire_publisher", lambda *_: kept)
-    monkeypatch.setattr("hicache_storage.events.observer.release_publisher", lambda *_: None)
+
+    def acquire(settings: EventSettings, rank: int | None) -> Publisher:
+        return kept
+
+    monkeypatch.setattr(observer, "acquire_publisher", acquire)
     return kept
 
 
@@ -65,9 +69,9 @@ def open_store(storage: HookedStorage, publisher: Publisher) -> Iterator[Callabl
     opened: list[PageStore] = []
 
     def open_it(announces: Callable[[KeySpace], bool] = everything, **fields: Any) -> PageStore:
-        settings = EventSettings(**{**SETTINGS, **fields})
-        observer = EventObserver(settings, announces=announces, hash_format="int64")
-        store = PageStore(storage, observers=[observer])
+        settings = EventSettings.parse("test", {**SETTINGS, **fields})
+        events = EventObserver(settings, announces=announces, hash_format="int64")
+        store = PageStore(storage, observers=[events])
         opened.append(store)
         for space in (TARGET, DRAFT):
             store.open_space(space)

@@ -42,7 +42,7 @@ def publisher(endpoint: str, replay_endpoint: str) -> Iterator[Callable[..., Eve
 
     def open_it(rank: int | None = None, **fields: Any) -> EventPublisher:
         given = {"endpoint": endpoint, "replay_endpoint": replay_endpoint, "bind": True, **fields}
-        opened.append(EventPublisher(EventSettings(**given), data_parallel_rank=rank))
+        opened.append(EventPublisher(EventSettings.parse("test", given), data_parallel_rank=rank))
         return opened[-1]
 
     yield open_it
