@@ -140,7 +140,11 @@ fuzz: $(VENV)/.all ## FUZZ_INPUTS damaged inputs to each parser of the data plan
 	  tests/native/test_fuzz.py -k misjudged
 
 wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
-	@$(BIN)/python -m pytest -q --timeout 900 tests/wheels.py
+	@$(BIN)/python -m pytest -q --timeout 900 tests/release/wheels.py
+
+# Each extra is installed alone. Its backend is opened on a real server.
+release-check: $(VENV)/.mooncake docs ## before a release: the site, `make wheel`, and each extra of the wheel in an environment of its own
+	@$(BIN)/python -m pytest -q --timeout 900 tests/release/*.py
 
 $(VENV)-s3fs/.done: tests/requirements-s3fs.txt pyproject.toml
 	@echo "setting up $(VENV)-s3fs"

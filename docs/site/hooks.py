@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import re
 from pathlib import Path
@@ -21,6 +22,9 @@ _REQUEST = re.compile(
     r"<(?:script|link|img|iframe|source|object)\b[^>]*\b(?:src|srcset|href|data)=[\"']?"
     r"((?:https?:)?//[^\"'\s>]+)"
 )
+_BAR = r"\|"
+_BAR_IN_CODE = re.compile(r"(?<=[| ])`([^`\n]*\\\|[^`\n]*)`(?=[^\n]*\|$)", re.MULTILINE)
+"""Code with an escaped bar in a row of a table."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -43,7 +47,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - the signature is MkDocs'
     """Draw the figures of a page, and lead its links to pages of the site."""
-    return with_site_links(with_figures(markdown), page.file.src_uri)
+    return with_bars_in_code(with_site_links(with_figures(markdown), page.file.src_uri))
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001 - as above
@@ -51,6 +55,16 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # no
     for request in foreign_requests(output):
         _LOG.warning("%s would fetch %s", page.file.src_uri, request)
     return output
+
+
+def with_bars_in_code(markdown: str) -> str:
+    """Return a page with HTML for code with an escaped bar: Python-Markdown keeps its backslash."""
+    return _BAR_IN_CODE.sub(
+        lambda code: (
+            f"<code>{html.escape(code[1].replace(_BAR, '|')).replace('|', '&#124;')}</code>"
+        ),
+        markdown,
+    )
 
 
 def foreign_requests(output: str) -> list[str]:

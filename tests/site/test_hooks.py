@@ -70,6 +70,12 @@ def test_a_wrong_page_ends_the_build(page: str, tmp_path: Path) -> None:
         built(tmp_path, page)
 
 
+def test_a_bar_in_code_in_a_table_has_no_backslash(tmp_path: Path) -> None:
+    html = built(tmp_path, "| a | b |\n|---|---|\n| `x <y> \\| z` | word |\n")
+
+    assert "<td><code>x &lt;y&gt; &#124; z</code></td>" in html.replace("|", "&#124;")
+
+
 def test_a_link_is_no_request() -> None:
     assert [] == hooks.foreign_requests(LOCAL)
 

@@ -1,0 +1,47 @@
+"""Commands outside of the tree, and environments to install the project's distributions in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from typing import TYPE_CHECKING
+
+from servers import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+DIST = ROOT / "dist"
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+def run(directory: Path, *command: Path | str, **variables: str) -> str:
+    """Run a command outside of the tree. Return what it printed."""
+    done = ended(directory, *command, **variables)
+    assert 0 == done.returncode, done.stdout
+    return done.stdout
+
+
+def ended(
+    directory: Path, *command: Path | str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command outside of the tree. Return its exit code, and what it printed."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env={**plain, "COLUMNS": "200", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def made_environment(folder: Path) -> Path:
+    """Return the directory of the programs of a new environment."""
+    run(folder.parent, sys.executable, "-m", "venv", folder)
+    return folder / "bin"
