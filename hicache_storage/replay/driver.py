@@ -167,7 +167,7 @@ class Replay:
             )
             if explain_log is not None:
                 opened.callback(explain_log.close)
-            self.controller = CacheController(
+            self.controller: CacheController = CacheController(
                 self._store,
                 self.pools,
                 settings.controller,
