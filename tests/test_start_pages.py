@@ -11,6 +11,7 @@ import pytest
 from servers import ROOT
 
 import hicache_storage.cli
+from hicache_storage import open_storage
 
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/start/*.md")}
 PROGRAMS = {
@@ -40,6 +41,7 @@ def test_there_are_commands_and_python() -> None:
 def test_a_command_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("engine.yaml").write_text(CONFIG)
+    open_storage("file", {"path": "pages"}).close()
     name, *argv = shlex.split(command)
 
     assert 0 == PROGRAMS[name](argv)

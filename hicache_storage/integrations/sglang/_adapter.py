@@ -76,13 +76,13 @@ class Adapter:
         self._config = storage_config
         self._outdated = False
         self._closed = False
-        rank = storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank
+        rank = rank_number(storage_config, self.engine.replica())
         self._explain_log = open_explain_log(settings, engine="sglang", rank=rank)
         self._observers: list[Observer] = []
         try:
             self._observers = open_observers(
                 tracing=settings.tracing,
-                attributes={"engine": "sglang", "backend": name, "rank": storage_config.tp_rank},
+                attributes={"engine": "sglang", "backend": name, "rank": rank},
                 events=_event_source(storage_config, settings),
             )
             self._storage = open_storage(name, fields)
@@ -114,7 +114,7 @@ class Adapter:
             engine="sglang",
             backend=name,
             logger=logger,
-            rank=rank_number(storage_config, self.engine.replica()),
+            rank=rank,
             registry=EngineRegistry.PROCESSES
             if storage_config.enable_storage_metrics
             else EngineRegistry.NONE,

@@ -47,6 +47,11 @@ def attached(**adapter: Any) -> Generator[PageStore]:
         enable_storage_metrics=False,
         is_mla_model=False,
         tp_rank=3,
+        tp_size=4,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
     )
     opened = LoneAdapter(cast("Any", config))
     try:
