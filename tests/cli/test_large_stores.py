@@ -90,9 +90,9 @@ def _killed(
     directory: Path, argv: list[str], target: CliStore, key_space: KeySpace, pages: int
 ) -> int:
     """Kill a copy on the way; return the number of pages that the target has."""
-    limit = ["--bandwidth-limit", "500KB"]
+    limit = ["--bandwidth-limit", "50KB"]
     with verb(directory, *argv, *limit) as process:
-        wait_until(lambda: _count(target, key_space, pages) > pages // 20, 120)
+        wait_until(lambda: _count(target, key_space, pages) > pages // 100, 120)
         process.send_signal(signal.SIGKILL)
         process.wait(30)
     found = _count(target, key_space, pages)

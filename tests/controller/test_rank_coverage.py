@@ -244,6 +244,7 @@ def test_a_request_takes_two_agreements_and_a_claim_one(
     assert [6 + at_first + claims] * 2 == [rank.calls for rank in ranks.ranks]
 
 
+@pytest.mark.no_cover
 def test_four_ranks_that_lose_drafts_get_equal_leases_of_a_thousand_requests() -> None:
     ranks = ThreadRanks.of(4, timeout_s=120)
 

@@ -142,7 +142,13 @@ def soaked(
 
 
 @pytest.mark.parametrize(
-    "requests", [5_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "requests",
+    [
+        5_000,
+        pytest.param(
+            100_000, marks=[pytest.mark.slow, pytest.mark.no_cover, pytest.mark.timeout(600)]
+        ),
+    ],
 )
 def test_a_soak_leaves_nothing_behind(requests: int) -> None:
     stores = [flapping_storage(seed) for seed in range(2)]

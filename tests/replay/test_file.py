@@ -118,6 +118,7 @@ def test_another_run_on_the_same_directory_finds_everything(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.timeout(600)
 @pytest.mark.skipif("HICACHE_TRACE" not in os.environ, reason="HICACHE_TRACE names no trace")
 def test_the_whole_trace_gives_the_ideal_hit_rate(memory_directory: Path) -> None:

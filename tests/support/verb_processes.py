@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
+# A program that was started in the background, as a script does with "&", ignores Ctrl-C, and so do its
+# children, unless it has a handler itself.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 COMMAND = [sys.executable, "-m", "hicache_storage.cli"]
 
 _SLOW = """

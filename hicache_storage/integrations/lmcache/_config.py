@@ -26,6 +26,8 @@ HiCacheL2Adapter, fields of adapter_params:
 - admission (dict): which objects are written: second_use, write_nbytes_per_s (default: all)
 - metrics_port (int), metrics_host (str): where Prometheus scrapes the hicache_* metrics, which
   LMCache's /metrics has, too (default: nowhere else, 127.0.0.1)
+- tracing (bool): OpenTelemetry spans of every call of the store (default false)
+- events (dict): KV events of the store, for routers: endpoint, replay_endpoint, ... (default none)
 - explain_log (str): file with the reasons for missing pages, for hicache explain (default none)
 - log_file_nbytes (int or str): size at which that file is rotated (default "64MiB")
 - l1_read_ttl_s (float): the server's --l1-read-ttl-seconds (default 300)

@@ -19,6 +19,7 @@ from hicache_storage.events.messages import (
 from hicache_storage.events.publisher import SENT, EventPublisher
 from hicache_storage.events.settings import EventSettings
 
+envs: Any = importlib.import_module("vllm.envs")
 kv_events: Any = importlib.import_module("vllm.distributed.kv_events")
 kv_cache_utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
 decode = msgspec.msgpack.Decoder(kv_events.KVEventBatch).decode
@@ -81,7 +82,8 @@ def test_past_batches_come_as_from_vllms_own_publisher() -> None:
 
 @pytest.mark.parametrize(("form", "as_int"), [("uint64", True), ("bytes", False)])
 def test_hashes_are_vllms(form: Any, monkeypatch: pytest.MonkeyPatch, *, as_int: bool) -> None:
-    monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", str(int(as_int)))
+    # An engine that has started in this process has made vLLM keep the values of its environment.
+    monkeypatch.setitem(vars(envs), "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", as_int)
 
     expected = kv_cache_utils.maybe_convert_block_hash(kv_cache_utils.BlockHash(DIGEST))
 
