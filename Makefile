@@ -39,7 +39,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   test-s3fs test-rgw test-mooncake test-sanitized gpu fuzz wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
-  bench-controller bench-device-pool bench-scheduler bench-sglang bench-lmcache bench-vllm \
+  bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
   conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
   field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
 
@@ -333,6 +333,9 @@ $(VENV)-sglang/.scheduler: $(VENV)-sglang/.s3 $(VENV)-sglang/.mooncake
 
 bench-scheduler: $(VENV)-sglang/.scheduler .servers/.done ## storage beside an engine's scheduler: in one process against two
 	@LD_LIBRARY_PATH=$(FETCHED_LIBRARIES) $(VENV)-sglang/bin/python benchmarks/scheduler.py
+
+bench-sglang-adapter: $(SGLANG)/.done ## processor time for each page that SGLang's adapter moves
+	@PYTHONPATH=tests/support $(SGLANG)/bin/python -W ignore benchmarks/sglang_adapter.py
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py

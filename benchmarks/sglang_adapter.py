@@ -1,0 +1,90 @@
+"""Processor time for each page that SGLang's adapter moves. Small pages, so that bytes weigh little.
+
+    PYTHONPATH=tests/support .venv-sglang-engine/bin/python -W ignore benchmarks/sglang_adapter.py
+
+A call moves 128 pages, as SGLang's controller does, from or to its host pool. The time is that of the
+whole process: adapter, page store with checksums, and the storage, which is in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from sglang_engine import Engine, PoolPlan, engine_world, hashes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PAGES = 128
+_CALLS = 50
+_CONFIG = {
+    "module_path": "hicache_storage.integrations.sglang",
+    "class_name": "SGLangHiCacheStorage",
+    "interface_v1": 1,
+    "backend_name": "memory",
+}
+
+
+def us_a_page(call: Callable[[], object], rounds: int) -> list[float]:
+    """Return the processor time of a page in each round; the calls before the first do not count."""
+    times: list[float] = []
+    for round_number in range(rounds + 1):
+        began_s = time.process_time()
+        for _ in range(_CALLS):
+            call()
+        if round_number:
+            times.append((time.process_time() - began_s) / _CALLS / _PAGES * 1e6)
+    return times
+
+
+def calls_of(engine: Engine) -> dict[str, Callable[[], object]]:
+    """Return the calls of SGLang's controller by name. The set is first: the others find its pages."""
+    storage, tokens = engine.storage, _PAGES * engine.page_tokens
+    keys, indices = hashes_of(range(tokens), engine.page_tokens), torch.arange(tokens)
+    return {
+        "set": lambda: storage.batch_set_v1(keys, indices),
+        "get": lambda: storage.batch_get_v1(keys, indices),
+        "exists": lambda: storage.batch_exists(keys),
+    }
+
+
+def profile(name: str, call: Callable[[], object]) -> None:
+    """Print where the time of a call goes."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(_CALLS):
+        call()
+    profiler.disable()
+    print(name)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(15)
+
+
+def main() -> None:
+    """Print a table: a row for each layout of the host pool."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--profile", action="store_true", help="print where the time goes instead")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for layout in ("page_first", "layer_first"):
+        with engine_world(), Engine([PoolPlan(layout=layout)], _CONFIG, pages=2 * _PAGES) as engine:
+            engine.fill(1)
+            for name, call in calls_of(engine).items():
+                if arguments.profile:
+                    profile(f"{layout}, {name}", call)
+                    continue
+                times = us_a_page(call, arguments.rounds)
+                print(
+                    f"{layout:12} {name:8} {statistics.median(times):6.2f} us a page"
+                    f" [{min(times):.2f} .. {max(times):.2f}]"
+                )
+
+
+if __name__ == "__main__":
+    main()
