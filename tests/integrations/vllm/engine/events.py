@@ -83,7 +83,8 @@ def test_past_batches_come_as_from_vllms_own_publisher() -> None:
 @pytest.mark.parametrize(("form", "as_int"), [("uint64", True), ("bytes", False)])
 def test_hashes_are_vllms(form: Any, monkeypatch: pytest.MonkeyPatch, *, as_int: bool) -> None:
     # An engine that has started in this process has made vLLM keep the values of its environment.
-    monkeypatch.setitem(vars(envs), "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", as_int)
+    values: dict[str, Any] = envs.__dict__
+    monkeypatch.setitem(values, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", as_int)
 
     expected = kv_cache_utils.maybe_convert_block_hash(kv_cache_utils.BlockHash(DIGEST))
 
