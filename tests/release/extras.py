@@ -41,6 +41,24 @@ with open_storage("memory") as storage, PageStore(storage) as store:
     print(generate_latest(registry).decode())
 """
 
+TRACING = """
+from hicache_storage import open_storage
+from hicache_storage.observers import open_observers
+from hicache_storage.page_store import PageStore
+observers = open_observers(tracing=True, attributes={"engine": "none"})
+with open_storage("memory") as storage, PageStore(storage, observers=observers) as store:
+    print(type(observers[0]).__name__)
+"""
+EVENTS = """
+from hicache_storage.events.messages import AllBlocksCleared
+from hicache_storage.events.publisher import EventPublisher
+from hicache_storage.events.settings import EventSettings
+publisher = EventPublisher(EventSettings(endpoint="inproc://events", bind=True))
+publisher.publish([AllBlocksCleared()])
+publisher.close()
+print("published")
+"""
+
 
 class Installed:
     """The wheel with one extra or none in an environment of its own, and a directory to work in."""
@@ -116,6 +134,18 @@ def test_extra_metrics(installed: Callable[[str], Installed]) -> None:
 
     assert with_metrics.serves_files()
     assert "hicache_pages_total" in with_metrics.runs("python", "-c", METRICS)
+
+
+def test_extra_otel(installed: Callable[[str], Installed]) -> None:
+    assert "SpanTracer\n" == installed("otel").runs("python", "-c", TRACING)
+
+
+def test_extra_events(installed: Callable[[str], Installed]) -> None:
+    assert "published\n" == installed("events").runs("python", "-c", EVENTS)
+
+
+def test_extra_completion(installed: Callable[[str], Installed]) -> None:
+    assert "complete" in installed("completion").runs("hicache", "--print-completion", "bash")
 
 
 def test_extra_redis(installed: Callable[[str], Installed], tmp_path: Path) -> None:
