@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hicache_storage.config import load_extra_config
+from hicache_storage.durations import parse_seconds
 from hicache_storage.errors import ConfigError
 from hicache_storage.registry import resolve
-from hicache_storage.scalars import parse_float
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -60,7 +60,7 @@ class BackendChoice(NamedTuple):
         if not getattr(getattr(storage_class, "capabilities", None), "bounded", False):
             return cls(storage_class, own, None)
         try:
-            timeout_s = parse_float(own.setdefault("timeout_s", load_timeout_s / 2))
+            timeout_s = parse_seconds(own.setdefault("timeout_s", load_timeout_s / 2))
         except ValueError:
             timeout_s = None
         return cls(storage_class, own, timeout_s)

@@ -79,8 +79,9 @@ def test_a_bounded_backend_gets_half_of_the_time_of_a_load() -> None:
     assert (RedisStorage, {**URL, "timeout_s": 1.5}, 1.5) == choice
 
 
-def test_the_time_limit_of_the_user_stays() -> None:
-    assert 0.25 == BackendChoice.of("redis", {**URL, "timeout_s": "0.25"}, 3.0).timeout_s
+@pytest.mark.parametrize("given", ["0.25", "250ms", 0.25])
+def test_the_time_limit_of_the_user_stays(given: object) -> None:
+    assert 0.25 == BackendChoice.of("redis", {**URL, "timeout_s": given}, 3.0).timeout_s
 
 
 def test_any_other_backend_gets_no_time_limit() -> None:
