@@ -58,6 +58,8 @@ class EventObserver(Observer):
         self._form: HashFormat = settings.block_hashes or hash_format
         self._rank = rank
         self._announced = AnnouncedPages(settings.remembered_pages)
+        # The events of a page are published in the order of its changes among the announced pages.
+        self._order = threading.Lock()
         self._publisher = acquire_publisher(settings, rank)
         self._closed = False
 
@@ -88,8 +90,11 @@ class EventObserver(Observer):
             self._lose(deletion.gone)
 
     def cleared(self, clearance: Clearance, began_ns: int) -> None:
-        if self._announces(clearance.space) and self._announced.clear(clearance.space):
-            self._publisher.publish([AllBlocksCleared()])
+        if not self._announces(clearance.space):
+            return
+        with self._order:
+            if self._announced.clear(clearance.space):
+                self._publisher.publish([AllBlocksCleared()])
 
     def stats(self) -> dict[str, int]:
         return self._publisher.stats()
@@ -102,14 +107,16 @@ class EventObserver(Observer):
     def _gain(self, hashes: Iterable[str], spaces: Sequence[KeySpace]) -> None:
         blocks = [block_hash(page_hash, self._form) for page_hash in hashes]
         if blocks:
-            self._announced.add(blocks, spaces)
             stored = BlockStored(blocks, spaces[0].page_tokens, self._settings.medium)
-            self._publisher.publish([stored])
+            with self._order:
+                self._announced.add(blocks, spaces)
+                self._publisher.publish([stored])
 
     def _lose(self, hashes: Iterable[str]) -> None:
-        blocks = self._announced.remove(block_hash(page_hash, self._form) for page_hash in hashes)
-        if blocks:
-            self._publisher.publish([BlockRemoved(blocks, self._settings.medium)])
+        with self._order:
+            blocks = self._announced.remove(block_hash(one, self._form) for one in hashes)
+            if blocks:
+                self._publisher.publish([BlockRemoved(blocks, self._settings.medium)])
 
 
 class AnnouncedPages:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -291,3 +292,25 @@ def test_the_pages_announced_first_are_forgotten_first() -> None:
     pages.add([1, 3], [TARGET])
 
     assert [1, 3] == pages.remove([1, 2, 3])
+
+
+def test_a_loss_beside_a_gain_is_published_after_it(
+    open_store: Callable[..., PageStore],
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = open_store()
+    publish = publisher.publish
+    loss = threading.Thread(target=lambda: store.delete(TARGET, HASHES[:1]))
+
+    def lose_meanwhile(events: list[Any]) -> bool:
+        if not publisher.events and not loss.ident:
+            loss.start()
+            loss.join(0.2)  # without an order, the loss is published within this time
+        return publish(events)
+
+    monkeypatch.setattr(publisher, "publish", lose_meanwhile)
+    store.save([transfer(filled(1))])
+    loss.join()
+
+    assert [stored(0), removed(0)] == publisher.events
