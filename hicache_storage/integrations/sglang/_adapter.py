@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+from hicache_storage.integrations._backend_choice import closed_on_failure
 from hicache_storage.integrations._metrics import AdapterMetrics, EngineRegistry
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.integrations.sglang._arguments import WATCHED
@@ -86,39 +87,40 @@ class Adapter:
                 events=_event_source(storage_config, settings),
             )
             self._storage = open_storage(name, fields)
+            self._store = PageStore(
+                self._storage,
+                PageStoreSettings(
+                    checksum=settings.checksum,
+                    timeout_s=settings.timeout_s,
+                    parallelism=settings.parallelism,
+                ),
+                observers=self._observers,
+            )
+            with closed_on_failure(self._store):
+                metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
+                self._admission = WriteAdmission(self._store, settings.admission)
+                self._transport = Transport(
+                    self._store, metrics, settings.timeout_s, self._admission, self._explain_log
+                )
+                self._timeout_s = settings.timeout_s
+                self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
+                if settings.switch_interval_s is not None:
+                    sys.setswitchinterval(settings.switch_interval_s)
+                self._errors = 0
+                self._metrics = AdapterMetrics(
+                    settings,
+                    self._view,
+                    engine="sglang",
+                    backend=name,
+                    logger=logger,
+                    rank=rank,
+                    registry=EngineRegistry.PROCESSES
+                    if storage_config.enable_storage_metrics
+                    else EngineRegistry.NONE,
+                )
         except BaseException:
             self._close_records()
             raise
-        self._store = PageStore(
-            self._storage,
-            PageStoreSettings(
-                checksum=settings.checksum,
-                timeout_s=settings.timeout_s,
-                parallelism=settings.parallelism,
-            ),
-            observers=self._observers,
-        )
-        metrics = TransferMetrics() if storage_config.enable_storage_metrics else None
-        self._admission = WriteAdmission(self._store, settings.admission)
-        self._transport = Transport(
-            self._store, metrics, settings.timeout_s, self._admission, self._explain_log
-        )
-        self._timeout_s = settings.timeout_s
-        self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
-        if settings.switch_interval_s is not None:
-            sys.setswitchinterval(settings.switch_interval_s)
-        self._errors = 0
-        self._metrics = AdapterMetrics(
-            settings,
-            self._view,
-            engine="sglang",
-            backend=name,
-            logger=logger,
-            rank=rank,
-            registry=EngineRegistry.PROCESSES
-            if storage_config.enable_storage_metrics
-            else EngineRegistry.NONE,
-        )
 
     # --- pools ---------------------------------------------------------------------------------------
 

@@ -6,16 +6,17 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+from hicache_backends.memory import MemoryStorage
 from pages import hash_of, space
 from spans import Spans
 
+from hicache_storage.integrations.sglang import _adapter
 from hicache_storage.integrations.sglang._adapter import Adapter
 from hicache_storage.integrations.sglang._engine import EngineTypes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    import pytest
 
     from hicache_storage.page_store import PageStore
 
@@ -80,3 +81,18 @@ def test_there_are_no_spans_without_tracing(monkeypatch: pytest.MonkeyPatch) -> 
         store.present(SPACE, [hash_of(1)])
 
     assert [] == spans.named("hicache.present")
+
+
+def test_a_start_that_fails_closes_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[MemoryStorage] = []
+
+    def close(storage: MemoryStorage) -> None:
+        closed.append(storage)
+
+    monkeypatch.setattr(MemoryStorage, "close", close)
+    monkeypatch.setattr(_adapter, "PoolTable", None)  # it cannot be called
+
+    with pytest.raises(TypeError), attached():
+        pass
+
+    assert 1 == len(closed)
