@@ -13,6 +13,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class Turn:
         store.source.stamp(turn)
         label = f"{self.name} {self.direction} {turn}"
         batches = 1 if self.direction == "get" else self.repeats
+        self._last_batch = threading.Barrier(self.transfers)
         self._batches = [
             page_hashes_of(f"{label} {number}", 0, store.source.pages) for number in range(batches)
         ]
@@ -130,6 +132,8 @@ class Turn:
         pages = store.source.pages // self.transfers
         part = slice(transfer * pages, (transfer + 1) * pages)
         for number in range(self.repeats):
+            if number == self.repeats - 1:
+                self._last_batch.wait()  # a slower transfer evicts no page of the last batch
             if self.direction == "get":
                 store.get_part(self._batches[-1][part], part)
             else:
