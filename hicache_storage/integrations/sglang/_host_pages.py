@@ -38,6 +38,8 @@ class HostPages(Protocol):
     part_nbytes: int
     buffers: tuple[memoryview, ...]
     """All memory of the pages, for registration; none if pages are copied."""
+    is_in_pool: bool
+    """True if the pages of the same indices are always the same memory, which is that of the pool."""
 
     def sources(self, indices: Indices, count: int) -> list[list[Page]]:
         """Return `count` pages to save, as a list for each part."""
@@ -71,6 +73,8 @@ def host_pages(name: str, pool: HostPool, parts: int) -> HostPages:
 
 class SegmentPages:
     """Pages in the pool's own memory, without a copy."""
+
+    is_in_pool = True
 
     def __init__(self, name: str, pool: HostPool, parts: int) -> None:
         self._name = name
@@ -145,6 +149,8 @@ class SegmentPages:
 class FlatPages:
     """Pages that the pool offers as copies only: layer-first index keys, states with a side state."""
 
+    is_in_pool = False
+
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
         self.parts = 1
@@ -182,6 +188,7 @@ class MarkerPages:
 
     parts = 1
     part_nbytes = 1
+    is_in_pool = True
 
     def __init__(self, pool: HostPool) -> None:
         self._page_tokens = pool.page_size

@@ -12,7 +12,7 @@ from hicache_storage.page_store.lookup import HitPolicy, PoolSpec
 from hicache_storage.page_store.results import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hicache_storage.integrations.sglang._engine import HostPool, Indices
     from hicache_storage.integrations.sglang._identity import Identity
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 # Most pages and bytes of one call. More of them would make the deadline too short for a slow store.
 _BATCH_PAGES = 128
 _BATCH_NBYTES = 256 << 20
+# A framed page of six segments takes about 2 KiB.
+_MAX_KEPT_PAGES = 1 << 16
 
 
 class StoredPool:
-    """One host pool of one rank. Thread-safe: it only creates views."""
+    """One host pool of one rank. Thread-safe.
+
+    The framed pages of the pool's own memory are made once for each slot, up to a limit.
+    """
 
     def __init__(self, name: str, host: HostPool, identity: Identity, frame_nbytes: int) -> None:
         parts = self._parts(host, identity)
@@ -40,6 +45,7 @@ class StoredPool:
         # page at a time. A store may register this memory.
         self._headers = map_memory(self._slots * len(self.spaces) * frame_nbytes, "none")
         self.buffers = (*self.pages.buffers, self._headers)
+        self._kept: dict[int, tuple[FramedPage, ...]] = {}
 
     @property
     def page_nbytes(self) -> int:
@@ -60,22 +66,59 @@ class StoredPool:
             for space in self.spaces
         ]
 
-    def transfers(
-        self, hashes: Sequence[str], indices: Indices, pages: list[list[Page]]
+    def sources(self, hashes: Sequence[str], indices: Indices) -> list[Transfer]:
+        """Return transfers that save host pages, with the headers of their slots."""
+        return self._transfers(hashes, indices, self.pages.sources)
+
+    def targets(self, hashes: Sequence[str], indices: Indices) -> list[Transfer]:
+        """Return transfers that load host pages. `write_back` must follow."""
+        return self._transfers(hashes, indices, self.pages.targets)
+
+    def write_back(
+        self, indices: Indices, transfers: Sequence[Transfer], loaded: Sequence[bool]
+    ) -> None:
+        """Copy the loaded pages into the pool, unless `targets` is the pool's own memory."""
+        if not self.pages.is_in_pool:
+            payloads = [[page.payload for page in transfer.pages] for transfer in transfers]
+            self.pages.write_back(indices, payloads, loaded)
+
+    def _transfers(
+        self,
+        hashes: Sequence[str],
+        indices: Indices,
+        pages_of: Callable[[Indices, int], list[list[Page]]],
     ) -> list[Transfer]:
-        """Return transfers of host pages, with the headers of their slots."""
-        starts = indices.tolist()[:: len(indices) // len(hashes)]
+        starts: list[int] = indices[:: len(indices) // len(hashes)].tolist()
+        if self.pages.is_in_pool:
+            slots = self._slots_kept(starts, indices, pages_of)
+        else:
+            slots = self._framed(starts, pages_of(indices, len(starts)))
+        parts = zip(self.spaces, zip(*slots, strict=True), strict=True)
+        return [Transfer(space, hashes, pages) for space, pages in parts]
+
+    def _slots_kept(
+        self,
+        starts: Sequence[int],
+        indices: Indices,
+        pages_of: Callable[[Indices, int], list[list[Page]]],
+    ) -> list[tuple[FramedPage, ...]]:
+        """Return the framed pages of each slot. Those that were made before are the same objects."""
+        try:
+            return [self._kept[start] for start in starts]
+        except KeyError:
+            slots = self._framed(starts, pages_of(indices, len(starts)))
+            if len(self._kept) < _MAX_KEPT_PAGES:
+                self._kept.update(zip(starts, slots, strict=True))
+            return slots
+
+    def _framed(
+        self, starts: Sequence[int], pages: list[list[Page]]
+    ) -> list[tuple[FramedPage, ...]]:
+        """Return the framed pages of each slot, one for each part."""
         slots = [start // self.host.page_size for start in starts]
         return [
-            Transfer(
-                space,
-                hashes,
-                [
-                    FramedPage(self._header(slot, part), page)
-                    for slot, page in zip(slots, of_part, strict=True)
-                ],
-            )
-            for part, (space, of_part) in enumerate(zip(self.spaces, pages, strict=True))
+            tuple(FramedPage(self._header(slot, part), page) for part, page in enumerate(of_slot))
+            for slot, of_slot in zip(slots, zip(*pages, strict=True), strict=True)
         ]
 
     def flat_transfers(self, hashes: Sequence[str], flats: Sequence[memoryview]) -> list[Transfer]:

@@ -74,9 +74,9 @@ class Transport:
 
     def load(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
         """Load pages into the host pool."""
-        pages = pool.pages.targets(indices, len(keys))
-        result = self._run("prefetch", pool, pool.transfers(keys, indices, pages))
-        pool.pages.write_back(indices, pages, result.moved)
+        transfers = pool.targets(keys, indices)
+        result = self._run("prefetch", pool, transfers)
+        pool.write_back(indices, transfers, result.moved)
         return result
 
     def save(self, pool: StoredPool, keys: Sequence[str], indices: Indices) -> TransferResult:
@@ -105,9 +105,8 @@ class Transport:
         rest, rest_indices = keys[stored:], indices[stored * pool.host.page_size :]
         if not rest:
             return TransferResult([True] * stored, answered=True)
-        pages = pool.pages.sources(rest_indices, len(rest))
         remaining = deadline if stored else None
-        result = self._run("backup", pool, pool.transfers(rest, rest_indices, pages), remaining)
+        result = self._run("backup", pool, pool.sources(rest, rest_indices), remaining)
         return TransferResult([True] * stored + result.moved, result.answered)
 
     def load_flat(

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from sglang_engine import (
     DRAFT,
     MORE,
@@ -19,8 +20,11 @@ from sglang_engine import (
     PoolName,
     PoolPlan,
     engine_world,
+    hashes_of,
     write_and_read,
 )
+
+from hicache_storage.integrations.sglang import _stored_pool
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -52,6 +56,33 @@ def test_a_cold_engine_reads_the_pages_of_another(
         Engine([plan], {**file_config, "interface_v1": v1}) as reader,
     ):
         write_and_read(writer, reader)
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_the_framed_pages_of_a_slot_are_made_once(layout: str, file_config: dict[str, Any]) -> None:
+    with Engine([PoolPlan(layout=layout)], file_config) as engine:
+        pool = engine.storage._pools.all()[0]
+        keys, indices = hashes_of(TOKENS), torch.arange(len(TOKENS))
+        saved = pool.sources(keys, indices)[0].pages
+        loaded = pool.targets(keys, indices)[0].pages
+
+        assert len(keys) == len(saved)
+        assert all(one is other for one, other in zip(saved, loaded, strict=True))
+
+
+def test_slots_beyond_the_limit_get_framed_pages_of_the_same_memory(
+    file_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_stored_pool, "_MAX_KEPT_PAGES", 0)
+    with Engine([PoolPlan()], file_config) as engine:
+        pool = engine.storage._pools.all()[0]
+        keys, indices = hashes_of(TOKENS), torch.arange(len(TOKENS))
+        first, second = (pool.sources(keys, indices)[0].pages for _ in range(2))
+
+        assert not any(one is other for one, other in zip(first, second, strict=True))
+        assert [page.stored.addresses for page in first] == [
+            page.stored.addresses for page in second
+        ]
 
 
 @pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
