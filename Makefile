@@ -36,7 +36,7 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-sglang demo-lmcache demo-vllm environments test test-kit test-backends test-backends-servers test-backends-files \
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
-  test-s3fs test-rgw test-mooncake test-sanitized gpu fuzz wheel \
+  test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz wheel \
   quick check lint verify-types \
   format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
@@ -118,7 +118,10 @@ test-sdk-rest: $(VENV)/.all .servers/.done
 	@$(TEST_SDK) $(SDK_REST) tests $(BY_LINE)
 
 quick: $(VENV)/.all .servers/.done ## run the tests that take less than tens of seconds
-	@$(BIN)/python -m pytest -q -m "not slow" --hicache-quick
+	@$(BIN)/python -m pytest -q -m "not slow and not long" --hicache-quick
+
+test-long: $(VENV)/.all .servers/.done ## the long forms of tests: a whole trace, a hundred thousand requests and pages, the whole kit
+	@$(BIN)/python -m pytest -m long tests
 
 # The sanitized module lies in a copy of the SDK, which comes before the editable one. CPython frees little at its end, so
 # leaks are not reported. Python's own allocator would hide small overflows. UBSan reports to stderr, which is not captured,

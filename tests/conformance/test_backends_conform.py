@@ -45,7 +45,8 @@ def unpassed(record: dict[str, Any]) -> dict[str, str]:
     ("name", "config", "arguments"),
     [
         ("memory", {}, []),
-        ("file", {"path": "{scratch}"}, []),
+        ("file", {"path": "{scratch}"}, ["--quick"]),
+        pytest.param("file", {"path": "{scratch}"}, [], marks=pytest.mark.long),
         ("file", {"path": "{scratch}", "durability": "power"}, ["--quick"]),
         ("file", {"path": "{scratch}", "capacity_nbytes": "256MiB"}, ["--quick"]),
         (
@@ -54,7 +55,7 @@ def unpassed(record: dict[str, Any]) -> dict[str, str]:
             ["--quick"],
         ),
     ],
-    ids=["memory", "file", "file-power", "file-evicting", "example"],
+    ids=["memory", "file", "file-whole", "file-power", "file-evicting", "example"],
 )
 def test_it_is_conformant(
     tmp_path: Path, name: str, config: dict[str, Any], arguments: list[str]
@@ -65,7 +66,9 @@ def test_it_is_conformant(
     assert (0, "conformant") == (code, record["verdict"])
 
 
-@pytest.mark.parametrize("seed", [1, 20, 300])
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(20, marks=pytest.mark.long), pytest.param(300, marks=pytest.mark.long)]
+)
 def test_the_verdict_does_not_depend_on_the_seed(tmp_path: Path, seed: int) -> None:
     code, record = verdict(tmp_path, "memory", {}, "--quick", "--seed", str(seed))
 

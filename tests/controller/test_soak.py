@@ -1,4 +1,4 @@
-"""A soak of a hundred thousand requests, after which no memory, slot or thread is held."""
+"""A soak of thousands of requests, after which no memory, slot or thread is held."""
 
 from __future__ import annotations
 
@@ -145,9 +145,7 @@ def soaked(
     "requests",
     [
         5_000,
-        pytest.param(
-            100_000, marks=[pytest.mark.slow, pytest.mark.no_cover, pytest.mark.timeout(600)]
-        ),
+        pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
     ],
 )
 def test_a_soak_leaves_nothing_behind(requests: int) -> None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _PAGE_TOKENS = 64
 
+needs_trace = pytest.mark.skipif(
+    "HICACHE_TRACE" not in os.environ, reason="HICACHE_TRACE names no trace"
+)
+
 
 def _replayed(store: Path, *argv: str) -> dict[str, Any]:
     file = store.parent / "report.json"
@@ -117,16 +121,31 @@ def test_another_run_on_the_same_directory_finds_everything(tmp_path: Path) -> N
     assert report["corrupt_pages"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.no_cover
-@pytest.mark.timeout(600)
-@pytest.mark.skipif("HICACHE_TRACE" not in os.environ, reason="HICACHE_TRACE names no trace")
-def test_the_whole_trace_gives_the_ideal_hit_rate(memory_directory: Path) -> None:
-    report = _replayed(
-        memory_directory / "store",
+def _replayed_trace(store: Path, *argv: str) -> dict[str, Any]:
+    """Replay the trace that HICACHE_TRACE names with an L2 that is smaller than its pages."""
+    return _replayed(
+        store,
         *("--trace", os.environ["HICACHE_TRACE"], "--page-size", "512"),
-        *("--scale-bytes", "1/8192", "--host-size", "128MiB"),
+        *("--scale-bytes", "1/8192", "--host-size", "128MiB", *argv),
     )
+
+
+@pytest.mark.no_cover
+@needs_trace
+def test_the_start_of_a_trace_gives_the_ideal_hit_rate(memory_directory: Path) -> None:
+    report = _replayed_trace(memory_directory / "store", "--requests", "2000")
+
+    assert report["requests"] == 2000
+    assert report["blocks"]["ideal_hits"] > 10_000
+    assert hits(report, "blocks") == report["blocks"]["ideal_hits"] == report["paired_pages"]
+    assert report["corrupt_pages"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@needs_trace
+def test_the_whole_trace_gives_the_ideal_hit_rate(memory_directory: Path) -> None:
+    report = _replayed_trace(memory_directory / "store")
 
     assert report["requests"] == 12_031
     assert report["blocks"]["ideal_hits"] == 105_710
