@@ -29,10 +29,11 @@ from hicache_storage.integrations._lookups import LookupQueue
 from hicache_storage.integrations._piece_mover import PieceMover
 from hicache_storage.integrations._private_memory import PrivateMemory
 from hicache_storage.integrations._spaces import SpaceOpener
+from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.integrations._transfer_queue import TransferLimits, TransferQueue
 from hicache_storage.integrations._write_admission import WriteAdmission
 from hicache_storage.page_store.admission import AdmissionSettings
-from hicache_storage.settings import ByteSize, Field, PositiveSeconds, Settings
+from hicache_storage.settings import ByteSize, Field, PositiveSeconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ _GRACE_S = 1.0
 _MIN_IDLE_WAIT_S = 1.0
 
 
-class JobSettings(Settings):
+class JobSettings(SwitchIntervalSettings):
     """The settings of a job runner. The adapters for engines have these fields in their own settings."""
 
     lookup_timeout_s: PositiveSeconds = 0.5
@@ -97,6 +98,7 @@ class JobRunner:
             owner: A key space of the engine's pages, under which the store keeps the sketch of
                 `admission`. None: that of the first store, which the sketch does not know yet.
         """
+        settings.shorten_switch_interval()
         self._engine = CallGate()
         self._spaces = SpaceOpener(store)
         self._memories = {

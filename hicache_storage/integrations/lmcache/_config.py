@@ -24,6 +24,7 @@ HiCacheL2Adapter, fields of adapter_params:
 - lookup_timeout_s, load_timeout_s, store_timeout_s (float): deadlines (defaults 0.5, 2, 10)
 - queued_nbytes (int or str): memory and queue of stores; more stores are dropped (default "256MiB")
 - admission (dict): which objects are written: second_use, write_nbytes_per_s (default: all)
+- switch_interval_s (float): Python's switch interval of LMCache's process (default 0.0001)
 - metrics_port (int), metrics_host (str): where Prometheus scrapes the hicache_* metrics, which
   LMCache's /metrics has, too (default: nowhere else, 127.0.0.1)
 - tracing (bool): OpenTelemetry spans of every call of the store (default false)

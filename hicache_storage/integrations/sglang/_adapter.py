@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
@@ -104,8 +103,7 @@ class Adapter:
                 )
                 self._timeout_s = settings.timeout_s
                 self._pools = PoolTable(storage_config, launch, settings.tenant, self._transport)
-                if settings.switch_interval_s is not None:
-                    sys.setswitchinterval(settings.switch_interval_s)
+                settings.shorten_switch_interval()
                 self._errors = 0
                 self._metrics = AdapterMetrics(
                     settings,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from hicache_storage.errors import ConfigError
 from hicache_storage.events.settings import EventSettings
 from hicache_storage.integrations._metrics_settings import MetricsSettings
+from hicache_storage.integrations._switch_interval import SwitchIntervalSettings
 from hicache_storage.page_store.admission import AdmissionSettings
 from hicache_storage.request_log import ExplainLogSettings
 from hicache_storage.settings import Field, PositiveSeconds
@@ -36,7 +37,7 @@ _ENGINE_FIELDS = frozenset(
 )
 
 
-class AdapterSettings(MetricsSettings, ExplainLogSettings):
+class AdapterSettings(MetricsSettings, ExplainLogSettings, SwitchIntervalSettings):
     """The object `adapter` in the extra config. All fields are optional."""
 
     tenant: str = ""
@@ -60,9 +61,6 @@ class AdapterSettings(MetricsSettings, ExplainLogSettings):
     """The publisher of KV events, of rank 0. None: there are no events. Needs the extra `events`."""
     tracing: bool = False
     """Whether the page store makes OpenTelemetry spans. Needs the extra `otel`."""
-    switch_interval_s: PositiveSeconds | None = None
-    """The time for which a storage thread waits until SGLang's scheduler lets it go on, of the whole
-    process (`sys.setswitchinterval`). None: as it is."""
 
 
 def split_config(

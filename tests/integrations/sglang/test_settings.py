@@ -43,13 +43,6 @@ def test_the_adapters_own_fields_are_kept_apart() -> None:
     assert (settings.tenant, settings.timeout_s, fields) == ("t", 3, {})
 
 
-def test_the_switch_interval_is_left_alone_unless_it_is_named() -> None:
-    _, settings, _ = split_config(FACTORY)
-    _, named, _ = split_config({**FACTORY, "adapter": {"switch_interval_s": 0.0005}})
-
-    assert (None, 0.0005) == (settings.switch_interval_s, named.switch_interval_s)
-
-
 def test_the_users_config_is_not_changed() -> None:
     extra: dict[str, Any] = {**FACTORY, "config": {"url": "u"}, "adapter": {"tenant": "t"}}
     before = {**extra}

@@ -156,6 +156,7 @@ def test_a_store_that_hangs_holds_no_call_and_no_memory_of_sglangs(
 
 def test_the_switch_interval_is_that_of_the_settings(file_config: dict[str, Any]) -> None:
     before_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
     try:
         with Engine([PoolPlan()], {**file_config, "adapter": {"switch_interval_s": 0.001}}):
             assert sys.getswitchinterval() == pytest.approx(0.001)
