@@ -1,0 +1,1 @@
+"""Storms: processes share a store, and signals end them and its server."""
