@@ -8,8 +8,8 @@ A sealed page is a header and the encrypted page:
     6       2      zeros
     8       24     nonce
     32      16     tag
-    48      48     key id: one length byte, the id in ASCII, zeros
-    96             zeros up to a multiple of the backend's alignment
+    48      80     key id: one length byte, the id in ASCII, zeros
+    128            zeros up to a multiple of the backend's alignment
 
 The tag covers the page, every other byte of the header, the key-space id and the page hash. The
 backend sees key spaces whose `model` is a sealed manifest, and page hashes that are encrypted. Both
@@ -33,7 +33,7 @@ from hicache_storage.keys import KeySpace, Shard
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HEADER_NBYTES = 96
+HEADER_NBYTES = 128
 
 _MAGIC = b"HiKS"
 _VERSION = 1

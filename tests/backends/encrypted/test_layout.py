@@ -65,7 +65,7 @@ def test_the_tag_covers_every_other_byte_of_a_header() -> None:
 
 
 def test_a_header_has_a_multiple_of_the_alignment() -> None:
-    assert [96, 96, 512, 4096] == [header_nbytes(alignment) for alignment in (1, 32, 512, 4096)]
+    assert [128, 128, 512, 4096] == [header_nbytes(alignment) for alignment in (1, 32, 512, 4096)]
 
 
 def test_the_name_of_a_key_space_is_always_the_same() -> None:
