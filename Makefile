@@ -38,9 +38,9 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
   test-s3fs test-rgw test-mooncake test-sanitized gpu fuzz wheel \
   quick check lint verify-types \
-  format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
+  format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
-  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
+  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted \
   field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
 
 help: ## what there is to make
@@ -145,6 +145,12 @@ fuzz: $(VENV)/.all ## FUZZ_INPUTS damaged inputs to each parser of the data plan
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -q --timeout 0 --durations 5 \
 	  tests/native/test_fuzz.py -k misjudged
 
+TENANT_ATTEMPTS ?= 1000000
+TENANT_SEED ?= 0
+
+tenants: $(VENV)/.all .servers/.done ## TENANT_ATTEMPTS attempts of one tenant to reach pages of another
+	@TENANT_ATTEMPTS=$(TENANT_ATTEMPTS) TENANT_SEED=$(TENANT_SEED) $(BIN)/python -m pytest -q -s --durations 3 tests/test_tenants.py
+
 wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
 	@$(BIN)/python -m pytest -q --timeout 900 tests/release/wheels.py
 
@@ -204,7 +210,7 @@ $(VENV)-docs/.done: pyproject.toml constraints.txt
 docs: $(VENV)-docs/.done ## the site in artifacts/site; a broken link or anchor, or a request to another host, fails
 	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs --quiet build && echo "artifacts/site/index.html"
 
-conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake ## the whole kit on all of these
+conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted ## the whole kit on all of these
 
 conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
 	@$(BIN)/python -m pytest tests/backends/redis/test_conformance.py \
@@ -218,6 +224,9 @@ conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec
 
 conformance-hf3fs: $(VENV)/.all .servers/.done ## the whole kit on hf3fs, by both indexes
 	@$(BIN)/python -m pytest tests/backends/hf3fs/test_conformance.py --hicache-report artifacts/hf3fs
+
+conformance-encrypted: $(VENV)/.all .servers/.done ## the whole kit on encrypted, over memory, file and redis
+	@$(BIN)/python -m pytest tests/backends/encrypted/test_conformance.py --hicache-report artifacts/encrypted
 
 # rclone's server does not replace an object atomically: a read beside a write may end early, for any client.
 conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
@@ -339,6 +348,9 @@ bench-sglang-adapter: $(SGLANG)/.done ## processor time for each page that SGLan
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
+
+bench-encrypted: $(VENV)/.all ## the encrypted backend against bare AES-256-GCM over the same pages
+	@$(BIN)/python benchmarks/encrypted.py
 
 bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
 	@$(BIN)/python benchmarks/controller.py
