@@ -17,6 +17,7 @@ import numpy as np
 from _harness import (
     MIB,
     Aim,
+    Candidate,
     Report,
     Section,
     argument_parser,
@@ -104,7 +105,8 @@ class Bare:
         self._batch = batch
         self._is_get = is_get
         self._cipher = AESGCM(KEY)
-        self._sealed = np.zeros((batch.count, batch.page_nbytes + TAG_NBYTES), dtype=np.uint8)
+        sealed = np.zeros((batch.count, batch.page_nbytes + TAG_NBYTES), dtype=np.uint8)
+        self._sent, self._got, self._sealed = map(views, (batch.sent, batch.got, sealed))
         self._nonces = [os.urandom(12) for _ in range(batch.count)]
         self._about = bytes(48)
         self._seal()
@@ -121,11 +123,11 @@ class Bare:
         self._batch.check()
 
     def _seal(self) -> None:
-        for nonce, page, sealed in zip(self._nonces, self._batch.sent, self._sealed, strict=True):
+        for nonce, page, sealed in zip(self._nonces, self._sent, self._sealed, strict=True):
             self._cipher.encrypt_into(nonce, page, self._about, sealed)
 
     def _open(self) -> None:
-        for nonce, page, sealed in zip(self._nonces, self._batch.got, self._sealed, strict=True):
+        for nonce, page, sealed in zip(self._nonces, self._got, self._sealed, strict=True):
             self._cipher.decrypt_into(nonce, sealed, self._about, page)
 
 
@@ -200,7 +202,7 @@ def bench(report: Report, page_nbytes: int, rounds: int, *, is_get: bool) -> Sec
         "memory": (MemoryStorage(), plain),
         "encrypted over memory": (encrypted(MemoryStorage()), plain),
     }
-    candidates = [
+    candidates: list[Candidate] = [
         Bare(plain, is_get=is_get),
         *(Store(name, store, batch, is_get=is_get) for name, (store, batch) in stores.items()),
     ]
@@ -231,6 +233,11 @@ def bench_names(report: Report, rounds: int) -> None:
             baselines=[],
         )
     )
+
+
+def views(rows: Any) -> list[memoryview]:
+    """Return the bytes of each row of an array."""
+    return [Page(row).segments[0] for row in rows]
 
 
 def _all(answers: Sequence[bool]) -> None:

@@ -52,6 +52,7 @@ def stores(tmp_path: Path) -> Iterator[dict[str, HiCacheStorage]]:
         RedisStorage.from_config({"url": server.url}) as redis,
         sealed_over() as encrypted,
     ):
+        opened: dict[str, HiCacheStorage]
         opened = {"memory": memory, "file": file, "redis": redis, "encrypted": encrypted}
         for store in opened.values():
             store.open_space(VICTIM)

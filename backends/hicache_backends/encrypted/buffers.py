@@ -79,7 +79,7 @@ class SealedBuffers:
     def _make(self, nbytes: int) -> _Buffer:
         """Return a new buffer. Its size is a power of two, so that few calls need a larger one."""
         size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
-        room = memoryview(np.empty(size + self._alignment, dtype=np.uint8))
+        room = Page(np.empty(size + self._alignment, dtype=np.uint8)).segments[0]
         start = -address_of(room) % self._alignment
         memory = room[start : start + size]
         return _Buffer(memory, size <= _LARGEST_KEPT_NBYTES and self._register(memory))

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import pytest
 from hicache_backends.encrypted.cipher import PageKey, derive, random_nonces, seal, unseal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NONCE = b"ABCDEFGHIJKLMNOPQRSTUVWX"
 TEXT = b"XAES-256-GCM"
@@ -75,21 +71,13 @@ def _flipped(data: bytes) -> bytes:
     return bytes((data[0] ^ 1,)) + data[1:]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text, tag, about: (_flipped(text), tag, about),
-        lambda text, tag, about: (text, _flipped(tag), about),
-        lambda text, tag, about: (text, tag, _flipped(about)),
-    ],
-    ids=["text", "tag", "about"],
-)
-def test_a_changed_message_does_not_open(
-    change: Callable[[bytes, bytes, bytes], tuple[bytes, bytes, bytes]],
-) -> None:
+@pytest.mark.parametrize("changed", range(3), ids=["text", "tag", "about"])
+def test_a_changed_message_does_not_open(changed: int) -> None:
     (message,) = PageKey(b"k" * 32).message_keys([NONCE])
     data = sealed(b"k" * 32, NONCE, TEXT, b"about")
-    text, tag, about = change(data[:-16], data[-16:], b"about")
+    parts = [data[:-16], data[-16:], b"about"]
+    parts[changed] = _flipped(parts[changed])
+    text, tag, about = parts
 
     assert not unseal(message, about, tag, memoryview(text), [memoryview(bytearray(12))])
 

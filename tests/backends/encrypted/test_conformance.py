@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +37,9 @@ class TestOverMemory(Sealed):
     def config(self, scratch: Scratch) -> dict[str, Any]:
         return {"backend": "memory", **self.keys}
 
+    def small_config(self, scratch: Scratch, capacity_nbytes: int) -> dict[str, Any]:
+        return {**self.config(scratch), "config": {"capacity_nbytes": capacity_nbytes}}
+
 
 class TestOverFile(Sealed):
     """A store that keeps the first bytes of a page that is set again, and survives a crash."""
@@ -46,6 +50,10 @@ class TestOverFile(Sealed):
     def config(self, scratch: Scratch) -> dict[str, Any]:
         self.root = scratch.path / "kv"
         return {"backend": "file", "config": {"path": str(self.root)}, **self.keys}
+
+    def small_config(self, scratch: Scratch, capacity_nbytes: int) -> dict[str, Any]:
+        config = self.config(scratch)
+        return {**config, "config": {**config["config"], "capacity_nbytes": capacity_nbytes}}
 
     def peek(self, space: KeySpace, page_hash: str) -> bytes | None:
         path = page_file(self.root, space, page_hash)
@@ -82,3 +90,7 @@ class TestOverRedis(Sealed):
 
     def tamper(self, space: KeySpace, page_hash: str, data: bytes | None) -> None:
         put(self.running, self.prefix, *stored_under(space, page_hash), data)
+
+    @contextmanager
+    def server(self) -> Generator[AnyServer, None, None]:
+        yield self.running
