@@ -8,7 +8,7 @@ from hicache_backends.encrypted.buffers import SealedBuffers
 from hicache_backends.memory import MemoryStorage
 
 from hicache_storage.errors import StorageUnavailable
-from hicache_storage.page import address_of
+from hicache_storage.page import Page
 
 if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
@@ -28,13 +28,11 @@ class Registering(MemoryStorage):
     def register_buffer(self, buffer: HostBuffer) -> None:
         if self.refuses:
             raise StorageUnavailable("no memory is left to pin")
-        assert isinstance(buffer, memoryview)
-        self.registered.append(address_of(buffer))
+        self.registered.append(Page(buffer).addresses[0][0])
 
     def unregister_buffer(self, buffer: HostBuffer) -> None:
-        assert isinstance(buffer, memoryview)
         self.ensure_open()
-        self.registered.remove(address_of(buffer))
+        self.registered.remove(Page(buffer).addresses[0][0])
 
 
 @pytest.fixture
