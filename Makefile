@@ -18,7 +18,7 @@ VLLM_BEFORE := 0.32.0
 GPU_DEVICE ?= cuda
 GPU_OUT ?= $(or $(OUT),artifacts/gpu)
 # `all` without mooncake, whose wheel is for CUDA: the tests take the other one, of the same module.
-EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,conformance
+EXTRAS := torch,metrics,otel,events,completion,redis,s3,fsspec,encrypted,conformance
 MOONCAKE_TESTS := tests/backends/mooncake/settings.py tests/backends/mooncake/storage.py \
   tests/backends/mooncake/writers.py tests/backends/mooncake/outages.py tests/replay/over_mooncake.py tests/backends/mooncake/conformance.py
 # Beside the system's: what tests/get_servers.sh fetched for Mooncake's client.
@@ -38,9 +38,9 @@ FIELD := field-sglang-file field-sglang-hf3fs field-sglang-seaweedfs field-sglan
   test-sdk test-sdk-core test-sdk-tools test-sdk-rest test-sglang test-sglang-full test-lmcache test-lmcache-full test-vllm test-vllm-full \
   test-s3fs test-rgw test-mooncake test-long test-sanitized gpu fuzz storm wheel \
   quick check lint verify-types \
-  format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes \
+  format selftest kill-matrix rules-page identity-page cli-page docs release-check clean bench-file bench-redis bench-s3 bench-hf3fs bench-mooncake bench-page-hashes bench-encrypted tenants \
   bench-controller bench-device-pool bench-scheduler bench-sglang bench-sglang-adapter bench-lmcache bench-vllm \
-  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake \
+  conformance conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted \
   field field-known field-sglang-known field-lmcache-known field-vllm-known field-records field-matrix $(FIELD)
 
 help: ## what there is to make
@@ -154,6 +154,12 @@ STORM_SEED ?= 0
 storm: $(VENV)/.all .servers/.done ## STORM_KILLS processes and servers killed at random moments, on each store
 	@PYTHONPATH=tests/support $(BIN)/python -m storm --kills $(STORM_KILLS) --seed $(STORM_SEED)
 
+TENANT_ATTEMPTS ?= 1000000
+TENANT_SEED ?= 0
+
+tenants: $(VENV)/.all .servers/.done ## TENANT_ATTEMPTS attempts of one tenant to reach pages of another
+	@TENANT_ATTEMPTS=$(TENANT_ATTEMPTS) TENANT_SEED=$(TENANT_SEED) $(BIN)/python -m pytest -q -s --durations 3 tests/test_tenants.py
+
 wheel: $(VENV)/.all ## build sdist and wheel in dist/, install each in a new environment and replay there
 	@$(BIN)/python -m pytest -q --timeout 900 tests/release/wheels.py
 
@@ -213,7 +219,7 @@ $(VENV)-docs/.done: pyproject.toml constraints.txt
 docs: $(VENV)-docs/.done ## the site in artifacts/site; a broken link or anchor, or a request to another host, fails
 	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs --quiet build && echo "artifacts/site/index.html"
 
-conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake ## the whole kit on all of these
+conformance: conformance-redis conformance-s3 conformance-fsspec conformance-hf3fs conformance-mooncake conformance-encrypted ## the whole kit on all of these
 
 conformance-redis: $(VENV)/.all .servers/.done ## the whole kit on Redis, Valkey, a cluster, TLS and ACL
 	@$(BIN)/python -m pytest tests/backends/redis/test_conformance.py \
@@ -227,6 +233,9 @@ conformance-fsspec: $(VENV)/.all $(VENV)-s3fs/.done ## the whole kit on fsspec
 
 conformance-hf3fs: $(VENV)/.all .servers/.done ## the whole kit on hf3fs, by both indexes
 	@$(BIN)/python -m pytest tests/backends/hf3fs/test_conformance.py --hicache-report artifacts/hf3fs
+
+conformance-encrypted: $(VENV)/.all .servers/.done ## the whole kit on encrypted, over memory, file and redis
+	@$(BIN)/python -m pytest tests/backends/encrypted/test_conformance.py --hicache-report artifacts/encrypted
 
 # rclone's server does not replace an object atomically: a read beside a write may end early, for any client.
 conformance-s3: $(VENV)/.all ## the whole kit on s3 over its two servers
@@ -348,6 +357,9 @@ bench-sglang-adapter: $(SGLANG)/.done ## processor time for each page that SGLan
 
 bench-page-hashes: $(VENV)/.base ## page hashing against bare hashlib
 	@$(BIN)/python benchmarks/page_hashes.py
+
+bench-encrypted: $(VENV)/.all ## the encrypted backend against bare AES-256-GCM over the same pages
+	@$(BIN)/python benchmarks/encrypted.py
 
 bench-controller: $(VENV)/.base ## the controller between L2 and L3 against a plain memcpy
 	@$(BIN)/python benchmarks/controller.py

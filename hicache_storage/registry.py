@@ -66,6 +66,12 @@ _BUILT_INS = {
             "mooncake",
             ', or where there is no CUDA: pip install "hicache-storage[mooncake-non-cuda]"',
         ),
+        Backend(
+            "encrypted",
+            "hicache_backends.encrypted:EncryptedStorage",
+            "hicache-storage",
+            "encrypted",
+        ),
     )
 }
 

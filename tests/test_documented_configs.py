@@ -26,7 +26,7 @@ PAGES = sorted(
         *ROOT.glob("examples/*"),
     ]
 )
-BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake")
+BACKENDS = ("memory", "file", "redis", "s3", "fsspec", "hf3fs", "mooncake", "encrypted")
 # The text that names the backend of a config: a flag or a call before it, or a field in it.
 NAMED = re.compile(r"--hicache-storage-backend[ =](\w+)|open_storage\(\s*\"(\w+)\"")
 NEAR = 400

@@ -82,7 +82,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 def test_an_unknown_name_like_no_other_lists_all() -> None:
-    with pytest.raises(UnknownBackend, match=r"choose one of dynamic, file, .*memory"):
+    with pytest.raises(UnknownBackend, match=r"choose one of dynamic, .*file, .*memory"):
         open_storage("zzz")
 
 

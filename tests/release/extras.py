@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CLIENTS = {"redis": "redis", "s3": "boto3", "fsspec": "fsspec", "mooncake": "mooncake"}
+CLIENTS = {
+    "redis": "redis",
+    "s3": "boto3",
+    "fsspec": "fsspec",
+    "mooncake": "mooncake",
+    "encrypted": "cryptography",
+}
 """For each backend that needs an extra, the module of its client library."""
 TORCH = """
 from hicache_storage.host_pool import HostPool, PageShape
@@ -156,6 +162,15 @@ def test_extra_redis(installed: Callable[[str], Installed], tmp_path: Path) -> N
 def test_extra_s3(installed: Callable[[str], Installed], tmp_path: Path) -> None:
     with Ministack(tmp_path / "server") as server:
         assert installed("s3").serves("s3", config_of(server))
+
+
+def test_extra_encrypted(installed: Callable[[str], Installed], tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    inner = {"backend": "file", "config": {"path": f"{tmp_path}/pages"}}
+    fields = {"keys": {"a": {"file": str(key)}}, "current_key": "a"}
+
+    assert installed("encrypted").serves("encrypted", {**inner, **fields})
 
 
 def test_extra_fsspec(installed: Callable[[str], Installed], tmp_path: Path) -> None:

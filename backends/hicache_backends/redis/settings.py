@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -12,6 +9,7 @@ import redis.connection
 from pydantic import field_validator, model_validator
 
 from hicache_backends.redis.access import PORT, URL_OPTIONS, Access, Address, tls_context
+from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
 from hicache_storage.settings import Field, PositiveSeconds, Seconds, SecretStr, Settings
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ _connection: Any = redis.connection  # untyped
 _parse_url: Callable[[str], dict[str, Any]] = _connection.parse_url
 # Timeouts, retries and encodings are left out: redis-py's would exceed the deadline of a call.
 _URL_OPTIONS = ("db", "client_name")
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-"""Matches a name that is no password, so that messages may show it."""
 
 
 class RedisSettings(Settings):
@@ -143,9 +139,9 @@ class RedisSettings(Settings):
         if self.password is not None:
             return self.password.get_secret_value()
         if self.password_file is not None:
-            return _read_file(self.password_file)
+            return read_secret_file("password_file", self.password_file)
         if self.password_env is not None:
-            return _read_variable(self.password_env)
+            return read_secret_variable("password_env", self.password_env)
         return self.url_options.get("password")
 
     def access(self) -> Access:
@@ -194,26 +190,6 @@ class RedisSettings(Settings):
             key_file=self.tls_key_file,
             verify=self.tls_verify,
         )
-
-
-def _read_file(path: str) -> str:
-    shown = repr(path) if os.sep in path else "the file (a name without a path is not shown)"
-    try:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it holds no text"
-        raise ValueError(f"password_file: {shown} cannot be read: {reason}") from None
-    if not secret:
-        raise ValueError(f"password_file: {shown} is empty")
-    return secret
-
-
-def _read_variable(name: str) -> str:
-    """Return a variable's value. A name that may be the password itself is not shown."""
-    shown = repr(name) if _VARIABLE.fullmatch(name) else "of the name that is given"
-    if not os.environ.get(name):
-        raise ValueError(f"password_env: there is no environment variable {shown}, or it is empty")
-    return os.environ[name]
 
 
 def _without_none(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Memory for the sealed form of pages on their way, kept for the next call."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hicache_storage.errors import HiCacheError
+from hicache_storage.page import Page, address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from hicache_storage.storage import HiCacheStorage
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_LARGEST_KEPT_NBYTES = 64 << 20
+"""The size of the largest buffer that waits for another call: twice the page store's largest call."""
+_LEAST_NBYTES = 1 << 20
+_LEAST_ALIGNMENT = 64
+
+
+class _Buffer(NamedTuple):
+    memory: memoryview
+    is_registered: bool
+
+
+class SealedBuffers:
+    """Buffers that `storage` has registered. Thread-safe, without a lock that a fork may catch."""
+
+    def __init__(self, storage: HiCacheStorage, *, most_kept: int) -> None:
+        self._storage = storage
+        self._alignment = max(_LEAST_ALIGNMENT, storage.capabilities.alignment)
+        self._idle: deque[_Buffer] = deque()
+        self._most_kept = most_kept
+        self._closed = False
+
+    @contextmanager
+    def lend(self, count: int, nbytes: int) -> Generator[list[Page], None, None]:
+        """Lend `count` aligned pages of `nbytes` bytes each, which hold bytes of earlier calls."""
+        stride = -(-nbytes // self._alignment) * self._alignment
+        buffer = self._take(stride * count)
+        try:
+            yield [
+                Page.of_views((buffer.memory[start : start + nbytes],), nbytes)
+                for start in range(0, stride * count, stride)
+            ]
+        finally:
+            self._put_back(buffer)
+
+    def close(self) -> None:
+        """Release the buffers that no call uses. Those of running calls are released by them."""
+        self._closed = True
+        while self._idle:
+            self._release(self._idle.pop())
+
+    def _take(self, nbytes: int) -> _Buffer:
+        try:
+            buffer = self._idle.pop()
+        except IndexError:
+            return self._make(nbytes)
+        if buffer.memory.nbytes >= nbytes:
+            return buffer
+        self._release(buffer)
+        return self._make(nbytes)
+
+    def _put_back(self, buffer: _Buffer) -> None:
+        is_large = buffer.memory.nbytes > _LARGEST_KEPT_NBYTES
+        if self._closed or is_large or len(self._idle) >= self._most_kept:
+            self._release(buffer)
+        else:
+            self._idle.append(buffer)
+
+    def _make(self, nbytes: int) -> _Buffer:
+        """Return a new buffer. Its size is a power of two, so that few calls need a larger one."""
+        size = max(_LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
+        room = Page(np.empty(size + self._alignment, dtype=np.uint8)).segments[0]
+        start = -address_of(room) % self._alignment
+        memory = room[start : start + size]
+        return _Buffer(memory, size <= _LARGEST_KEPT_NBYTES and self._register(memory))
+
+    def _register(self, memory: memoryview) -> bool:
+        try:
+            self._storage.register_buffer(memory)
+        except HiCacheError:
+            logger.debug("sealed pages are in memory that is not registered", exc_info=True)
+            return False
+        return True
+
+    def _release(self, buffer: _Buffer) -> None:
+        if buffer.is_registered:
+            try:
+                self._storage.unregister_buffer(buffer.memory)
+            except HiCacheError:
+                logger.debug("a buffer stays registered", exc_info=True)

@@ -1,0 +1,117 @@
+"""XAES-256-GCM: AES-256-GCM whose nonces have 192 bits, so that random ones never meet.
+
+Source: https://c2sp.org/XAES-256-GCM. Half of the nonce and the key give the key of one message, by
+the key derivation of NIST SP 800-108 over CMAC. The other half is that message's GCM nonce.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NONCE_NBYTES = 24
+TAG_NBYTES = 16
+
+_HALF = NONCE_NBYTES // 2
+_BLOCK_NBYTES = 16
+_BLOCK_BITS = (1 << 128) - 1
+
+
+class MessageKey(NamedTuple):
+    """The AES-256-GCM key and nonce of one message."""
+
+    key: bytes
+    nonce: bytes
+
+
+class PageKey:
+    """A key that seals any number of pages (2**80 for a collision risk of 2**-32). Thread-safe."""
+
+    def __init__(self, key: bytes) -> None:
+        self._block_cipher = Cipher(algorithms.AES256(key), modes.ECB())  # noqa: S305 - single blocks
+        first = int.from_bytes(self._encrypt_blocks(bytes(_BLOCK_NBYTES)))
+        subkey = ((first << 1) & _BLOCK_BITS) ^ (0b10000111 if first >> 127 else 0)
+        mask = subkey.to_bytes(_BLOCK_NBYTES)
+        self._heads = tuple(
+            bytes(a ^ b for a, b in zip(mask, (0, counter, 0x58, 0), strict=False))
+            for counter in (1, 2)
+        )
+        self._mask = int.from_bytes(mask[_BLOCK_NBYTES - _HALF :])
+
+    def message_keys(self, nonces: Sequence[bytes]) -> list[MessageKey]:
+        """Return the keys of messages by their 24-byte nonces."""
+        first, second = self._heads
+        blocks: list[bytes] = []
+        for nonce in nonces:
+            masked = (int.from_bytes(nonce[:_HALF]) ^ self._mask).to_bytes(_HALF)
+            blocks += (first, masked, second, masked)
+        keys = self._encrypt_blocks(b"".join(blocks))
+        return [
+            MessageKey(keys[place : place + 32], nonce[_HALF:])
+            for place, nonce in zip(range(0, len(keys), 32), nonces, strict=True)
+        ]
+
+    def _encrypt_blocks(self, blocks: bytes) -> bytes:
+        return self._block_cipher.encryptor().update(blocks)
+
+
+def derive(key: bytes, purpose: bytes, nbytes: int) -> bytes:
+    """Return a key of `nbytes` bytes for one purpose. Those of other purposes tell nothing about it."""
+    return HKDF(SHA256(), length=nbytes, salt=None, info=b"hicache-sealed-v1 " + purpose).derive(
+        key
+    )
+
+
+def random_nonces(count: int) -> list[bytes]:
+    """Return random nonces. Every process, forked child and restored snapshot draws its own."""
+    drawn = os.urandom(NONCE_NBYTES * count)
+    return [drawn[n : n + NONCE_NBYTES] for n in range(0, len(drawn), NONCE_NBYTES)]
+
+
+def seal(
+    message: MessageKey, about: bytes, segments: Sequence[memoryview], target: memoryview
+) -> bytes:
+    """Encrypt `segments` one after the other into `target`, which has their size. Return the tag."""
+    encryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce)).encryptor()
+    encryptor.authenticate_additional_data(about)
+    start = 0
+    for segment in segments:
+        end = start + segment.nbytes
+        encryptor.update_into(segment, target[start:end])
+        start = end
+    encryptor.finalize()
+    return encryptor.tag
+
+
+def unseal(
+    message: MessageKey,
+    about: bytes,
+    tag: bytes,
+    source: memoryview,
+    segments: Sequence[memoryview],
+) -> bool:
+    """Decrypt `source` into `segments`, which have its size together.
+
+    False: `source`, the tag or `about` are not those that were sealed. The segments then hold
+    nothing of use.
+    """
+    decryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce, tag)).decryptor()
+    decryptor.authenticate_additional_data(about)
+    start = 0
+    for segment in segments:
+        end = start + segment.nbytes
+        decryptor.update_into(source[start:end], segment)
+        start = end
+    try:
+        decryptor.finalize()
+    except InvalidTag:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""The config of `encrypted`, and the keys that it names."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import model_validator
+
+from hicache_storage.backend_support.secret_sources import read_secret_file, read_secret_variable
+from hicache_storage.settings import Field, PositiveSeconds, Settings
+
+_KEY = re.compile(r"[0-9a-fA-F]{64}")
+
+KeyId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,47}$")]
+"""The name of a key. Each sealed page holds the name of its key in plain text."""
+
+
+class KeySource(Settings):
+    """The place of a key: 64 hex digits, as `openssl rand -hex 32` writes them."""
+
+    file: str | None = None
+    env: str | None = None
+    """The environment variable that holds the key."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> KeySource:
+        if (self.file is None) == (self.env is None):
+            raise ValueError("give either file or env")
+        return self
+
+    def read(self, field: str) -> bytes:
+        """Return the 32 bytes of the key.
+
+        Raises:
+            ValueError: There is no key. The message begins with `field` and never has the key.
+        """
+        if self.file is not None:
+            text = read_secret_file(f"{field}.file", self.file)
+        else:
+            text = read_secret_variable(f"{field}.env", self.env or "")
+        if not _KEY.fullmatch(text):
+            raise ValueError(
+                f"{field}: a key is 64 hex digits: write one with openssl rand -hex 32"
+            )
+        return bytes.fromhex(text)
+
+
+class EncryptedSettings(Settings):
+    """The config of `encrypted`."""
+
+    backend: str
+    """The name of the backend that keeps the sealed pages."""
+    config: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """The config of that backend. It may hold secrets."""
+    keys: dict[KeyId, KeySource] = Field(min_length=1)
+    """The keys whose pages are opened, by id."""
+    current_key: str
+    """The id of the key that seals new pages."""
+    name_key: str | None = None
+    """The id of the key that seals names. None: the only key. Another one makes the cache cold."""
+    timeout_s: PositiveSeconds = 20.0
+    """The limit of each call. The backend gets half, because a get may also delete."""
+
+    @model_validator(mode="after")
+    def _check_ids(self) -> EncryptedSettings:
+        if self.current_key not in self.keys:
+            raise ValueError("current_key: must be one of keys")
+        if self.name_key is None and len(self.keys) > 1:
+            raise ValueError(
+                "name_key: this field is required where keys has several: name the key under which"
+                " the store was first written, because another one finds none of its pages"
+            )
+        if self.name_key is not None and self.name_key not in self.keys:
+            raise ValueError("name_key: must be one of keys")
+        return self
+
+    def read_keys(self) -> dict[str, bytes]:
+        """Return the keys by id.
+
+        Raises:
+            ValueError: A key cannot be read, or is none. The message names its field.
+        """
+        return {key_id: source.read(f"keys.{key_id}") for key_id, source in self.keys.items()}

@@ -1,0 +1,463 @@
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import framed
+import pytest
+from hicache_backends.encrypted import EncryptedStorage
+from hicache_backends.encrypted.layout import HEADER_NBYTES
+from hicache_backends.memory import MemoryStorage
+from pages import blank, hash_of, page, space
+from processes import in_a_fork
+from sealed_stores import KEYS, key_files, over_files, page_file, sealed_over, stored_under
+
+from hicache_storage.errors import StorageClosed, StorageUnavailable, UnsupportedOperation
+from hicache_storage.page import Page
+from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.registry import open_storage
+from hicache_storage.storage import Durability, PageInfo
+from hicache_storage.testing import Fault, FaultyStorage, Odds, WrapperStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.page import HostBuffer
+    from hicache_storage.storage import HiCacheStorage
+
+SPACE = space(tenant="a-bank")
+A, B, C = hash_of(1), hash_of(2), hash_of(3)
+
+
+@pytest.fixture
+def inner() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def storage(inner: MemoryStorage) -> Iterator[EncryptedStorage]:
+    with sealed_over(inner) as opened:
+        yield opened
+
+
+def raw(inner: HiCacheStorage, space: KeySpace, page_hash: str) -> bytes:
+    """Return the bytes that the wrapped backend holds for a page."""
+    inner_space, name = stored_under(space, page_hash)
+    target = Page(bytearray(inner_space.stored_nbytes))
+    assert [True] == inner.batch_get(inner_space, [name], [target])
+    return target.tobytes()
+
+
+def plant(inner: HiCacheStorage, space: KeySpace, page_hash: str, data: bytes) -> None:
+    """Store bytes in the wrapped backend under the name of a page."""
+    inner_space, name = stored_under(space, page_hash)
+    inner.batch_delete(inner_space, [name])
+    assert [True] == inner.batch_set(inner_space, [name], [Page(bytearray(data))])
+
+
+def got(storage: HiCacheStorage, page_hash: str = A, space: KeySpace = SPACE) -> bytes | None:
+    target = blank(space.stored_nbytes)
+    return target.tobytes() if storage.batch_get(space, [page_hash], [target])[0] else None
+
+
+def put(storage: HiCacheStorage, page_hash: str = A, space: KeySpace = SPACE) -> bytes:
+    """Set the page of `seed` 1, and return its bytes."""
+    sent = page(space.stored_nbytes, seed=1)
+    assert [True] == storage.batch_set(space, [page_hash], [sent])
+    return sent.tobytes()
+
+
+class TestPages:
+    def test_any_segmentation_is_read_back_in_any_other(self, storage: EncryptedStorage) -> None:
+        data = page(seed=1).tobytes()
+        sent = Page(bytearray(data[:1]), bytearray(data[1:17]), bytearray(data[17:]))
+        target = Page(bytearray(4000), bytearray(95), bytearray(1))
+
+        assert [True] == storage.batch_set(SPACE, [A], [sent])
+        assert [True] == storage.batch_get(SPACE, [A], [target])
+        assert data == target.tobytes()
+
+    @pytest.mark.parametrize("nbytes", [1, 15, 16, 17, 4095])
+    def test_any_size(self, storage: EncryptedStorage, nbytes: int) -> None:
+        sized = space(page_nbytes=nbytes)
+
+        assert put(storage, A, sized) == got(storage, A, sized)
+
+    def test_each_item_of_a_batch_has_its_own_verdict(self, storage: EncryptedStorage) -> None:
+        storage.batch_set(SPACE, [A, C], [page(seed=1), page(seed=3)])
+        targets = [blank(), blank(), blank()]
+
+        assert [True, False, True] == storage.batch_get(SPACE, [A, B, C], targets)
+        assert [page(seed=1).tobytes(), page(seed=3).tobytes()] == [
+            targets[0].tobytes(),
+            targets[2].tobytes(),
+        ]
+
+    def test_empty_batches(self, storage: EncryptedStorage) -> None:
+        assert [] == storage.batch_get(SPACE, [], [])
+        assert [] == storage.batch_set(SPACE, [], [])
+
+    def test_a_page_of_another_size_is_refused(self, storage: EncryptedStorage) -> None:
+        put(storage)
+
+        assert [False, True] == storage.batch_set(SPACE, [B, C], [page(4095), page()])
+        assert [False] == storage.batch_get(SPACE, [A], [blank(4097)])
+        assert got(storage) is not None
+
+    def test_a_page_that_was_read_has_no_digest(self, storage: EncryptedStorage) -> None:
+        """The wrapped backend knows the digest of the sealed page only."""
+        put(storage)
+        target = blank()
+        target.digest, target.digest_skip = 1, 0
+        storage.batch_get(SPACE, [A], [target])
+
+        assert target.digest is None
+
+    def test_framed_pages_go_through_the_page_store(self, storage: EncryptedStorage) -> None:
+        target = framed.empty(3)
+        with PageStore(storage, PageStoreSettings()) as store:
+            store.open_space(framed.TARGET)
+            store.save([framed.transfer(framed.filled(3))])
+            outcome = store.load([framed.transfer(target)])
+
+        assert outcome.arrived() == 3
+        assert [framed.bytes_of(n) for n in (1, 2, 3)] == [one.payload.tobytes() for one in target]
+
+
+class TestSecrecy:
+    def test_the_backend_holds_nothing_readable(
+        self, storage: EncryptedStorage, inner: MemoryStorage
+    ) -> None:
+        """Neither pages nor their hashes, nor any field of the key space, are to be found."""
+        storage.open_space(SPACE)
+        plain = put(storage)
+        (held,) = inner.spaces()
+        (info,) = inner.scan(held)
+        seen = repr(held).encode() + info.page_hash.encode() + raw(inner, SPACE, A)
+
+        secrets = [SPACE.model, SPACE.tenant, SPACE.dtype, SPACE.layout, SPACE.id, A, A[:16]]
+        found = [secret for secret in secrets if secret.encode() in seen]
+        pieces = [n for n in range(0, 4096 - 8, 8) if plain[n : n + 8] in seen]
+        assert ([], []) == (found, pieces)
+
+    def test_a_page_is_sealed_anew_each_time(
+        self, storage: EncryptedStorage, inner: MemoryStorage
+    ) -> None:
+        put(storage)
+        first = raw(inner, SPACE, A)
+        put(storage)
+
+        assert first[HEADER_NBYTES:] != raw(inner, SPACE, A)[HEADER_NBYTES:]
+
+    def test_the_memory_of_pages_is_not_registered_with_the_backend(self) -> None:
+        """A backend may offer registered memory to other machines."""
+
+        class Registering(MemoryStorage):
+            def register_buffer(self, buffer: HostBuffer) -> None:
+                pytest.fail("it got the memory of pages")
+
+        with sealed_over(Registering()) as storage:
+            memory = bytearray(4096)
+            storage.register_buffer(memory)
+            storage.unregister_buffer(memory)
+
+    def test_other_keys_find_nothing(self, inner: MemoryStorage) -> None:
+        theirs, ours = sealed_over(inner, "b"), sealed_over(inner, "a")
+        theirs.open_space(SPACE)
+        put(theirs)
+
+        assert [False] == ours.batch_exists(SPACE, [A])
+        assert [] == list(ours.spaces())
+        assert [] == list(ours.scan(SPACE))
+        assert ours.clear(SPACE) == 0
+        assert got(theirs) is not None
+
+
+class TestForgery:
+    def test_a_page_that_was_moved_to_another_name_is_a_miss(
+        self, storage: EncryptedStorage, inner: MemoryStorage
+    ) -> None:
+        put(storage, A)
+        plant(inner, SPACE, B, raw(inner, SPACE, A))
+
+        assert [True] == storage.batch_exists(SPACE, [B])
+        assert got(storage, B) is None
+        assert got(storage, A) is not None
+
+    @pytest.mark.parametrize("changes", [{"tenant": "b"}, {"model": "m"}, {"pool": "draft"}])
+    def test_a_page_that_was_moved_to_another_key_space_is_a_miss(
+        self, storage: EncryptedStorage, inner: MemoryStorage, changes: dict[str, Any]
+    ) -> None:
+        other = space(**{"tenant": "a-bank", **changes})
+        put(storage, A)
+        plant(inner, other, A, raw(inner, SPACE, A))
+
+        assert got(storage, A, other) is None
+
+    @pytest.mark.parametrize(
+        "place", [0, 4, 6, 8, 31, 32, 47, 48, 49, 50, 127, 128, 2000, 4096 + HEADER_NBYTES - 1]
+    )
+    def test_a_flipped_bit_anywhere_is_a_miss_and_the_next_set_heals_it(
+        self, tmp_path: Path, place: int
+    ) -> None:
+        """Also where the backend keeps the first bytes of a page that is set again."""
+        with over_files(tmp_path) as storage:
+            storage.open_space(SPACE)
+            sent = put(storage)
+            data = bytearray(raw(storage.inner, SPACE, A))
+            data[place] ^= 4
+            plant(storage.inner, SPACE, A, bytes(data))
+
+            assert got(storage) is None
+            assert [False] == storage.batch_exists(SPACE, [A])
+            put(storage)
+            assert sent == got(storage)
+
+    def test_a_page_that_was_never_sealed_is_a_miss(
+        self, storage: EncryptedStorage, inner: MemoryStorage
+    ) -> None:
+        plant(inner, SPACE, A, bytes(4096 + HEADER_NBYTES))
+
+        assert got(storage) is None
+        assert storage.stats().counters["not_authentic"] == 1
+
+    def test_a_cut_file_is_a_miss(self, tmp_path: Path) -> None:
+        with over_files(tmp_path) as storage:
+            storage.open_space(SPACE)
+            put(storage)
+            path = page_file(tmp_path, SPACE, A)
+            path.write_bytes(path.read_bytes()[:-1])
+
+            assert got(storage) is None
+
+    def test_a_page_that_cannot_be_deleted_stays_a_miss(self, inner: MemoryStorage) -> None:
+        faulty = FaultyStorage(inner, [Odds("batch_delete", Fault.RAISE, 1.0)])
+        with sealed_over(faulty) as storage:
+            plant(inner, SPACE, A, bytes(4096 + HEADER_NBYTES))
+
+            assert got(storage) is None
+            assert faulty.calls["batch_delete"] == 1
+
+
+class TestRotation:
+    def test_a_page_of_an_older_key_opens_while_the_key_is_listed(
+        self, inner: MemoryStorage
+    ) -> None:
+        sent = put(sealed_over(inner, "a"))
+
+        assert sent == got(sealed_over(inner, "ab", current_key="b"))
+
+    def test_new_pages_use_the_current_key(self, inner: MemoryStorage) -> None:
+        put(sealed_over(inner, "ab", current_key="b"))
+        length = raw(inner, SPACE, A)[48]
+
+        assert b"b" == raw(inner, SPACE, A)[49 : 49 + length]
+
+    def test_pages_of_several_keys_open_in_one_batch(self, inner: MemoryStorage) -> None:
+        put(sealed_over(inner, "a"), A)
+        put(sealed_over(inner, "ab", current_key="b"), B)
+        put(sealed_over(inner, "ac", current_key="c"), C)
+        targets = [blank(), blank(), blank()]
+
+        both = sealed_over(inner, "ab")
+        assert [True, True, False] == both.batch_get(SPACE, [A, B, C], targets)
+        assert both.stats().counters["unknown_key"] == 1
+
+    def test_a_page_of_a_key_that_is_gone_is_a_miss_and_the_next_set_heals_it(
+        self, tmp_path: Path
+    ) -> None:
+        with over_files(tmp_path, "ab", current_key="b") as storage:
+            storage.open_space(SPACE)
+            put(storage)
+        with over_files(tmp_path, "a") as storage:
+            assert got(storage) is None
+            assert put(storage) == got(storage)
+
+
+class TestTimeLimit:
+    def test_pages_that_cannot_be_sealed_in_time_are_refused(self, inner: MemoryStorage) -> None:
+        with sealed_over(inner, timeout_s=1e-9) as storage:
+            assert [False, False] == storage.batch_set(SPACE, [A, B], [page(), page()])
+            assert storage.stats().counters["refused_unsealed"] == 2
+            assert [False, False] == storage.batch_exists(SPACE, [A, B])
+
+    def test_pages_that_cannot_be_opened_in_time_are_misses_and_stay(
+        self, inner: MemoryStorage
+    ) -> None:
+        put(sealed_over(inner))
+        late = sealed_over(inner, timeout_s=1e-9)
+
+        assert got(late) is None
+        assert late.stats().counters["unopened"] == 1
+        assert got(sealed_over(inner)) is not None
+
+    def test_nothing_is_deleted_without_time_for_another_call(self, inner: MemoryStorage) -> None:
+        """A get makes at most two calls of the backend, each of which has half of the time."""
+        clock = [0.0]
+
+        class Slow(WrapperStorage):
+            def batch_get(
+                self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
+            ) -> list[bool]:
+                clock[0] += 11.0
+                return super().batch_get(space, hashes, pages)
+
+            def batch_delete(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
+                return pytest.fail("a second call would end too late")
+
+        plant(inner, SPACE, A, bytes(4096 + HEADER_NBYTES))
+        with pytest.MonkeyPatch.context() as patches, sealed_over(Slow(inner)) as storage:
+            patches.setattr(
+                "hicache_storage.backend_support.deadline.time.monotonic", lambda: clock[0]
+            )
+            assert got(storage) is None
+
+
+class TestDelegation:
+    def test_it_claims_what_the_backend_claims(self) -> None:
+        inner = MemoryStorage()
+        inner.narrow(parallelism=3, max_batch=7, max_page_nbytes=5000)
+        capabilities = sealed_over(inner).capabilities
+
+        assert (3, 7) == (capabilities.parallelism, capabilities.max_batch)
+        assert Durability.PROCESS == capabilities.durability
+        assert not capabilities.bounded
+        assert 5000 - HEADER_NBYTES == capabilities.max_page_nbytes
+
+    def test_a_page_whose_sealed_form_is_too_large_is_refused(self) -> None:
+        with (
+            open_storage_over({"capacity_nbytes": 4096 + HEADER_NBYTES - 1}) as storage,
+            pytest.raises(UnsupportedOperation, match="EncryptedStorage takes pages of up to 4095"),
+        ):
+            storage.open_space(SPACE)
+
+    def test_listings_have_the_names_and_sizes_of_pages(self, storage: EncryptedStorage) -> None:
+        storage.open_space(SPACE)
+        put(storage, A)
+        put(storage, B)
+
+        assert [SPACE] == list(storage.spaces())
+        assert {PageInfo(A, 4096), PageInfo(B, 4096)} == set(storage.scan(SPACE))
+
+    def test_pages_of_others_in_the_same_backend_are_not_listed(
+        self, storage: EncryptedStorage, inner: MemoryStorage
+    ) -> None:
+        inner.open_space(space())
+        inner.batch_set(space(), [A], [page()])
+        inner_space, _ = stored_under(SPACE, A)
+        short = "ab" * 8
+        inner.batch_set(inner_space, [short], [Page(bytearray(inner_space.stored_nbytes))])
+
+        assert [SPACE] == list(storage.spaces())
+        assert [] == list(storage.scan(SPACE))
+
+    def test_clear_and_delete_reach_the_pages(self, storage: EncryptedStorage) -> None:
+        put(storage, A)
+        put(storage, B)
+
+        assert [True] == storage.batch_delete(SPACE, [A])
+        assert [False, True] == storage.batch_exists(SPACE, [A, B])
+        assert storage.clear(SPACE) == 1
+        assert [False] == storage.batch_exists(SPACE, [B])
+
+    def test_page_times_are_those_of_the_sealed_page(self, tmp_path: Path) -> None:
+        with over_files(tmp_path) as storage:
+            storage.open_space(SPACE)
+            put(storage)
+            (times, missing) = storage.page_times(SPACE, [A, B])
+
+        assert times.written_at_s is not None
+        assert missing.written_at_s is None
+
+    def test_figures_are_the_backends_with_counters_added(self, storage: EncryptedStorage) -> None:
+        put(storage)
+        stats = storage.stats()
+
+        assert (1, 4096 + HEADER_NBYTES) == (stats.pages, stats.nbytes)
+        assert stats.counters == {"refused_no_space": 0}
+
+    def test_closing_it_closes_the_backend(self, inner: MemoryStorage) -> None:
+        storage = sealed_over(inner)
+        put(storage)
+        storage.close()
+        storage.close()
+
+        for closed in (inner, storage):
+            with pytest.raises(StorageClosed):
+                closed.batch_exists(SPACE, [A])
+
+    def test_a_store_that_would_be_made_is_named(self, tmp_path: Path) -> None:
+        config = {"backend": "file", "config": {"path": f"{tmp_path}/kv"}, **key_files(tmp_path)}
+
+        assert f"{tmp_path}/kv" == EncryptedStorage.would_create(config)
+
+    def test_it_works_in_a_forked_child_where_the_backend_does(self, tmp_path: Path) -> None:
+        with over_files(tmp_path) as storage:
+            storage.open_space(SPACE)
+            put(storage, A)
+
+            def child() -> tuple[bytes | None, bool]:
+                put(storage, B)
+                found = got(storage, A)
+                storage.close()
+                return found, got_after_close(storage)
+
+            assert (got(storage, A), False) == in_a_fork(child)
+            assert got(storage, B) is not None
+
+    def test_an_unavailable_backend_is_an_error_not_a_miss(self) -> None:
+        faulty = FaultyStorage(MemoryStorage(), [Odds("batch_get", Fault.RAISE, 1.0)])
+        with sealed_over(faulty) as storage, pytest.raises(StorageUnavailable):
+            storage.batch_get(SPACE, [A], [blank()])
+
+
+class TestDiagnosis:
+    def test_the_keys_in_use_are_named_and_never_shown(self, inner: MemoryStorage) -> None:
+        found = repr(sealed_over(inner, "ab", current_key="b").diagnose())
+
+        assert "2 listed; 'b' seals new pages, 'a' names" in found
+        assert not any(key.hex() in found or repr(key) in found for key in KEYS.values())
+
+    @pytest.mark.parametrize(("mode", "told"), [(0o400, False), (0o440, False), (0o444, True)])
+    def test_a_key_file_that_everybody_may_read_is_told(
+        self, tmp_path: Path, mode: int, *, told: bool
+    ) -> None:
+        fields = key_files(tmp_path)
+        (tmp_path / "a.key").chmod(mode)
+        with EncryptedStorage.from_config({"backend": "memory", **fields}) as storage:
+            topics = [one.topic for one in storage.diagnose()]
+
+        assert told is ("key file" in topics)
+
+    def test_a_key_file_that_is_gone_is_no_error(self, tmp_path: Path) -> None:
+        fields = key_files(tmp_path)
+        with EncryptedStorage.from_config({"backend": "memory", **fields}) as storage:
+            (tmp_path / "a.key").unlink()
+
+            assert ["keys"] == [one.topic for one in storage.diagnose()]
+
+    def test_a_warning_about_a_page_has_no_secret(
+        self, storage: EncryptedStorage, inner: MemoryStorage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        put(sealed_over(inner, "ab", current_key="b"))
+        got(storage)
+
+        assert re.search(f"page {A} does not open: its key 'b' is not listed", caplog.text)
+
+
+def open_storage_over(config: dict[str, Any]) -> HiCacheStorage:
+    """Open an encrypted `memory` by its name."""
+    fields: dict[str, Any] = {"keys": {"a": {"env": "A_KEY"}}, "current_key": "a"}
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setenv("A_KEY", KEYS["a"].hex())
+        return open_storage("encrypted", {"backend": "memory", "config": config, **fields})
+
+
+def got_after_close(storage: HiCacheStorage) -> bool:
+    """Return True if a closed storage still answers."""
+    try:
+        return storage.batch_exists(SPACE, [A])[0]
+    except StorageClosed:
+        return False

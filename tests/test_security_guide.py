@@ -1,0 +1,148 @@
+"""The rights that docs/security.md names are enough, and no more than a tenant's own pages need."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hf3fs_redis import HASHES, SPACE, hits, opened, stored
+from pages import blank, hash_of, page
+from redis_servers import client_of_one
+from servers import ROOT, RedisServer
+
+from hicache_storage import open_storage
+from hicache_storage.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hicache_storage.storage import HiCacheStorage
+
+GUIDE = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+RIGHTS = dict(re.findall(r"^ACL SETUSER (\S+) (.*)$", GUIDE, re.MULTILINE))
+TENANTS = {name: rights for name, rights in RIGHTS.items() if name != "default"}
+PASSWORD = "open-sesame"  # noqa: S105
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """Yield a server with the users of the guide."""
+    with RedisServer(tmp_path / "server") as running:
+        with client_of_one(running) as admin:
+            for name, rights in TENANTS.items():
+                plain = rights.replace("PASSWORD", PASSWORD)
+                admin.execute_command("ACL", "SETUSER", name, *plain.split())
+        yield running
+
+
+def as_tenant(server: RedisServer, user: str, prefix: str) -> HiCacheStorage:
+    """Open the store of `prefix` as a user of the guide."""
+    own = {"username": user, "password": PASSWORD, "prefix": prefix}
+    return open_storage("redis", {"url": server.url, **own})
+
+
+def rights_of_others(server: RedisServer, user: str, *command: str) -> str:
+    """Return the server's answer to a command of `user` about a key of somebody else."""
+    with client_of_one(server) as client:
+        client.execute_command("AUTH", user, PASSWORD)
+        with pytest.raises(Exception, match=r".") as caught:
+            client.execute_command(*command)
+        return str(caught.value)
+
+
+class TestRedis:
+    def test_the_users_of_the_guide_are_found(self) -> None:
+        assert {"bank", "shop", "hf3fs", "default"} == set(RIGHTS)
+        assert RIGHTS["default"] == "off"
+
+    def test_a_tenant_does_all_that_an_engine_needs(self, server: RedisServer) -> None:
+        with as_tenant(server, "bank", "bank:") as storage:
+            storage.open_space(SPACE)
+            assert [True] == storage.batch_set(SPACE, HASHES[:1], [page()])
+            assert [True] == storage.batch_get(SPACE, HASHES[:1], [blank()])
+            assert [SPACE] == list(storage.spaces())
+            assert len(list(storage.scan(SPACE))) == 1
+            assert storage.clear(SPACE) == 1
+            assert [True] == storage.batch_delete(SPACE, HASHES[:1])
+
+    def test_a_tenant_reaches_no_prefix_of_another(self, server: RedisServer) -> None:
+        with (
+            as_tenant(server, "bank", "bank:") as bank,
+            as_tenant(server, "shop", "bank:") as intruder,
+        ):
+            bank.open_space(SPACE)
+            bank.batch_set(SPACE, HASHES[:1], [page()])
+            for attempt in (
+                lambda: intruder.batch_exists(SPACE, HASHES[:1]),
+                lambda: intruder.batch_get(SPACE, HASHES[:1], [blank()]),
+                lambda: intruder.batch_set(SPACE, HASHES[:1], [page()]),
+                lambda: intruder.batch_delete(SPACE, HASHES[:1]),
+                lambda: list(intruder.spaces()),
+                lambda: intruder.clear(SPACE),
+            ):
+                with pytest.raises(StorageUnavailable, match="NOPERM"):
+                    attempt()
+            assert [True] == bank.batch_exists(SPACE, HASHES[:1])
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "SCAN 0",
+            "KEYS *",
+            "FLUSHALL",
+            "CONFIG GET *",
+            "CLIENT LIST",
+            "CLIENT KILL ID 1",
+            "MONITOR",
+        ],
+    )
+    def test_a_tenant_neither_lists_nor_disturbs_others(
+        self, server: RedisServer, command: str
+    ) -> None:
+        """SCAN names the keys of everybody, whatever the key pattern of the user."""
+        assert "permission" in rights_of_others(server, "shop", *command.split())
+
+
+class TestHf3fs:
+    def test_the_index_does_with_the_rights_of_the_guide(
+        self, server: RedisServer, tmp_path: Path
+    ) -> None:
+        url = f"redis://hf3fs:{PASSWORD}@127.0.0.1:{server.port}/0"
+        with opened(server, tmp_path / "kv", index=url, capacity_nbytes="1MiB") as storage:
+            stored(storage, range(50))
+            assert hits(storage, range(40, 50)) == [True] * 10
+            assert storage.page_times(SPACE, HASHES[49:50])[0].used_at_s
+            assert [True] == storage.batch_delete(SPACE, HASHES[49:50])
+            assert len(list(storage.scan(SPACE))) == 49
+            assert storage.clear(SPACE) == 49
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("backend", "config"),
+        [
+            ("file", {"path": "{root}", "capacity_nbytes": "1MiB"}),
+            ("hf3fs", {"path": "{root}"}),
+            ("fsspec", {"url": "file://{root}"}),
+        ],
+        ids=["file", "hf3fs", "fsspec"],
+    )
+    def test_with_umask_077_nobody_else_opens_a_page(
+        self, tmp_path: Path, backend: str, config: dict[str, Any]
+    ) -> None:
+        root = tmp_path / "kv"
+        fields = {key: str(value).replace("{root}", str(root)) for key, value in config.items()}
+        before = os.umask(0o077)
+        try:
+            with open_storage(backend, fields) as storage:
+                storage.open_space(SPACE)
+                assert [True] == storage.batch_set(SPACE, [hash_of(1)], [page()])
+        finally:
+            os.umask(before)
+
+        modes = {path: path.stat().st_mode & 0o077 for path in (root, *root.rglob("*"))}
+        assert len(modes) > 2
+        assert {} == {path: oct(mode) for path, mode in modes.items() if mode}
