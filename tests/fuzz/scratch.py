@@ -1,0 +1,36 @@
+"""Files and sockets that the targets use for each input anew."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import socket
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@cache
+def directory(name: str) -> Path:
+    """Return an empty directory of this process, which is removed at its end."""
+    path = tempfile.mkdtemp(prefix=f"hicache-fuzz-{name}-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
+
+
+@contextmanager
+def peer_of(data: bytes) -> Generator[socket.socket]:
+    """Yield a connected socket whose other side has sent `data`, and will send no more.
+
+    What the socket sends is left in the buffers of the kernel.
+    """
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(data)
+        far.shutdown(socket.SHUT_WR)
+        yield near
