@@ -240,10 +240,12 @@ def _check_values(value: Any) -> None:
 def _named_values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, value
     if isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
+        fields: dict[Any, Any] = cast("Any", value)
+        for key, item in fields.items():
             yield from _named_values(item, str(key))
     elif isinstance(value, (list, tuple, set)):
-        for item in cast("list[Any]", value):
+        items: list[Any] = cast("Any", value)
+        for item in items:
             yield from _named_values(item, name)
 
 
@@ -320,9 +322,9 @@ def _check_fields(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: must be an object of fields, not {type(value).__name__}")
     fields: dict[Any, Any] = cast("Any", value)
-    other = next((key for key in fields if not isinstance(key, str)), None)
-    if other is not None:
-        raise ConfigError(f"{where}: a field's name must be a string, not {other!r}")
+    other = [key for key in fields if not isinstance(key, str)]
+    if other:
+        raise ConfigError(f"{where}: a field's name must be a string, not {other[0]!r}")
     return fields
 
 

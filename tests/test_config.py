@@ -186,6 +186,7 @@ class TestExtraConfig:
             ("c.yaml", b"a: \x01\n", "is not YAML"),
             ("c.yaml", b"", "must be an object of fields, not NoneType"),
             ("c.yaml", b"1: x\n", "a field's name must be a string, not 1"),
+            ("c.yaml", b"? \n", "a field's name must be a string, not None"),
             *(
                 ("c.yaml", b"a: " + value + b"\n", "is not YAML: a value is not of the type")
                 for value in (
